@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from http_svc.body.bodies import ChatBody, CompletionBody
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.connection import bounded
 from http_svc.entry.middleware import Guard, HttpMetrics
@@ -24,7 +25,6 @@ from http_svc.errors import ApiError, invalid_body
 from http_svc.handlers import Door
 from http_svc.models import GatewayHealth, Models
 from http_svc.page_routes import add_page
-from http_svc.schemas import ChatBody, CompletionBody
 from http_svc.settings import HttpSettings
 from specinfer import __version__
 from specinfer.client import AsyncClient, Patience

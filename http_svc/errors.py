@@ -5,7 +5,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -120,15 +120,18 @@ def _param_of(error: Any) -> str:
     return path
 
 
-def api_error(error: SpecInferError, names: Mapping[str, str]) -> ApiError:
+def api_error(
+    error: SpecInferError, names: Mapping[str, str], explain: Callable[[str], str] = lambda message: message
+) -> ApiError:
     """Return the error of a call that a gateway refused or lost.
 
     Args:
         error: raised by the client of gateways.
         names: caller's names of the gateway's fields.
+        explain: makes a message of a gateway's plainer, once it has those names.
     """
     if isinstance(error, (RequestFailedError, StreamLostError)):
-        return _of_failure(error.failure, names)
+        return _of_failure(error.failure, names, explain)
     if isinstance(error, CancelledElsewhereError):
         return ApiError(409, str(error), "cancelled")
     if isinstance(error, EndingError):
@@ -142,7 +145,7 @@ def api_error(error: SpecInferError, names: Mapping[str, str]) -> ApiError:
     return ApiError(502, str(error), "broken_stream")
 
 
-def _of_failure(failure: Failure, names: Mapping[str, str]) -> ApiError:
+def _of_failure(failure: Failure, names: Mapping[str, str], explain: Callable[[str], str]) -> ApiError:
     status, code = _STATUS.get(failure.code, (500, "internal_error"))
     message, param = _renamed(failure.details or failure.code.name, names)
     if " + " in (param or "") and "over the context" in message:
@@ -150,7 +153,7 @@ def _of_failure(failure: Failure, names: Mapping[str, str]) -> ApiError:
     wait = failure.retry_after_s
     if status in (429, 503) and wait is None and not failure.hopeless:
         wait = 1.0
-    return ApiError(status, message, code, param, wait)
+    return ApiError(status, explain(message), code, param, wait)
 
 
 def _renamed(message: str, names: Mapping[str, str]) -> tuple[str, str | None]:

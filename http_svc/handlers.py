@@ -2,21 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
+from http_svc.body.bodies import Body, ChatBody, CompletionBody
 from http_svc.call import Call, ClientGoneError, Event, while_wanted
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import HttpMetrics
-from http_svc.errors import api_error
+from http_svc.errors import ApiError, api_error
 from http_svc.models import Models
 from http_svc.page_routes import watch
 from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape
-from http_svc.schemas import Body, ChatBody, CompletionBody
 from http_svc.streaming import EventStream, event_lines, read_event_id
 from http_svc.to_gateway import (
     chat_names,
@@ -25,6 +25,7 @@ from http_svc.to_gateway import (
     completion_requests,
     wants_logprobs,
 )
+from http_svc.tool_schemas import name_function
 from specinfer.client import AsyncClient, AsyncStream
 from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.v1 import generation_pb2
@@ -45,13 +46,15 @@ class Door:
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Serve `POST /v1/chat/completions`."""
-        return await self._answer(CHAT, body, request, partial(chat_requests, body), chat_names(body))
+        explain = partial(
+            api_error, names=chat_names(body), explain=partial(name_function, functions=body.callable)
+        )
+        return await self._answer(CHAT, body, request, partial(chat_requests, body), explain)
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """Serve `POST /v1/completions`."""
-        return await self._answer(
-            COMPLETION, body, request, partial(completion_requests, body), completion_names()
-        )
+        explain = partial(api_error, names=completion_names())
+        return await self._answer(COMPLETION, body, request, partial(completion_requests, body), explain)
 
     async def models(self, request: Request) -> Response:
         """Serve `GET /v1/models`."""
@@ -80,16 +83,16 @@ class Door:
         body: Body,
         request: Request,
         make: Callable[[str], Sequence[generation_pb2.GenerateRequest]],
-        names: Mapping[str, str],
+        explain: Callable[[SpecInferError], ApiError],
     ) -> Response:
         """Return the answer to a body.
 
-        `make` makes the gateway's requests of a request id, `names` are the caller's names of their fields.
+        `make` makes the gateway's requests of a request id, `explain` an error of the API from one of ours.
         """
         try:
-            return await self._serve(kind, body, request, make(request.state.request_id), names)
+            return await self._serve(kind, body, request, make(request.state.request_id), explain)
         except SpecInferError as error:
-            raise api_error(error, names) from error
+            raise explain(error) from error
 
     async def _serve(
         self,
@@ -97,7 +100,7 @@ class Door:
         body: Body,
         request: Request,
         requests: Sequence[generation_pb2.GenerateRequest],
-        names: Mapping[str, str],
+        explain: Callable[[SpecInferError], ApiError],
     ) -> Response:
         caller = self._callers.client_of(request.headers)
         await self._models.check(caller, body.model)
@@ -122,7 +125,7 @@ class Door:
         except BaseException:
             await call.close()
             raise
-        lines = event_lines(call, first, shape, prompts, start, lambda error: api_error(error, names))
+        lines = event_lines(call, first, shape, prompts, start, explain)
         return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
 
     def _open(

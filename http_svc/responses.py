@@ -148,10 +148,8 @@ class ResponseShape:
 
     def end(self, index: int, finish: FinishReason, reader: CallReader | None = None) -> dict[str, Any]:
         """Return the end of a choice."""
-        complete = finish is FinishReason.CONSTRAINT
-        content = self.kind.delta("") if reader is None else {"delta": reader.end(complete)}
-        called = reader is not None and bool(reader.is_call) and complete
-        return self._part(index, content, "tool_calls" if called else _finish(finish))
+        called = reader is not None and reader.complete
+        return self._part(index, self.kind.delta(""), _finish(finish, called))
 
     def _told(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
         return self.kind.logprobs(rows, offsets) if self.logprobs else None
@@ -166,16 +164,15 @@ class ResponseShape:
         return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        content, finish = self.kind.message(answer.text), _finish(answer.finish_reason)
+        content, called = self.kind.message(answer.text), False
         if self.tools:
-            complete = answer.finish_reason is FinishReason.CONSTRAINT
-            message, called = message_of(answer.text, self.call_id(index), complete)
-            content, finish = {"message": message}, "tool_calls" if called and complete else finish
+            message, called = message_of(answer.text, self.call_id(index))
+            content = {"message": message}
         return {
             "index": index,
             **content,
             "logprobs": self._told(answer.token_logprobs, TextOffsets()),
-            "finish_reason": finish,
+            "finish_reason": _finish(answer.finish_reason, called),
         }
 
     def _part(
@@ -216,5 +213,7 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
     }
 
 
-def _finish(reason: FinishReason) -> str:
-    return _FINISH.get(reason, reason.value)
+def _finish(reason: FinishReason, called: bool = False) -> str:
+    """Return the reason in the API's words; `called` if the answer is calls, and the last one has ended."""
+    word = _FINISH.get(reason, reason.value)
+    return "tool_calls" if called and word == "stop" else word

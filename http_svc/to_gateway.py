@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from http_svc.schemas import Body, ChatBody, CompletionBody, Message
+from http_svc.body.bodies import NO_LIMIT, Body, ChatBody, CompletionBody
+from http_svc.body.forms import ANY_OBJECT
+from http_svc.body.messages import Message
 from http_svc.tools import call_grammar
 from specinfer.client import make_request
 from specinfer.client.options import RequestOptions
@@ -16,8 +18,6 @@ MAX_BYTES = 2**24
 """Most bytes of their requests: a choice's has the whole prompt."""
 COMPLETION_TOKENS = 16
 """`max_tokens` of completions where it is not given, as in OpenAI's API."""
-_ANY_OBJECT = {"type": "object"}
-"""The schema of `json_object`."""
 _FILL_CONTEXT = 0
 """`max_new_tokens` of the contract: as many as the context has room for."""
 
@@ -30,7 +30,7 @@ def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.Genera
     """
     turns = [_turn(message) for message in body.messages]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    request = make_request(turns, **_options(body, limit or _FILL_CONTEXT))
+    request = make_request(turns, **_options(body, NO_LIMIT if limit is None else limit))
     _tell_tools(body, request.chat)
     return _choices(body, [request], request_id)
 
@@ -53,7 +53,7 @@ def chat_names(body: ChatBody) -> dict[str, str]:
     return {
         **_NAMES,
         "max_new_tokens": limit,
-        **({} if body.structured_outputs else {"constraint.json_schema": _SCHEMA}),
+        **({} if body.structured_outputs else {"constraint.json_schema": _schema_name(body)}),
         **({"constraint.grammar": "tools"} if body.callable else {}),
         "constraint": _form_name(body),
         "chat.tools": "tools",
@@ -79,9 +79,15 @@ def completion_names() -> dict[str, str]:
     return {**_NAMES, **names}
 
 
-_SCHEMA = "response_format.json_schema.schema"
+def _schema_name(body: ChatBody) -> str:
+    form = body.response_format
+    nested = form is None or form.json_schema is not None
+    return "response_format.json_schema.schema" if nested else "response_format.schema"
+
+
 _NAMES = {
     "stop_strings": "stop",
+    "stop_token_ids": "stop_token_ids",
     "request_id": "X-Request-Id",
     "constraint.choice.texts": "structured_outputs.choice",
     "constraint.json_schema": "structured_outputs.json",
@@ -147,6 +153,7 @@ def _choices(
     for number in range(count):
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(prompted[number // choices])
+        request.stop_token_ids.extend(body.stop_token_ids or ())
         # one seed would make all choices the same
         if body.seed is not None:
             request.sampling.seed = (body.seed + number % choices) % 2**64
@@ -157,7 +164,8 @@ def _choices(
 
 def _options(body: Body, limit: int) -> RequestOptions:
     options = RequestOptions(
-        max_new_tokens=limit,
+        max_new_tokens=_FILL_CONTEXT if limit == NO_LIMIT else limit,
+        ignore_eos=bool(body.ignore_eos),
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(0, body.top_k or 0),
@@ -187,13 +195,13 @@ def _form(body: Body) -> RequestOptions:
         return {"regex": wanted.regex}
     if wanted.choice is not None:
         return {"choice": wanted.choice}
-    return {"json_schema": _ANY_OBJECT} if wanted.grammar is None else {"grammar": wanted.grammar}
+    return {"json_schema": ANY_OBJECT} if wanted.grammar is None else {"grammar": wanted.grammar}
 
 
 def _response_format(body: ChatBody) -> RequestOptions:
-    form = body.response_format
     if body.callable:
-        return {"grammar": call_grammar(body.callable, body.tool_choice in (None, "auto"))}
-    if form is None or form.type == "text":
-        return {}
-    return {"json_schema": _ANY_OBJECT if form.json_schema is None else form.json_schema.content}
+        return {
+            "grammar": call_grammar(body.callable, body.tool_choice in (None, "auto"), body.several_calls)
+        }
+    schema = body.response_format.schema_of_text if body.response_format else None
+    return {} if schema is None else {"json_schema": schema}

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _INSTRUCTIONS = (
-    "You may call one of these functions, each described by a JSON object:\n{functions}\n"
-    'To call one, answer with nothing but {{"name": "NAME", "arguments": {{...}}}}.'
+    "You may call these functions, each described by a JSON object:\n{functions}\n"
+    'To call, answer with nothing but {{"name": "NAME", "arguments": {{...}}}}, one a line.'
 )
 
 

@@ -9,10 +9,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 
+from http_svc.body.bodies import MOST_TOKENS, ChatBody, CompletionBody
 from http_svc.entry.callers import CallerKeys
 from http_svc.errors import ApiError, invalid_body
 from http_svc.models import Models
-from http_svc.schemas import MOST_TOKENS, ChatBody, CompletionBody
 from http_svc.to_gateway import MAX_BYTES, chat_requests, completion_requests
 from specinfer.client import AsyncClient
 from specinfer.errors import InvalidInputError

@@ -1,6 +1,7 @@
 """Calls of functions over HTTP by the real client: chosen, constrained, parsed, streamed, answered."""
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -40,7 +41,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": [TIME, {"type": "function", "function": {"name": "x", "parameters": {"type": "foo"}}}]},
         "tools",
-        "line 2",
+        "tools: function 'x': Invalid type: foo",
     ),
     ({"tools": [TIME], "response_format": {"type": "json_object"}}, "response_format", "excludes tools"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tool_call_id"),
@@ -50,7 +51,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
                 {
                     "role": "assistant",
                     "tool_calls": [
-                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
+                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[1"}}
                     ],
                 }
             ]
@@ -69,7 +70,7 @@ async def test_a_function_that_must_be_called_is_called_with_arguments_of_its_sc
                     "tools": [WEATHER, TIME],
                     "tool_choice": {"type": "function", "function": {"name": "weather"}},
                 },
-                {"tools": [TIME], "tool_choice": "required"},
+                {"tools": [TIME], "tool_choice": "required", "parallel_tool_calls": False},
             ][seed % 2]
             answer = await client.chat.completions.create(**ASKED, seed=seed, **chosen)
             (choice,) = answer.choices
@@ -96,7 +97,7 @@ async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> 
     async with served(redis_url) as client:
         found = set()
         for seed in range(12):
-            bias: Any = {"logit_bias": {93: 3.5}}  # {
+            bias: Any = {"logit_bias": {93: 3.5}, "parallel_tool_calls": False}  # {
             answer = await client.chat.completions.create(**ASKED, seed=seed, tools=[WEATHER], **bias)
             (choice,) = answer.choices
             if choice.message.tool_calls:
@@ -110,6 +111,64 @@ async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> 
         without = await client.chat.completions.create(**ASKED, tools=[WEATHER], tool_choice="none", seed=3)
         free = await client.chat.completions.create(**ASKED, seed=3)
         assert without.choices[0].message.content == free.choices[0].message.content
+
+
+async def test_an_answer_may_have_several_calls(redis_url: str) -> None:
+    """Unless that is excluded, or one function must be called."""
+    told_to_go_on: Any = {"logit_bias": {2: 100, 0: -100}, "tools": [TIME]}  # a blank, the end
+    one: Any = {"type": "function", "function": {"name": "time"}}
+    async with served(redis_url) as client:
+        asked = {**ASKED, **told_to_go_on, "max_tokens": 4 * len('{"name": "time", "arguments": {}} ')}
+        answer = await client.chat.completions.create(**asked, tool_choice="required")
+        (choice,) = answer.choices
+        whole = [call.function for call in choice.message.tool_calls or () if call.type == "function"]
+        assert len({call.id for call in choice.message.tool_calls or ()}) == len(whole) == 4
+        assert {(call.name, call.arguments) for call in whole} == {("time", "{}")}
+        stream = await client.chat.completions.create(**asked, tool_choice="required", stream=True)
+        parts = [
+            part for chunk in [c async for c in stream] for part in chunk.choices[0].delta.tool_calls or ()
+        ]
+        assert [part.index for part in parts if part.id] == [0, 1, 2, 3]
+        singles: Any = [
+            {"parallel_tool_calls": False, "tool_choice": "required"},
+            {"tool_choice": one},
+            {"logit_bias": {0: 100}, "tool_choice": "required"},
+        ]
+        for single in singles:
+            answer = await client.chat.completions.create(**asked | single)
+            assert len(answer.choices[0].message.tool_calls or ()) == 1
+            assert answer.choices[0].finish_reason == "tool_calls"
+
+
+MCP: list[tuple[Any, str, str]] = [
+    ({"type": "object", "maxProperties": 0, "propertyNames": {"type": "string"}}, r"\{\}", "propertyNames"),
+    (
+        {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True, "maxItems": 2},
+        r"\[.*\]",
+        "uniqueItems",
+    ),
+    ({"type": "string", "pattern": "^(?=a)", "maxLength": 3}, r'".{0,3}"', "regex parse error"),
+]
+"""A field, what is left of it to follow, and what the error of a strict function names."""
+
+
+async def test_keywords_that_cannot_be_followed_are_left_out_unless_the_function_is_strict(
+    redis_url: str,
+) -> None:
+    """As MCP tools have them; what can be followed is."""
+    async with served(redis_url) as client:
+        for field, left, why in MCP:
+            parameters = {"properties": {"x": field}, "required": ["x"], "additionalProperties": False}
+            function: dict[str, Any] = {"name": "mcp", "parameters": parameters}
+            asked: Any = {**ASKED, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
+            tools: Any = [{"type": "function", "function": function}]
+            answer = await client.chat.completions.create(**asked, tools=tools)
+            (call,) = answer.choices[0].message.tool_calls or ()
+            assert call.type == "function"
+            assert re.fullmatch(r'\{"x": ' + left + r"\}", call.function.arguments)
+            strict: Any = [TIME, {"type": "function", "function": {**function, "strict": True}}]
+            with pytest.raises(openai.BadRequestError, match=f"tools: function 'mcp': .*{why}"):
+                await client.chat.completions.create(**ASKED, tools=strict)
 
 
 async def test_results_go_back_through_the_template(redis_url: str) -> None:

@@ -3,67 +3,52 @@
 Types only; the gateway checks all else of a value. `null` is the same as left out.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from http_svc.fields import FIRST, NotTrue, Strict, Text, Unsupported, at_most, only
-from http_svc.tools import ChosenTool, Function, Tool, ToolCall
+from http_svc.body.fields import (
+    FIRST,
+    Ignored,
+    NotTrue,
+    Strict,
+    Text,
+    Unsupported,
+    Whole,
+    at_most,
+    only,
+)
+from http_svc.body.forms import ResponseFormat, StructuredOutputs
+from http_svc.body.messages import Message
+from http_svc.body.neutral import NeutralFields
+from http_svc.body.tools import ChosenTool, Function, Tool
 
-MOST_MESSAGES, MOST_PARTS, MOST_CALLS, MOST_TOOLS = 1024, 1024, 128, 128
-"""Messages of a conversation, parts of a message, calls of a turn, tools."""
-MOST_BIASES, MOST_REFERENCES, MOST_TEXTS = 1024, 64, 2**14
-"""Entries of `logit_bias`, references, texts of a choice."""
+MOST_MESSAGES, MOST_TOOLS = 1024, 128
+"""Messages of a conversation, tools."""
+MOST_BIASES, MOST_REFERENCES = 1024, 64
+"""Entries of `logit_bias`, references."""
+MOST_STOP_IDS = 256
+"""Token ids at which an answer ends."""
 MOST_TOKENS = 2**18
 """Token ids of a prompt, more than a context has."""
-
-
-class JsonSchema(Strict):
-    """A schema with a name."""
-
-    name: Text
-    content: dict[str, Any] = Field(alias="schema")
-    description: Text | None = None
-    strict: bool | None = None
-    """The answer follows the schema in any case."""
-
-
-class ResponseFormat(Strict):
-    """Form of the answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> "ResponseFormat":
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            why = "{field}: needed with type json_schema, and only there"
-            raise PydanticCustomError("mismatch", why, {"field": "response_format.json_schema"})
-        return self
-
-
-class StructuredOutputs(Strict):
-    """Form of the text: one of these."""
-
-    json_schema: dict[str, Any] | Text | None = Field(default=None, alias="json")
-    regex: Text | None = None
-    choice: Annotated[list[Text], FIRST, at_most(MOST_TEXTS)] | None = None
-    grammar: Text | None = None
-    json_object: bool | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> "StructuredOutputs":
-        fields = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None)
-        if sum(value is not None for value in fields) != 1:
-            why = "{field}: must have one of json, regex, choice, grammar and json_object"
-            raise PydanticCustomError("not_one", why, {"field": "structured_outputs"})
-        return self
+NO_LIMIT = -1
+"""As a limit: as many tokens as the context has room for."""
 
 
 MAX_CHOICES = 128
 """Most answers of one call, as in OpenAI's API."""
-_POSITIVE = Field(default=None, ge=1, lt=2**31)
+
+
+def _limits(limit: int) -> int:
+    """Check a limit of tokens."""
+    if limit != NO_LIMIT and not 1 <= limit < 2**31:
+        raise PydanticCustomError("no_limit", "must be in [1, 2**31), or -1 for no limit")
+    return limit
+
+
+TokenId = Annotated[Whole, Field(ge=0, lt=2**32)]
+Limit = Annotated[Whole, AfterValidator(_limits)] | None
 
 
 def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
@@ -78,24 +63,26 @@ class StreamOptions(Strict):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: every event has the usage so far."""
     include_obfuscation: NotTrue = None
 
 
-class Body(Strict):
+class Body(NeutralFields):
     """Fields that both kinds of calls have."""
 
     model: Text
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    max_tokens: int | None = _POSITIVE
+    n: Whole | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    max_tokens: Limit = None
     temperature: float | None = None
     top_p: float | None = None
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**64)
     """A negative one stands for itself plus 2**64."""
     stop: Text | Annotated[list[Text], FIRST] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    top_k: int | None = Field(default=None, ge=-1, lt=2**32)
+    top_k: Whole | None = Field(default=None, ge=-1, lt=2**32)
     """0 or -1: all tokens."""
     structured_outputs: StructuredOutputs | None = None
     """vLLM's; the text must have this form."""
@@ -108,7 +95,10 @@ class Body(Strict):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys), at_most(MOST_BIASES)] = None
-    user: Unsupported = None
+    stop_token_ids: Annotated[list[TokenId], FIRST, at_most(MOST_STOP_IDS)] | None = None
+    """vLLM's; the answer ends behind one of them."""
+    ignore_eos: bool | None = None
+    """vLLM's; the answer goes on behind the model's own end."""
 
     @model_validator(mode="after")
     def _check_stream(self) -> "Body":
@@ -120,42 +110,11 @@ class Body(Strict):
         return self
 
 
-class TextPart(Strict):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class Message(Strict):
-    """A turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], FIRST, at_most(MOST_PARTS)] | None = None
-    tool_calls: Annotated[list[ToolCall], FIRST, at_most(MOST_CALLS)] | None = None
-    tool_call_id: Text | None = None
-
-    name: Unsupported = None
-    audio: Unsupported = None
-    function_call: Unsupported = None
-    refusal: Unsupported = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> "Message":
-        if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("misplaced", "tool_calls: only of the assistant")
-        if (self.role == "tool") != (self.tool_call_id is not None):
-            raise PydanticCustomError("misplaced", "tool_call_id: needed with role tool, and only there")
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError("no_content", "content: needed without tool_calls")
-        return self
-
-
 class ChatBody(Body):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
-    max_completion_tokens: int | None = _POSITIVE
+    max_completion_tokens: Limit = None
     response_format: ResponseFormat | None = None
     decomposition: Literal["none", "skeleton"] | None = None
     """`skeleton`: points of an answer are expanded at the same time (skeleton-of-thought); not lossless."""
@@ -164,26 +123,23 @@ class ChatBody(Body):
     function_call: Annotated[None, only("none")] = None
     functions: Annotated[None, only([])] = None
     logprobs: bool | None = None
-    metadata: Annotated[None, only({})] = None
     modalities: Annotated[None, only(["text"])] = None
-    parallel_tool_calls: Annotated[None, only(True, False)] = None
+    parallel_tool_calls: bool | None = None
+    """False: an answer has one call at most."""
     prediction: Unsupported = None
-    prompt_cache_key: Unsupported = None
-    prompt_cache_retention: Unsupported = None
-    reasoning_effort: Unsupported = None
-    safety_identifier: Unsupported = None
-    service_tier: Annotated[None, only("auto", "default")] = None
-    store: NotTrue = None
+    reasoning_effort: Ignored = None
+    reasoning: Ignored = None
+    include_reasoning: Ignored = None
+    verbosity: Ignored = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     tools: Annotated[list[Tool], FIRST, at_most(MOST_TOOLS)] | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    verbosity: Unsupported = None
+    top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
     web_search_options: Unsupported = None
 
     @model_validator(mode="after")
     def _check_limits(self) -> "ChatBody":
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            why = "{field}: max_completion_tokens is the same; give one"
+        if None not in (limits := (self.max_tokens, self.max_completion_tokens)) and len(set(limits)) > 1:
+            why = "{field}: max_completion_tokens is the same, and has another value"
             raise PydanticCustomError("twice", why, {"field": "max_tokens"})
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
             why = "{field}: response_format asks for a form, too; give one"
@@ -202,6 +158,11 @@ class ChatBody(Body):
         if isinstance(self.tool_choice, ChosenTool):
             return [one for one in functions if one.name == self.tool_choice.function.name]
         return [] if self.tool_choice == "none" else functions
+
+    @property
+    def several_calls(self) -> bool:
+        """True if an answer may have more than one call."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, ChosenTool)
 
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]
@@ -236,5 +197,5 @@ class CompletionBody(Body):
 
     best_of: Annotated[None, only(1)] = None
     echo: NotTrue = None
-    logprobs: int | None = Field(default=None, ge=0, le=5)
+    logprobs: Whole | None = Field(default=None, ge=0, le=5)
     suffix: Annotated[None, only("")] = None

@@ -1,0 +1,1 @@
+"""Bodies of callers: fields, their types and bounds."""

@@ -1,0 +1,143 @@
+"""Fields that bodies share: texts, numbers, schemas, and fields that are taken only to be left out."""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+
+@dataclass(frozen=True, eq=False)  # 0 and False are equal, and `Annotated` would take one for the other
+class Neutral:
+    """Drops values that change nothing, and refuses all others."""
+
+    values: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> None:
+        """Check a value.
+
+        Raises:
+            PydanticCustomError: if it would change something.
+        """
+        if value is not None and not any(
+            value == one and type(value) in _SAME[type(one)] for one in self.values
+        ):
+            raise PydanticCustomError("unsupported", "not supported")
+
+
+_NUMBERS = (int, float)
+_SAME: dict[type, tuple[type, ...]] = {
+    **{kind: (kind,) for kind in (bool, str, list, dict)},
+    **dict.fromkeys(_NUMBERS, _NUMBERS),
+}
+"""Types in which a neutral value may be written: `False` is not 0."""
+
+
+def only(*neutral: Any) -> BeforeValidator:
+    """Return a validator that drops values that change nothing, and refuses all others."""
+    return BeforeValidator(Neutral(neutral))
+
+
+def _encodable(text: str) -> str:
+    """Refuse halves of characters (surrogates), which JSON can write but no UTF-8 has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("not_text", "must be Unicode text, without lone surrogates") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
+def _without_point(value: Any) -> Any:
+    """Return 12 for 12.0: languages without integers write them so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_without_point)]
+"""A whole number, however it is written."""
+_DEEPEST = 64
+"""Levels of a schema."""
+
+
+def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a schema that is too deep to be written down again, or has what JSON has not."""
+    level: list[Any] = [schema]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            break
+    else:
+        raise PydanticCustomError("too_deep", "at most {most} levels", {"most": _DEEPEST})
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise PydanticCustomError("not_json", "numbers must be finite") from None
+    _encodable(text)
+    return schema
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(_shallow)]
+"""A JSON schema."""
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Return a validator that refuses longer lists and mappings before it looks at what is in them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise PydanticCustomError(
+                "too_long", "at most {most} of them, not {found}", {"most": most, "found": len(value)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+FIRST: Any = Field(fail_fast=True)
+"""Marks a list that ends to be checked at its first bad element."""
+Unsupported = Annotated[None, only()]
+NotTrue = Annotated[None, only(False)]
+
+
+def leave_out(value: Any) -> None:
+    """Drop any value."""
+
+
+Ignored = Annotated[None, BeforeValidator(leave_out)]
+"""A field that changes nothing here, whatever it holds (docs/http.md#fields-that-change-nothing)."""
+
+
+class Strict(BaseModel):
+    """Unknown fields and values of another type are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, data: Any) -> Any:
+        """Leave out all unknown fields but the first: one is error enough, and each costs."""
+        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
+            return data
+        known = known_only(cls, data)
+        unknown = next((name for name in data if name not in known), None)
+        return data if unknown is None else {**known, unknown: data[unknown]}
+
+
+class Lenient(Strict):
+    """Unknown fields are left out: what clients send back may have fields of other servers."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def known_only(model: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an object that a model knows."""
+    known = {field.alias or name for name, field in model.model_fields.items()}
+    return {name: value for name, value in data.items() if name in known}

@@ -1,0 +1,74 @@
+"""Forms of the text that a caller may require."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from http_svc.body.fields import FIRST, Ignored, Schema, Strict, Text, at_most
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+"""The schema of `json_object`."""
+MOST_TEXTS = 2**14
+"""Texts of a choice."""
+
+
+class JsonSchema(Strict):
+    """A schema, with or without a name."""
+
+    name: Ignored = None
+    content: Schema = Field(alias="schema")
+    description: Ignored = None
+    strict: bool | None = None
+    """The answer follows the schema in any case."""
+
+
+class ResponseFormat(Strict):
+    """Form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    content: Schema | None = Field(default=None, alias="schema")
+    """The schema itself, as llama.cpp and Together take it, also with `json_object`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ResponseFormat":
+        given = self.json_schema is not None
+        if self.type == "json_schema" and given == (self.content is not None):
+            why = "{field}: needed with type json_schema, or schema instead"
+            raise PydanticCustomError("mismatch", why, {"field": "response_format.json_schema"})
+        if self.type != "json_schema" and given:
+            raise PydanticCustomError(
+                "mismatch",
+                "{field}: only with type json_schema",
+                {"field": "response_format.json_schema"},
+            )
+        if self.type == "text" and self.content is not None:
+            why = "{field}: only with type json_object or json_schema"
+            raise PydanticCustomError("mismatch", why, {"field": "response_format.schema"})
+        return self
+
+    @property
+    def schema_of_text(self) -> dict[str, Any] | None:
+        """The schema that the text must follow; None where any text will do."""
+        if self.json_schema is not None:
+            return self.json_schema.content
+        return ANY_OBJECT if self.type == "json_object" and self.content is None else self.content
+
+
+class StructuredOutputs(Strict):
+    """Form of the text: one of these."""
+
+    json_schema: Schema | Text | None = Field(default=None, alias="json")
+    regex: Text | None = None
+    choice: Annotated[list[Text], FIRST, at_most(MOST_TEXTS)] | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "StructuredOutputs":
+        fields = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None)
+        if sum(value is not None for value in fields) != 1:
+            why = "{field}: must have one of json, regex, choice, grammar and json_object"
+            raise PydanticCustomError("not_one", why, {"field": "structured_outputs"})
+        return self

@@ -1,0 +1,50 @@
+"""Turns of a conversation."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from http_svc.body.fields import FIRST, Ignored, Strict, Text, Unsupported, at_most, known_only
+from http_svc.body.tools import ToolCall
+
+MOST_PARTS, MOST_CALLS = 1024, 128
+"""Parts of a message, calls of a turn."""
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+    cache_control: Ignored = None
+
+
+class Message(Strict):
+    """A turn of a conversation; of an earlier answer, fields that nobody here knows are left out."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], FIRST, at_most(MOST_PARTS)] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST, at_most(MOST_CALLS)] | None = None
+    tool_call_id: Text | None = None
+
+    name: Ignored = None
+    cache_control: Ignored = None
+    refusal: Ignored = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unknown(cls, data: Any) -> Any:
+        return known_only(cls, data) if isinstance(data, dict) and data.get("role") == "assistant" else data
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("misplaced", "tool_calls: only of the assistant")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("misplaced", "tool_call_id: needed with role tool, and only there")
+        if self.content is None and self.role != "assistant":  # an answer may have been empty
+            raise PydanticCustomError("no_content", "content: needed")
+        return self

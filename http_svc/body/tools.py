@@ -1,0 +1,87 @@
+"""Functions that a caller offers, and calls of earlier turns."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
+
+from http_svc.body.fields import Ignored, Lenient, Schema, Strict, Text
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class Function(Strict):
+    """A function that can be called."""
+
+    name: Name
+    description: Text | None = None
+    parameters: Schema | None = None
+    """A schema of the arguments; None: no arguments."""
+    strict: bool | None = None
+    """True: keywords that cannot be followed are refused; else they are left out."""
+
+
+class Tool(Strict):
+    """The only kind of tool: a function."""
+
+    type: Literal["function"]
+    function: Function
+    cache_control: Ignored = None
+
+
+class ChosenFunction(Strict):
+    """A function's name."""
+
+    name: Name
+
+
+class ChosenTool(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+def _object_text(given: Any) -> Any:
+    """Return the arguments of an earlier call as a text with a JSON object, where they can be read as one.
+
+    Clients send back what they got: nothing for a function without arguments, and half an object where an
+    answer was cut off.
+    """
+    if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
+        return "{}"
+    if isinstance(given, dict):
+        return json.dumps(given)
+    if not isinstance(given, str):
+        return given
+    try:
+        from_json(given)
+    except ValueError:
+        return _completed(given)
+    return given
+
+
+def _completed(text: str) -> str:
+    """Return what there is of an object that was cut off, or the text: the gateway says what is wrong."""
+    try:
+        found = from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return text
+    return json.dumps(found) if isinstance(found, dict) else text
+
+
+class CalledFunction(Lenient):
+    """A function and its arguments in an earlier call."""
+
+    name: Name
+    arguments: Annotated[Text, BeforeValidator(_object_text)] = "{}"
+    """A JSON object."""
+
+
+class ToolCall(Lenient):
+    """A call of an earlier turn."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction

@@ -1,0 +1,56 @@
+"""Schemas of functions' parameters, as far as they can be followed."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from http_svc.body.tools import Function
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""llguidance's options of arguments: one form only."""
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+"""Parts that Rust's regular expressions have not: look-around, references to groups."""
+
+
+def followed(function: Function) -> dict[str, Any]:
+    """Return the schema that the arguments of a call follow.
+
+    Unless the function is strict, keywords that cannot be followed are left out: the model sees them all the
+    same.
+    """
+    schema = _NO_ARGUMENTS if function.parameters is None else {"type": "object"} | function.parameters
+    if function.strict:
+        return {**schema, "x-guidance": _COMPACT}
+    return {**_without_patterns(schema), "x-guidance": _COMPACT | {"lenient": True}}
+
+
+_OF_LINE = re.compile(
+    r"tools = .*: at line (\d+), column \d+: (?:failed to compile JSON schema: )?(.*)", re.DOTALL
+)
+
+
+def name_function(message: str, functions: Sequence[Function]) -> str:
+    """Return an error about a line of a call's grammar as one about the function whose parameters it has."""
+    found = _OF_LINE.fullmatch(message)
+    if found is None or int(found[1]) > len(functions):
+        return message
+    return f"tools: function {functions[int(found[1]) - 1].name!r}: {found[2]}"
+
+
+def _without_patterns(schema: Any) -> Any:
+    """Leave out patterns that Rust's regular expressions cannot be."""
+    if isinstance(schema, list):
+        return [_without_patterns(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if not _is_beyond(key, value)}
+    if isinstance(patterns := kept.get("patternProperties"), dict) and any(
+        map(_LOOKS_AROUND.search, patterns)
+    ):
+        del kept["patternProperties"]
+    return {key: _without_patterns(value) for key, value in kept.items()}
+
+
+def _is_beyond(key: str, value: Any) -> bool:
+    return key == "pattern" and isinstance(value, str) and bool(_LOOKS_AROUND.search(value))
