@@ -34,12 +34,25 @@ class Call:
         self._client, self._streams, self._lingers = client, streams, lingers
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._running = set(range(len(streams)))
+        self._waiting = set(self._running)
+        self._refusal: Exception | None = None
+        self._accepted = asyncio.Event()
         self._tasks = [asyncio.create_task(self._read(index)) for index in self._running]
 
     @property
     def answers(self) -> list[Answer]:
         """Answers of the choices so far."""
         return [stream.answer for stream in self._streams]
+
+    async def accepted(self) -> None:
+        """Return once gateways have accepted all choices.
+
+        Raises:
+            SpecInferError: if one of them was refused.
+        """
+        await self._accepted.wait()
+        if self._refusal is not None:
+            raise self._refusal
 
     async def next(self) -> Event | None:
         """Return the next event of any choice; None when all have ended.
@@ -80,6 +93,7 @@ class Call:
     async def _read(self, index: int) -> None:
         stream = self._streams[index]
         try:
+            await self._accept(index)
             async for piece in stream:
                 self._events.put_nowait(Event(index, piece))
             if stream.answer.finish_reason is FinishReason.CANCELLED:
@@ -87,6 +101,18 @@ class Call:
             self._events.put_nowait(Event(index))
         except Exception as error:  # noqa: BLE001  whoever takes the events raises it
             self._events.put_nowait(Event(index, error=error))
+
+    async def _accept(self, index: int) -> None:
+        """Wait until a choice is accepted or refused."""
+        try:
+            await self._streams[index].accepted()
+        except Exception as error:
+            self._refusal = error
+            self._accepted.set()
+            raise
+        self._waiting.discard(index)
+        if not self._waiting:
+            self._accepted.set()
 
 
 async def while_wanted(

@@ -10,10 +10,11 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from http_svc.body.bodies import Body, ChatBody, CompletionBody
-from http_svc.call import Call, ClientGoneError, Event, while_wanted
+from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.entry.callers import CallerKeys
-from http_svc.entry.middleware import HttpMetrics
+from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
 from http_svc.errors import ApiError, api_error
+from http_svc.identity import identity_of
 from http_svc.models import Models
 from http_svc.page_routes import watch
 from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape
@@ -90,7 +91,8 @@ class Door:
         `make` makes the gateway's requests of a request id, `explain` an error of the API from one of ours.
         """
         try:
-            return await self._serve(kind, body, request, make(request.state.request_id), explain)
+            request.state.identity = identity_of(request)
+            return await self._serve(kind, body, request, make(request.state.identity), explain)
         except SpecInferError as error:
             raise explain(error) from error
 
@@ -105,10 +107,15 @@ class Door:
         caller = self._callers.client_of(request.headers)
         await self._models.check(caller, body.model)
         streams, start = self._open(caller, body, request, requests)
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         shape = ResponseShape(
-            *(kind, request.state.request_id, body.model, int(time.time()), usage, wants_logprobs(body)),
+            kind=kind,
+            request_id=request.state.identity,
+            model=body.model,
+            created=int(time.time()),
+            usage_comes=body.wants_usage,
+            logprobs=wants_logprobs(body),
             tools=isinstance(body, ChatBody) and bool(body.callable),
+            usage_always=body.wants_usage_always,
         )
         prompts = len(requests) // (body.n or 1)
         call = Call(caller, streams, lingers=bool(body.resumable))
@@ -117,7 +124,7 @@ class Door:
                 answers = await while_wanted(call.finish(), request.receive, self._ending)
                 await call.close()
                 return JSONResponse(shape.whole(answers, prompts))
-            first: Event | None = await while_wanted(call.next(), request.receive, self._ending)
+            await while_wanted(call.accepted(), request.receive, self._ending)
         except ClientGoneError:
             self._metrics.hung_up.inc()
             await call.close()
@@ -125,7 +132,7 @@ class Door:
         except BaseException:
             await call.close()
             raise
-        lines = event_lines(call, first, shape, prompts, start, explain)
+        lines = event_lines(call, shape, prompts, start, explain)
         return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
 
     def _open(
@@ -147,6 +154,8 @@ class Door:
         if not body.resumable:
             raise InvalidInputError("Last-Event-ID", last, "only with resumable")
         request_id, position = read_event_id(last)
-        request.state.request_id = request_id
+        request.state.identity = request_id
+        if REQUEST_ID_HEADER not in request.headers:
+            request.state.request_id = request_id
         self._metrics.resumed.inc()
         return [caller.attach(request_id, position)], position

@@ -126,6 +126,8 @@ class ResponseShape:
     """True if log-probabilities are wanted."""
     tools: bool = False
     """True if answers may be calls of functions."""
+    usage_always: bool = False
+    """True if every part of a stream has the usage of its choice so far."""
 
     def call_id(self, index: int) -> str:
         """Return the id of the call with which a choice may answer."""
@@ -211,6 +213,12 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
         "total_tokens": read + generated,
         "speculation": stats_to_json(add_up([answer.stats for answer in answers])),
     }
+
+
+def usage_so_far(answer: Answer, generated: int) -> dict[str, Any]:
+    """Return the usage of one choice of which so many tokens were sent."""
+    read = answer.summary.prompt_tokens
+    return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated}
 
 
 def _finish(reason: FinishReason, called: bool = False) -> str:

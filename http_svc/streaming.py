@@ -9,9 +9,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from http_svc.call import Call, ClientGoneError, Event, while_wanted
+from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.errors import ApiError, EndingError, api_error, internal_error
-from http_svc.responses import ResponseShape, TextOffsets
+from http_svc.responses import ResponseShape, TextOffsets, usage_so_far
 from http_svc.tools import CallReader
 from specinfer.errors import InvalidInputError, SpecInferError
 
@@ -55,7 +55,6 @@ def encode(data: Mapping[str, Any], identity: str = "") -> bytes:
 
 async def event_lines(
     call: Call,
-    first: Event | None,
     shape: ResponseShape,
     prompts: int,
     start: int | None,
@@ -65,32 +64,34 @@ async def event_lines(
 
     Args:
         call: the call whose streams are read.
-        first: events that have come so far.
         shape: of the answer.
         prompts: number of prompts.
         start: tokens that the client has, if events are to have ids; None for no ids.
         explain: makes an error of the API from one of ours.
     """
+    sent = [start or 0] * len(call.answers)
 
-    def encoded(data: Mapping[str, Any], position: int) -> bytes:
+    def encoded(data: Mapping[str, Any], position: int, choice: int | None = None) -> bytes:
+        if shape.usage_always and choice is not None:
+            data = {**data, "usage": usage_so_far(call.answers[choice], sent[choice])}
         return encode(data, "" if start is None else event_id(shape.request_id, position))
 
     try:
         for index in range(len(call.answers)):
             opening = shape.opening(index)
             if opening is not None and not start:
-                yield encoded(opening, 0)
-        event, position, offsets = first, start or 0, [TextOffsets() for _ in call.answers]
+                yield encoded(opening, 0, index)
+        event, position, offsets = await call.next(), start or 0, [TextOffsets() for _ in call.answers]
         readers = [CallReader(shape.call_id(i)) if shape.tools else None for i in range(len(call.answers))]
         while event is not None:
             if event.piece is None:
                 finish = call.answers[event.index].finish_reason
-                yield encoded(shape.end(event.index, finish, readers[event.index]), position)
+                yield encoded(shape.end(event.index, finish, readers[event.index]), position, event.index)
             else:
-                position = event.piece.position + len(event.piece.token_ids)
+                position = sent[event.index] = event.piece.position + len(event.piece.token_ids)
                 part = shape.part(event.index, event.piece, offsets[event.index], readers[event.index])
                 if part is not None:
-                    yield encoded(part, position)
+                    yield encoded(part, position, event.index)
             event = await call.next()
         if shape.usage_comes:
             yield encoded(shape.usage(call.answers, prompts), position)

@@ -88,7 +88,7 @@ def _schema_name(body: ChatBody) -> str:
 _NAMES = {
     "stop_strings": "stop",
     "stop_token_ids": "stop_token_ids",
-    "request_id": "X-Request-Id",
+    "request_id": "Idempotency-Key",
     "constraint.choice.texts": "structured_outputs.choice",
     "constraint.json_schema": "structured_outputs.json",
     **{f"constraint.{kind}": f"structured_outputs.{kind}" for kind in ("choice", "grammar", "regex")},

@@ -123,6 +123,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         text = TextStream(self._tokenizer, request.stop_strings, request.prompt)
         with self._requests.reading(token_stream) as token_stream:
             try:
+                await context.write(_accepted(request, position))
                 if position:
                     await token_stream.reach(position)
                     text.skip(token_stream.tokens[:position])
@@ -148,6 +149,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             **(encode_logprobs(chunk, self._tokenizer) if request.logprobs else {}),
             summary=_summary(chunk.ending) if chunk.ending is not None else None,
         )
+
+
+def _accepted(request: GenerationRequest, position: int) -> generation_pb2.GenerateReply:
+    """Return the first message of a stream, before there is any token."""
+    return generation_pb2.GenerateReply(
+        request_id=request.request_id, position=position, prompt_tokens=len(request.prompt)
+    )
 
 
 def _traceparent(context: Context) -> str:

@@ -100,6 +100,17 @@ class Body(NeutralFields):
     ignore_eos: bool | None = None
     """vLLM's; the answer goes on behind the model's own end."""
 
+    @property
+    def wants_usage(self) -> bool:
+        """True if a stream ends with its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        """True if every event has the usage so far; only where it is wanted at all."""
+        options = self.stream_options
+        return self.wants_usage and options is not None and bool(options.continuous_usage_stats)
+
     @model_validator(mode="after")
     def _check_stream(self) -> "Body":
         for name in ("stream_options", "resumable"):

@@ -47,7 +47,7 @@ export async function modelName(key) {
 export async function* answer(body, id, key, signal) {
   const response = await call("v1/chat/completions", key, {
     method: "POST",
-    headers: { "Content-Type": "application/json", "X-Request-Id": id },
+    headers: { "Content-Type": "application/json", "Idempotency-Key": id },
     body: JSON.stringify({ ...body, stream: true }),
     signal,
   });

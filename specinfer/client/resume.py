@@ -31,7 +31,14 @@ class Piece:
     """The same with the tokens themselves, and the most probable ones beside each, if requested."""
 
 
-Item: TypeAlias = Piece | Summary
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A gateway has accepted the request."""
+
+    prompt_tokens: int
+
+
+Item: TypeAlias = Accepted | Piece | Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,8 @@ class Resume:
             items = (self._piece(reply),)
         if reply.HasField("summary"):
             items, self.ended = (*items, read_summary(reply.summary)), True
+        if not items and reply.prompt_tokens:
+            return (Accepted(reply.prompt_tokens),)
         if items:
             self.position += len(reply.token_ids)
             self._lost_at, self._failures = None, 0

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from specinfer.client.answer import Answer
-from specinfer.client.resume import Item, Piece
+from specinfer.client.answer import Answer, Summary
+from specinfer.client.resume import Accepted, Item, Piece
 
 
 class AsyncStream:
@@ -19,6 +20,8 @@ class AsyncStream:
     def __init__(self, request_id: str, items: AsyncGenerator[Item, None]) -> None:
         self._items = items
         self._started: float | None = None
+        self._first: Item | None = None
+        """First item, if it came with `accepted` and was not returned yet."""
         self._first_count = 0
         self.answer = Answer(request_id=request_id)
         """Answer so far; with a summary once the stream has ended."""
@@ -39,14 +42,39 @@ class AsyncStream:
             StreamLostError: if no gateway went on with it within the patience.
             BrokenStreamError: if a gateway left tokens out.
         """
+        started = self._start()
+        while True:
+            item = await anext(self._items) if self._first is None else self._first
+            self._first = None
+            if isinstance(item, Piece):
+                self._add(item, time.perf_counter() - started)
+                return item
+            self._note(item)
+
+    async def accepted(self) -> None:
+        """Return once a gateway has accepted the request, or the stream has begun. Call it before all else.
+
+        Raises:
+            SpecInferError: as the stream itself does.
+        """
+        self._start()
+        item = await anext(self._items)
+        if isinstance(item, Piece):
+            self._first = item
+        else:
+            self._note(item)
+
+    def _start(self) -> float:
+        """Return the time at which the stream was begun."""
         if self._started is None:
             self._started = time.perf_counter()
-        while True:
-            item = await anext(self._items)
-            if isinstance(item, Piece):
-                self._add(item, time.perf_counter() - self._started)
-                return item
+        return self._started
+
+    def _note(self, item: Accepted | Summary) -> None:
+        if isinstance(item, Summary):
             self.answer.summary = item
+        else:
+            self.answer.summary = replace(self.answer.summary, prompt_tokens=item.prompt_tokens)
 
     async def read(self, on_text: Callable[[str], None] = lambda _: None) -> Answer:
         """Return the answer, read to its end; `on_text` is called with each piece of its text."""

@@ -120,7 +120,7 @@ class AttachRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., from_token: _Optional[int] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("request_id", "token_ids", "text", "logprobs", "summary", "position", "token_bytes", "top_logprobs")
+    __slots__ = ("request_id", "token_ids", "text", "logprobs", "summary", "position", "token_bytes", "top_logprobs", "prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class GenerateReply(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
@@ -137,7 +138,8 @@ class GenerateReply(_message.Message):
     position: int
     token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
     top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TopLogprobs]
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., position: _Optional[int] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., position: _Optional[int] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Summary(_message.Message):
     __slots__ = ("finish_reason", "prompt_tokens", "new_tokens", "stats", "ttft_seconds", "total_seconds", "queue_seconds", "seed")

@@ -250,7 +250,7 @@ async def test_hanging_up_cancels(redis_url: str) -> None:
 
 
 async def test_what_is_cancelled_from_elsewhere_does_not_pass_for_an_answer(redis_url: str) -> None:
-    mine = {"X-Request-Id": "mine"}
+    mine = {"Idempotency-Key": "mine"}
     async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
         async with http.plain.stream("POST", CHAT, json=LONG, headers=mine) as stream:
             lines = stream.aiter_lines()
@@ -313,15 +313,30 @@ async def test_keys_are_the_gateways(redis_url: str, tmp_path: Path) -> None:
         assert resumed.status_code == 404
 
 
-async def test_a_request_id_is_the_gateways_and_makes_a_call_repeatable(redis_url: str) -> None:
+async def test_a_request_id_names_many_calls(redis_url: str) -> None:
+    """Infrastructure sends one for all that belongs to one action: in answers and logs, never a clash."""
     async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
-        asked = {**ASKED, "temperature": 1.0}
+        trace = {"X-Request-Id": "trace-1"}
+        one = await http.plain.post(CHAT, json=ASKED, headers=trace)
+        two = await http.plain.post(CHAT, json={**ASKED, "max_tokens": 3}, headers=trace)
+        assert (one.status_code, two.status_code) == (200, 200)
+        assert one.headers["x-request-id"] == two.headers["x-request-id"] == "trace-1"
+        ids = [reply.json()["id"].removeprefix("chatcmpl-") for reply in (one, two)]
+        assert ids[0] != ids[1]
+        assert all(each.startswith("trace-1.") for each in ids), "the gateway's log has it, too"
+        assert (await client.attach(ids[1]).read()).text == two.json()["choices"][0]["message"]["content"]
+
+
+async def test_an_idempotency_key_makes_a_call_repeatable(redis_url: str) -> None:
+    async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
+        asked, mine = {**ASKED, "temperature": 1.0}, {"Idempotency-Key": "mine"}
         first_one, again = [
-            await http.plain.post(CHAT, json=asked, headers={"X-Request-Id": "mine"}) for _ in range(2)
+            await http.plain.post(CHAT, json=asked, headers=mine | {"X-Request-Id": name}) for name in "ab"
         ]
-        assert first_one.headers["x-request-id"] == "mine"
+        assert [first_one.headers["x-request-id"], again.headers["x-request-id"]] == ["a", "b"]
+        assert first_one.json()["id"] == again.json()["id"] == "chatcmpl-mine"
         text = first_one.json()["choices"][0]["message"]["content"]
         assert again.json()["choices"][0]["message"]["content"] == text
         assert (await client.attach("mine").read()).text == text
-        other = await http.plain.post(CHAT, json=ASKED, headers={"X-Request-Id": "mine"})
+        other = await http.plain.post(CHAT, json=ASKED, headers=mine)
         assert (other.status_code, other.json()["error"]["code"]) == (409, "already_exists")

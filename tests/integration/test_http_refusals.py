@@ -287,8 +287,8 @@ STATUSES = [
     (Turn(code=Code.FAILED_PRECONDITION, details="the model has no chat template"), 400, None, None),
     (Turn(code=Code.UNAUTHENTICATED, details="authorization: no such key"), 401, None, None),
     (Turn(code=Code.PERMISSION_DENIED, details="priority"), 403, None, None),
-    (Turn(code=Code.NOT_FOUND, details="request_id = 'r': no such request"), 404, "X-Request-Id", None),
-    (Turn(code=Code.ALREADY_EXISTS, details="request_id = 'r': in use"), 409, "X-Request-Id", None),
+    (Turn(code=Code.NOT_FOUND, details="request_id = 'r': no such request"), 404, "Idempotency-Key", None),
+    (Turn(code=Code.ALREADY_EXISTS, details="request_id = 'r': in use"), 409, "Idempotency-Key", None),
     (Turn(code=Code.RESOURCE_EXHAUSTED, details="queue full", hint_ms="2300"), 429, None, "3"),
     (Turn(code=Code.RESOURCE_EXHAUSTED, details="too many calls"), 429, None, "1"),
     (Turn(code=Code.UNAVAILABLE, details="Redis does not answer", hint_ms="1000"), 503, None, "1"),
@@ -342,6 +342,45 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
             stream = await client.chat.completions.create(**ASKED, stream=True)
             with pytest.raises(openai.APIError, match="a step failed"):
                 _ = [chunk async for chunk in stream]
+
+
+async def test_a_stream_begins_when_its_requests_are_accepted() -> None:
+    """Long before there is a token: proxies and clients wait for headers. What is refused has a status."""
+    accepted = Turn(accepts=True, replies=0, hangs=True)
+    full = Turn(replies=0, code=Code.RESOURCE_EXHAUSTED, details="queue full")
+    async with served(accepted, accepted, full) as (gateway, http):
+        async with http.plain.stream("POST", CHAT, json={**ASKED, "stream": True}) as reply:
+            assert reply.status_code == 200
+            assert "assistant" in await anext(aiter(reply.aiter_lines()))
+        await until(lambda: len(gateway.cancelled) == 1)
+        refused = await http.plain.post(CHAT, json={**ASKED, "stream": True, "n": 2})
+        assert (refused.status_code, error_of(refused)["message"]) == (429, "queue full")
+
+
+async def test_every_event_has_the_usage_if_that_is_wanted() -> None:
+    """As vLLM has it, for its load generators: only beside `include_usage`."""
+    async with served(*[Turn(accepts=True)] * 3) as (_, http):
+        for options, expected in (
+            ({"include_usage": True, "continuous_usage_stats": True}, [7, 8, 9]),
+            ({"include_usage": True}, [None] * 3),
+            ({"continuous_usage_stats": True}, [None] * 3),
+        ):
+            reply = await http.plain.post(CHAT, json={**ASKED, "stream": True, "stream_options": options})
+            events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+            found = [event.get("usage") and event["usage"]["total_tokens"] for event in events]
+            assert found[:3] == expected
+            parts = [event["usage"] for event in events if event["choices"] and event.get("usage")]
+            assert all(part["prompt_tokens"] == 7 for part in parts)
+            if parts:
+                assert [part["completion_tokens"] for part in parts] == [*range(41), 40]
+            assert ("usage" in events[-1]) == ("include_usage" in options)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "sch\u00f6n"])
+async def test_an_idempotency_key_that_cannot_be_one(key: str) -> None:
+    async with served() as (_, http):
+        reply = await http.plain.post(CHAT, json=ASKED, headers={"Idempotency-Key": key.encode("latin-1")})
+        assert (reply.status_code, error_of(reply)["param"]) == (400, "Idempotency-Key")
 
 
 async def test_comments_break_the_silence_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ async def test_the_steps_of_a_call_come_from_the_gateway_that_runs_it(redis_url:
             gateways = f"127.0.0.1:1,{other},{system.address}"
             async with http_service(gateways) as http, events(http, "shown") as steps:
                 body = {**ASKED, "max_tokens": 12, "temperature": 0}
-                answer = await http.plain.post(CHAT, json=body, headers={"X-Request-Id": "shown"})
+                answer = await http.plain.post(CHAT, json=body, headers={"Idempotency-Key": "shown"})
                 told = [event async for event in steps]
     text = answer.json()["choices"][0]["message"]["content"]
     assert "".join(token["text"] for event in told for token in event["step"]["tokens"]) == text

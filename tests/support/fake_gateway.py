@@ -15,6 +15,7 @@ from specinfer.v1 import generation_pb2, generation_pb2_grpc
 Reply = generation_pb2.GenerateReply
 TOKENS = tuple(range(100, 140))
 """The answer of every request; token 100 + i is the text "<i>"."""
+PROMPT_TOKENS = 7
 TEXT = "".join(f"<{token - 100}>" for token in TOKENS)
 
 
@@ -22,6 +23,8 @@ TEXT = "".join(f"<{token - 100}>" for token in TOKENS)
 class Turn:
     """The course of one call. Without anything: the whole answer."""
 
+    accepts: bool = False
+    """Says first that the request is accepted."""
     replies: int | None = None
     """So many of them, then what follows; None: all."""
     code: grpc.StatusCode | None = None
@@ -133,6 +136,8 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
         turn = self.script.pop(0) if self.script else Turn()
         replies = list(_replies(max(0, start - turn.back), self.size))
         count = len(replies) if turn.replies is None else min(turn.replies, len(replies) - 1)
+        if turn.accepts:
+            yield Reply(position=start, prompt_tokens=PROMPT_TOKENS)
         for reply in replies[:count]:
             yield reply
         if turn.fails:
@@ -165,7 +170,7 @@ def _replies(start: int, size: int) -> Iterable[Reply]:
         ids = TOKENS[position : position + size]
         yield Reply(position=position, token_ids=ids, text="".join(f"<{token - 100}>" for token in ids))
     summary = generation_pb2.Summary(
-        new_tokens=len(TOKENS), finish_reason=generation_pb2.FINISH_REASON_LENGTH
+        prompt_tokens=PROMPT_TOKENS, new_tokens=len(TOKENS), finish_reason=generation_pb2.FINISH_REASON_LENGTH
     )
     yield Reply(position=max(start, len(TOKENS)), summary=summary)
 
