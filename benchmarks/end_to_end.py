@@ -15,7 +15,7 @@ from benchmarks.drafts.prompts import load_prompts
 from benchmarks.drafts.report import services_report
 from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
-from specinfer.cli.options import read_numbers
+from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
 
 ROOT = Path(__file__).resolve().parent.parent

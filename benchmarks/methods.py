@@ -17,7 +17,7 @@ from benchmarks.drafts.methods_report import methods_markdown
 from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
-from specinfer.cli.options import read_numbers
+from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
 from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.drafters.recycling import RecyclingDrafter

@@ -20,7 +20,7 @@ from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
-from specinfer.cli.options import read_numbers
+from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import progress_bar
 from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.drafters.pools import trained_for

@@ -24,7 +24,7 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
 from specinfer.cli.local.system import LocalOptions, LocalSystem
-from specinfer.cli.options import read_numbers
+from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
 from specinfer.client import acceptance_length
 from specinfer.drafters.pools import default_resident, default_speculators

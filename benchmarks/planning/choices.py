@@ -25,7 +25,7 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
 from specinfer.cli.local.system import LocalOptions, LocalSystem
-from specinfer.cli.options import read_numbers
+from specinfer.cli.options.shared import read_numbers
 from specinfer.v1 import generation_pb2
 
 OFF, TREE = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_TREE

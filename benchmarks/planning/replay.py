@@ -21,7 +21,7 @@ from benchmarks.drafts.paths import followed
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
-from specinfer.cli.options import read_numbers
+from specinfer.cli.options.shared import read_numbers
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.references import References

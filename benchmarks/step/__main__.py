@@ -23,7 +23,7 @@ from benchmarks.step.ledger import IN_PROCESS, markdown
 from benchmarks.step.readings import Reading
 from benchmarks.step.systems import InProcess, Prompts, Services, System
 from specinfer.cli.about import about_this_run
-from specinfer.cli.options import read_numbers
+from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
 
 ROOT = Path(__file__).resolve().parents[2]

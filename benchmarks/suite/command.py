@@ -16,7 +16,7 @@ from benchmarks.suite.pools import ASSISTED, DEFAULT, SuitePool, suite_pools
 from benchmarks.suite.report import suite_markdown
 from specinfer.cli.about import about_this_run
 from specinfer.cli.local.system import LocalOptions
-from specinfer.cli.options import Dtype, Model, Raw, Weights, check_writable
+from specinfer.cli.options.shared import Dtype, Model, Raw, Weights, check_writable
 from specinfer.cli.show import console, output
 from specinfer.drafters.pools import trained_for
 from specinfer.errors import InvalidInputError

@@ -8,7 +8,7 @@ import typer
 
 from specinfer.cli.connection import client_tls
 from specinfer.cli.local.system import LocalOptions
-from specinfer.cli.options import TlsCa, TlsCert, TlsKey
+from specinfer.cli.options.shared import TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import output
 from specinfer.drafters.pools import Flags, read_speculators
 from specinfer.service.channel import check_target, open_channel

@@ -16,7 +16,8 @@ from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_b
 from specinfer.cli.connection import Connection, client_tls
 from specinfer.cli.local.running import gateway, load_in_process
 from specinfer.cli.local.system import LocalOptions
-from specinfer.cli.options import (
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, WeightsChoice
+from specinfer.cli.options.shared import (
     GATEWAY_OPTIONS,
     LOCAL_OPTIONS,
     ApiKey,
@@ -180,9 +181,9 @@ def bench(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "bfloat16",
-    weights: Weights = "auto",
-    offload: Offload = "none",
+    dtype: Dtype = DtypeChoice.BFLOAT16,
+    weights: Weights = WeightsChoice.AUTO,
+    offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
     speculator: Speculators = None,
     resident: Resident = None,

@@ -1,5 +1,6 @@
 """Connections of commands to a gateway: addresses, API key, TLS."""
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import grpc
 
 from specinfer.client import AsyncClient, Patience, Retry
-from specinfer.errors import UnavailableError
+from specinfer.errors import SettingError, UnavailableError
+from specinfer.service.channel import split_address, split_targets
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 
@@ -29,6 +31,31 @@ def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
         except grpc.RpcError as error:
             raise UnavailableError(f"the verifier at {address} does not answer") from error
     return told
+
+
+def check_gateways(addresses: str) -> None:
+    """Check that something listens at one of the addresses, as far as that shows at once.
+
+    A gateway that is lost later is waited for; one that was never started is not.
+
+    Raises:
+        UnavailableError: if each of them refuses connections.
+    """
+    targets = split_targets("--address", addresses)
+    if all(map(_refuses, targets)):
+        raise UnavailableError(f"no gateway at {addresses}: start one with `specinfer up`")
+
+
+def _refuses(target: str) -> bool:
+    """Return whether nothing listens at a target, for certain."""
+    try:
+        place = split_address("--address", target)
+        socket.create_connection(place, timeout=_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, SettingError):
+        return False  # a slow network, a name that is not known yet, no host:port: the client tries
+    return False
 
 
 API_KEY_VARIABLE = "SPECINFER_API_KEY"

@@ -19,7 +19,8 @@ from rich.table import Table
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.running import local_system, pull
 from specinfer.cli.local.system import LocalOptions
-from specinfer.cli.options import Dtype, Model, Source
+from specinfer.cli.options.choices import DtypeChoice, Source
+from specinfer.cli.options.shared import Dtype, Model
 from specinfer.cli.show import output, progress_bar
 from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.drafters.pools import default_resident, default_speculators
@@ -145,7 +146,7 @@ def sentence(runs: Sequence[DemoRun]) -> str:
 def demo(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 96,
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = DtypeChoice.BFLOAT16,
     widened: Annotated[
         bool,
         typer.Option(

@@ -9,17 +9,39 @@ from typing import Annotated
 
 import typer
 
-from specinfer.cli.connection import TRACE_VARIABLE, Connection, client_tls
+from specinfer.cli.connection import TRACE_VARIABLE, Connection, check_gateways, client_tls
 from specinfer.cli.local.running import load_in_process
-from specinfer.cli.options import (
+from specinfer.cli.options.choices import (
+    DecompositionChoice,
+    DtypeChoice,
+    OffloadChoice,
+    SpeculationChoice,
+    WeightsChoice,
+)
+from specinfer.cli.options.request import (
+    DeadlineSeconds,
+    Decomposition,
+    IgnoreEos,
+    LogProbs,
+    MaxNewTokens,
+    PromptFile,
+    References,
+    RequestId,
+    Speculation,
+    Temperature,
+    TypicalEpsilon,
+)
+from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     DEFAULT_PATIENCE_S,
     GATEWAY_OPTIONS,
+    LOCAL,
     LOCAL_OPTIONS,
+    SAMPLING,
+    TEXT,
     Address,
     ApiKey,
     ConstraintText,
-    DecompositionChoice,
     Dtype,
     JsonOutput,
     LocalDevice,
@@ -27,7 +49,6 @@ from specinfer.cli.options import (
     Offload,
     PatienceSeconds,
     Raw,
-    SpeculationChoice,
     TlsCa,
     TlsCert,
     TlsKey,
@@ -50,50 +71,34 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.prompts import check_text, read_prompt, read_text
 from specinfer.v1 import generation_pb2
 
-PromptFile = Annotated[
-    Path | None, typer.Option(help="Read the prompt from this file: UTF-8, without its last line break.")
-]
-Speculation = Annotated[SpeculationChoice, typer.Option(help="How to speculate.")]
-Decomposition = Annotated[
-    DecompositionChoice,
-    typer.Option(help="skeleton: expand the points of the answer in parallel; not lossless."),
-]
-TypicalEpsilon = Annotated[
-    float,
-    typer.Option(
-        help="Threshold of typical acceptance (Medusa; usual: 0.09) at temperatures above 0: faster, not "
-        "lossless; 0: lossless."
-    ),
-]
-References = Annotated[
-    list[Path] | None,
-    typer.Option("--reference", help="A text file from which the answer may copy; may be repeated."),
-]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")]
-LogProbs = Annotated[bool, typer.Option("--logprobs", help="Return log-probabilities (with --json).")]
-RequestId = Annotated[
-    str | None, typer.Option(help="Id of the request, for `attach` and `cancel`; random if not given.")
-]
-DeadlineSeconds = Annotated[
-    float | None, typer.Option(help="End after so many seconds, with the tokens there are.")
-]
-
 
 def generate(
     context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
     prompt_file: PromptFile = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the most probable tokens up to this mass.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed; drawn at random if not given.")] = None,
-    presence_penalty: Annotated[float, typer.Option(help="Off the logits of tokens generated before.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="The same, for each time they were.")] = 0.0,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    top_k: Annotated[
+        int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=SAMPLING)
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Keep the most probable tokens up to this mass.", rich_help_panel=SAMPLING)
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed; drawn at random if not given.", rich_help_panel=SAMPLING)
+    ] = None,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Off the logits of tokens generated before.", rich_help_panel=SAMPLING)
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="The same, for each time they were.", rich_help_panel=SAMPLING)
+    ] = 0.0,
     speculation: Speculation = SpeculationChoice.TREE,
     typical_epsilon: TypicalEpsilon = 0.0,
     decomposition: Decomposition = DecompositionChoice.NONE,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this string; may be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this string; may be repeated.", rich_help_panel=TEXT)
+    ] = None,
     reference: References = None,
     raw: Raw = False,
     ignore_eos: IgnoreEos = False,
@@ -109,12 +114,13 @@ def generate(
     tls_key: TlsKey = None,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
     local: Annotated[
-        bool, typer.Option("--local", help="Answer in this process, without a gateway.")
+        bool,
+        typer.Option("--local", help="Answer in this process, without a gateway.", rich_help_panel=LOCAL),
     ] = False,
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "bfloat16",
-    weights: Weights = "auto",
-    offload: Offload = "none",
+    dtype: Dtype = DtypeChoice.BFLOAT16,
+    weights: Weights = WeightsChoice.AUTO,
+    offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
 ) -> None:
     """Stream the answer to a prompt. Ctrl-C cancels the request; a lost connection is taken up again."""
@@ -151,6 +157,7 @@ def generate(
         options = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
         answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
     else:
+        check_gateways(address)
         client = connection.client(patience, print_retry)
         stream = client.skeleton(request) if in_points else client.stream(request)
         answer = asyncio.run(_generate(client, stream, quiet=json_output))

@@ -19,13 +19,15 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options import (
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, PlannerChoice, WeightsChoice
+from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     Dtype,
     LocalDevice,
     Model,
     Offload,
     Resident,
+    SpeculatorAddresses,
     Speculators,
     Weights,
 )
@@ -36,11 +38,12 @@ from specinfer.client import RequestFailedError
 from specinfer.drafters.pools import read_resident, read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.service.channel import check_target
 from specinfer.usage import USAGE_ERROR, usage_message
 
 PROGRAM = "specinfer"
 
-app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 bench_app = typer.Typer(help="Measure modes and batch sizes, or every drafting method; compare results.")
@@ -76,21 +79,29 @@ def up(
         ),
     ] = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "bfloat16",
-    weights: Weights = "auto",
-    offload: Offload = "none",
+    dtype: Dtype = DtypeChoice.BFLOAT16,
+    weights: Weights = WeightsChoice.AUTO,
+    offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
     speculator: Speculators = None,
+    speculator_address: SpeculatorAddresses = None,
     resident: Resident = None,
     chat_template: Annotated[
         Path | None,
-        typer.Option(help="File of a chat template (Jinja) to use instead of the model's.", dir_okay=False),
+        typer.Option(
+            help="File of a chat template (Jinja) to use instead of the model's.", exists=True, dir_okay=False
+        ),
     ] = None,
     planner: Annotated[
-        str | None, typer.Option(help="How the gateway expects accepted tokens: measured or learned.")
+        PlannerChoice | None, typer.Option(help="How the gateway expects accepted tokens.")
     ] = None,
     planner_weights: Annotated[
-        str | None, typer.Option(help="Weights of the learned planner, from `specinfer train scheduler`.")
+        Path | None,
+        typer.Option(
+            help="Weights of the learned planner, from `specinfer train scheduler`.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     tensor_parallel: Annotated[
         int, typer.Option(min=1, help="Processes, each with a device, that share the verifier's model.")
@@ -100,6 +111,8 @@ def up(
     ] = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
+    if planner_weights and planner is not PlannerChoice.LEARNED:
+        raise InvalidInputError("--planner-weights", str(planner_weights), "only for --planner learned")
     options = LocalOptions(
         model=model,
         dtype=dtype,
@@ -110,12 +123,13 @@ def up(
             flag: value
             for flag, value in (
                 ("planner", planner),
-                ("planner-weights", planner_weights),
+                ("planner-weights", str(planner_weights.resolve()) if planner_weights else None),
                 ("chat-template", str(chat_template.resolve()) if chat_template else None),
             )
             if value is not None
         },
         speculators=read_speculators(speculator),
+        addresses=tuple(check_target("--speculator-address", each) for each in speculator_address or ()),
         resident=read_resident(resident),
         metrics=True,
         http=None if http_listen == "none" else http_listen,
@@ -153,7 +167,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended on the way out
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored
     try:
-        code = app(standalone_mode=False)  # typer turns Ctrl-C into the return value 130
+        code = app(prog_name=PROGRAM, standalone_mode=False)  # typer turns Ctrl-C into the return value 130
     except USAGE_ERROR as error:
         _exit(_usage_message(error), 2)
     except (InvalidInputError, NotFoundError) as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specinfer.cli.local.running import pull
-from specinfer.cli.options import Source
+from specinfer.cli.options.choices import Source
 from specinfer.cli.show import progress_bar
 from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from specinfer.hub.registry import known_models

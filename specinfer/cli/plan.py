@@ -10,8 +10,9 @@ import typer
 from rich.table import Table
 
 from specinfer.cli.connection import describe_verifier
-from specinfer.cli.options import check_positive
-from specinfer.cli.show import console
+from specinfer.cli.options.choices import DtypeChoice
+from specinfer.cli.options.shared import JsonOutput, check_positive
+from specinfer.cli.show import output
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
 from specinfer.service.channel import check_target
@@ -30,7 +31,9 @@ def plan(
     ],
     devices: Annotated[int, typer.Option(help="How many devices there are.")],
     memory: Annotated[float, typer.Option(help="Gigabytes (1e9 bytes) that a verifier may use of each.")],
-    dtype: Annotated[str, typer.Option(help="Numeric type of weights and cache.")] = "bfloat16",
+    dtype: Annotated[
+        DtypeChoice, typer.Option(help="Numeric type of weights and cache.")
+    ] = DtypeChoice.BFLOAT16,
     context: Annotated[int | None, typer.Option(help="Tokens of a request; the model's most.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of a request's tree, root included.")] = 64,
     batch: Annotated[int, typer.Option(help="Requests that a verifier decodes at once.")] = 16,
@@ -43,13 +46,12 @@ def plan(
     curve: Annotated[
         Path | None, typer.Option(help='JSON file with {"pass_costs": [[tokens, seconds], ...]} instead.')
     ] = None,
+    json_output: JsonOutput = False,
 ) -> None:
     """Show which layouts of a model fit some devices: memory, cache, and speed at best."""
     from specinfer.model.parallel.plan import Need, plans
     from specinfer.model.weights.config import load_config
 
-    if dtype not in _BYTES:
-        raise InvalidInputError("--dtype", dtype, f"must be one of {', '.join(_BYTES)}")
     if verifier and curve:
         raise InvalidInputError("--curve", str(curve), "give it or --verifier")
     if not memory > 0:  # also what is no number
@@ -62,10 +64,14 @@ def plan(
     need = Need(devices, round(memory * 1e9), _BYTES[dtype], length, nodes, _STEP_TOKENS, batch)
     passes = read_curve(curve) if curve else ask_curve(verifier) if verifier else ()
     found = plans(config, need)
-    console.print(table_of(found, need, passes))
+    if json_output:
+        typer.echo(json.dumps([row_of(each, need, passes) for each in found]))
+    else:
+        output.print(table_of(found, need, passes))
     if not found[0].fits:
         raise UnavailableError(f"no layout has room for a request of {length} tokens")
-    console.print(_advice(found[0]), markup=False, highlight=False, soft_wrap=True)
+    if not json_output:
+        output.print(_advice(found[0]), markup=False, highlight=False, soft_wrap=True)
 
 
 def read_curve(path: Path) -> "Curve":
@@ -116,6 +122,26 @@ def table_of(found: Sequence["Plan"], need: "Need", curve: "Curve") -> Table:
         ]
         table.add_row(*row, *(_speed(each, need, curve) if curve else ()))
     return table
+
+
+def row_of(each: "Plan", need: "Need", curve: "Curve") -> dict[str, object]:
+    """Return one layout as JSON; its speed where durations of passes are known."""
+    from specinfer.model.parallel.plan import least_seconds
+
+    seconds = [least_seconds(curve, each.layout, tokens) for tokens in (1, need.nodes)] if curve else []
+    speed = dict(zip(("pass_seconds", "tree_pass_seconds"), seconds, strict=False))
+    return {
+        "tensor_parallel": each.layout.tensor,
+        "pipeline_parallel": each.layout.stages,
+        "verifiers": each.verifiers,
+        "weight_bytes": each.memory.weights,
+        "pass_bytes": each.memory.working,
+        "kv_bytes_per_token": each.memory.kv_per_token,
+        "kv_tokens": each.tokens,
+        "requests": each.requests,
+        "fits": each.fits,
+        **speed,
+    }
 
 
 def _speed(each: "Plan", need: "Need", curve: "Curve") -> list[str]:

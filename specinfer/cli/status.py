@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from specinfer.cli.connection import Connection, client_tls
-from specinfer.cli.options import DEFAULT_ADDRESS, Address, ApiKey, TlsCa, TlsCert, TlsKey
+from specinfer.cli.options.shared import DEFAULT_ADDRESS, Address, ApiKey, TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import output, planner_words, ready_words, status_table, verifier_words
 from specinfer.client import AsyncClient
 from specinfer.errors import UnavailableError

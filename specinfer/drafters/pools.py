@@ -1,8 +1,8 @@
 """Speculator services of a local system, by name: those that suit a model, or those that a user names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from specinfer.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters import DRAFTERS, Drafter, DrafterOptions, make_drafter
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.hub.widen import original_of
@@ -98,6 +98,33 @@ def read_resident(text: str | None) -> str | None:
     if text is None:
         return None
     return text if read_speculators([text]) else ""
+
+
+def check_speculator(setting: str, flags: Flags, others: Collection[str] = ()) -> None:
+    """Check the flags of drafters before anything is loaded.
+
+    Args:
+        setting: name of the option that the flags are from.
+        flags: of the drafters, with their methods under `drafter`.
+        others: flags that are no drafter's and are checked elsewhere.
+
+    Raises:
+        SettingError: naming the drafter that there is not, or the flag that cannot be read.
+    """
+    own = {flag.replace("-", "_"): text for flag, text in flags.items()}
+    for name in own.pop("drafter").split("+"):
+        if name not in DRAFTERS:
+            raise SettingError(setting, name, f"must be one of {', '.join(DRAFTERS)}")
+    if "model" in own:
+        resolve_model(own["model"])
+    DrafterOptions.read({flag: text for flag, text in own.items() if flag not in others})
+
+
+SERVICE_FLAGS = frozenset(
+    {"name", "threads", "drain_seconds", "metrics_host", "metrics_port", "otlp_endpoint"}
+    | {"log_format", "log_level", "log_requests", "tls_certificate", "tls_client_ca", "tls_key"}
+)
+"""Flags of a speculator service that are no drafter's."""
 
 
 def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafter]:

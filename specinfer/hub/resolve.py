@@ -3,6 +3,7 @@
 Fast and without torch: nothing is downloaded or converted here (that is `specinfer.hub.pull`).
 """
 
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -40,6 +41,41 @@ def resolve_model(model: str) -> Path:
     if model in known_models() or is_hub_id(model):
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
     raise SettingError("model", model, f"no such directory, and not one of {', '.join(known_models())}")
+
+
+def check_model_folder(model: str) -> Path:
+    """Return the directory of a model that can be served, as far as its files show at once.
+
+    Raises:
+        SettingError: if it is not there, or has no configuration, tokenizer or weights.
+    """
+    directory = resolve_model(model)
+    tokenizer = directory / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise SettingError("model", model, f"no tokenizer.json in {directory}")
+    return check_weights_folder(model, directory)
+
+
+def check_weights_folder(model: str, directory: Path) -> Path:
+    """Return the directory of a model, if it has a configuration and weights.
+
+    Raises:
+        SettingError: if it has not.
+    """
+    try:
+        read = json.loads((directory / "config.json").read_text())
+    except FileNotFoundError as error:
+        raise SettingError("model", model, f"no config.json in {directory}") from error
+    except (OSError, ValueError) as error:
+        raise SettingError("model", model, f"{directory / 'config.json'}: {error}") from error
+    if not isinstance(read, dict):
+        raise SettingError("model", model, f"{directory / 'config.json'}: must be a JSON object")
+    if not any(path.suffix in _WEIGHTS for path in directory.iterdir()):
+        raise SettingError("model", model, f"no weights (*.safetensors) in {directory}")
+    return directory
+
+
+_WEIGHTS = (".safetensors", ".gguf", ".bin")
 
 
 def is_hub_id(model: str) -> bool:

@@ -28,8 +28,8 @@ from speculator_svc.training.distil import (
 from speculator_svc.training.eagle_student import UnrolledExamples, evaluate_unrolled, unrolled_loss
 from speculator_svc.training.feature_students import FeatureStudent
 from speculator_svc.training.features import Thoughts, think
-from speculator_svc.training.generate import LABEL_WIDTH, in_draft_vocabulary
-from speculator_svc.training.run import place_for
+from speculator_svc.training.generate import in_draft_vocabulary
+from speculator_svc.training.run import draft_vocabulary, place_for
 
 CACHE_TOKENS = 8192
 S = TypeVar("S", bound=FeatureStudent)
@@ -43,7 +43,7 @@ class TrainingOptions:
     out: Path
     work: Path
     model: str
-    vocabulary: int
+    vocabulary: int | None
     options: DistilOptions
     threads: int
     device: str
@@ -85,9 +85,7 @@ class FeatureTraining:
         self._asked, self._device = asked, place_for(asked.device, asked.threads)
         self.directory = resolve_model(asked.model)
         self.config: ModelConfig = load_config(self.directory)
-        if not LABEL_WIDTH <= asked.vocabulary <= self.config.vocab_size:
-            most = self.config.vocab_size
-            raise SettingError("vocabulary", asked.vocabulary, f"must be {LABEL_WIDTH} to {most}")
+        self._vocabulary = draft_vocabulary(asked.vocabulary, self.config.vocab_size)
 
     def run(self, reader: TrainingMethod[S]) -> None:
         """Train and save a reader.
@@ -129,7 +127,7 @@ class FeatureTraining:
         first = [item for part in parts for item in part]
         token_ids = reader.token_ids
         if token_ids is None:
-            token_ids = torch.from_numpy(frequent_tokens(first, asked.vocabulary))
+            token_ids = torch.from_numpy(frequent_tokens(first, self._vocabulary))
         training, kept = (
             _examples(
                 think_aloud(runner, part, reader.layers, asked.work), part, token_ids.numpy(), reader.steps

@@ -12,6 +12,7 @@ import typer
 from torch import nn
 
 from specinfer.errors import SettingError, SpecInferError
+from speculator_svc.training.generate import LABEL_WIDTH
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 
@@ -55,7 +56,10 @@ FeatureWork = Annotated[
     Path, typer.Option("--work", help="Directory of features and state; a rerun goes on from it.")
 ]
 TrainingMinutes = Annotated[float, typer.Option("--minutes", help="Time to train, features not counted.")]
-DraftVocabulary = Annotated[int, typer.Option(help="Size of the draft vocabulary.")]
+DraftVocabulary = Annotated[
+    int | None,
+    typer.Option(help="Size of the draft vocabulary; not given: 8192, or all of a target with fewer."),
+]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")]
@@ -141,3 +145,18 @@ def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Pa
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def draft_vocabulary(asked: int | None, target: int) -> int:
+    """Return the size of the draft vocabulary.
+
+    Raises:
+        SettingError: if it is larger than the target's, or too small for labels.
+    """
+    size = min(_USUAL_VOCABULARY, target) if asked is None else asked
+    if not LABEL_WIDTH <= size <= target:
+        raise SettingError("vocabulary", size, f"must be {LABEL_WIDTH} to {target}")
+    return size
+
+
+_USUAL_VOCABULARY = 8192

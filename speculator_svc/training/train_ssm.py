@@ -43,6 +43,7 @@ from speculator_svc.training.run import (
     Overwrite,
     Target,
     Threads,
+    draft_vocabulary,
     place_for,
 )
 from speculator_svc.training.student import Start, Student
@@ -99,7 +100,7 @@ def train_ssm(
     start: Annotated[Path | None, typer.Option(help="Start from this SSM or pruned model instead.")] = None,
     insert: InsertedLayers = "",
     after: Pool = None,
-    vocabulary: DraftVocabulary = 8192,
+    vocabulary: DraftVocabulary = None,
     minutes: Annotated[float, typer.Option(min=0, help="Time to train, labels not counted.")] = 60.0,
     learning_rate: LearningRate = 1e-3,
     seed: BatchSeed = 0,
@@ -119,10 +120,9 @@ def train_ssm(
     pool = [load_ssm(path, directory) for path in after or ()]
     begin = Start.read(directory, start, layers, insert)
     given = begin.ssm or (pool[0] if pool else None)
-    if given is None and not LABEL_WIDTH <= vocabulary <= config.vocab_size:
-        raise SettingError("vocabulary", vocabulary, f"must be {LABEL_WIDTH} to {config.vocab_size}")
+    tokens = draft_vocabulary(vocabulary, config.vocab_size) if given is None else given.token_ids
     runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192, device=place))
-    data = _prepare(runner, corpus, work, vocabulary if given is None else given.token_ids)
+    data = _prepare(runner, corpus, work, tokens)
     student = begin.student(data.token_ids).to(place)
     state = work / "state.pt"
     others = [Student.from_draft(draft).to(place) for draft in pool]

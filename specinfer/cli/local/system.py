@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,9 +30,19 @@ from specinfer.cli.local.redis_server import (
     redis_command,
     redis_url_from_environment,
 )
-from specinfer.drafters.pools import INDEPENDENT, MODEL_DRAFTERS, Flags, default_resident
+from specinfer.drafters.pools import (
+    INDEPENDENT,
+    MODEL_DRAFTERS,
+    NONE,
+    SERVICE_FLAGS,
+    Flags,
+    check_speculator,
+    default_resident,
+    read_speculators,
+)
 from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.hub.resolve import check_model_folder
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
 Report = Callable[[str], None]
@@ -68,6 +78,8 @@ class LocalOptions:
     gateway: Flags = field(default_factory=dict)
     speculators: Mapping[str, Flags] | None = None
     """Flags of speculator services by name; None takes the default ones."""
+    addresses: Sequence[str] = ()
+    """Addresses of speculator services that run already."""
     resident: str | None = None
     """Speculators in the verifier's process, as its `--drafters`; empty for none. None takes those that suit
     the model, unless services are named."""
@@ -83,6 +95,11 @@ class LocalOptions:
             return self.resident
         offload = self.verifier.get("offload", "none") != "none"
         return default_resident(self.model, offload) if self.speculators is None else ""
+
+    @property
+    def resident_flags(self) -> Sequence[Flags]:
+        """Flags of the speculators in the verifier's process."""
+        return list((read_speculators([self.resident_speculators or NONE]) or {}).values())
 
     @property
     def services(self) -> Mapping[str, Flags]:
@@ -164,7 +181,11 @@ class LocalSystem:
             InvalidInputError: if the model, the gateway's address or $REDIS_URL cannot be used.
             UnavailableError: if there is no Redis.
         """
-        resolve_model(self._options.model)
+        check_model_folder(self._options.model)
+        for flags in self._pool.values():
+            check_speculator("speculator", flags, SERVICE_FLAGS)
+        for flags in self._options.resident_flags:
+            check_speculator("resident", flags)
         check_listen_address(self.address)
         if self._options.metrics:
             check_metrics_port()
@@ -195,7 +216,7 @@ class LocalSystem:
         gateway = {
             "listen": self.address,
             "verifiers": self.verifier,
-            "speculators": ",".join(self._addresses),
+            "speculators": ",".join([*self._addresses, *self._options.addresses]),
             "redis-url": self.redis_url,
             **model,
             **self._options.gateway,

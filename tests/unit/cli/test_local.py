@@ -71,6 +71,23 @@ def test_services_run_in_an_environment_that_suits_them_unless_the_user_says_oth
     assert found == [expected | {"SPECINFER_INSTANCE": system.instance}]
 
 
+def test_the_gateway_asks_services_that_run_already_beside_those_that_are_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: dict[str, list[str]] = {}
+
+    def record(name: str, command: list[str], *_: object) -> None:
+        started[name] = command
+
+    monkeypatch.setattr(local, "Child", record)
+    monkeypatch.setattr(LocalSystem, "_wait", lambda *_: None)
+    system = LocalSystem(LocalOptions(addresses=("127.0.0.1:7", "other:8")))
+    system.redis_url = "redis://nowhere"
+    system._start()
+    given = started["gateway"][started["gateway"].index("--speculators") + 1].split(",")
+    assert given == [started["suffix"][started["suffix"].index("--listen") + 1], "127.0.0.1:7", "other:8"]
+
+
 def test_what_the_http_service_needs_is_missed_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from specinfer.cli.plan import plan, read_curve
-from specinfer.cli.show import console
+from specinfer.cli.show import output
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
 from tests.support.tiny_models import tiny_transformers
 
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal in which no column is cut; a console takes its width when it is made."""
-    monkeypatch.setattr(console, "width", 200)
+    monkeypatch.setattr(output, "width", 200)
 
 
 def run(*arguments: object) -> str:
@@ -32,7 +32,8 @@ def run(*arguments: object) -> str:
     app.command()(plan)
     done = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    assert done.stderr == "", "a plan is a result: it goes to standard output"
+    return done.stdout
 
 
 def test_layouts_with_memory_and_speed(model: Path, tmp_path: Path) -> None:
@@ -50,13 +51,29 @@ def test_layouts_with_memory_and_speed(model: Path, tmp_path: Path) -> None:
     assert "2 x python -m verifier_svc --tensor-parallel 1 --pipeline-parallel 1 --kv-tokens " in text
 
 
+def test_layouts_as_json(model: Path, tmp_path: Path) -> None:
+    curve = tmp_path / "curve.json"
+    curve.write_text(json.dumps({"pass_costs": [[64, 0.040], [1, 0.010]]}))
+    usual = (model, "--devices", 2, "--memory", 0.01, "--nodes", 8, "--context", 256, "--json")
+    rows = json.loads(run(*usual))
+    assert [(row["tensor_parallel"], row["pipeline_parallel"], row["verifiers"]) for row in rows] == [
+        *((1, 1, 2), (2, 1, 1), (1, 2, 1)),
+    ]
+    assert all(row["fits"] and row["kv_tokens"] > 256 and "pass_seconds" not in row for row in rows)
+    rows = json.loads(run(*usual, "--curve", curve))
+    assert [row["pass_seconds"] for row in rows] == [0.01, 0.005, 0.01]
+
+
 def test_what_cannot_be_planned(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="no layout has room for a request of 512 tokens"):
         run(model, "--devices", 1, "--memory", 0.0001)
     with pytest.raises(InvalidInputError, match="--devices = 0"):
         run(model, "--devices", 0, "--memory", 1)
-    with pytest.raises(InvalidInputError, match="--dtype = 'int3'"):
-        run(model, "--devices", 1, "--memory", 1, "--dtype", "int3")
+    app = typer.Typer()
+    app.command()(plan)
+    bad = CliRunner().invoke(app, [str(model), "--devices", "1", "--memory", "1", "--dtype", "int3"])
+    assert bad.exit_code == 2
+    assert "'int3' is not one of" in bad.stderr
     with pytest.raises(SettingError, match="context = 600: the model has 512 positions"):
         run(model, "--devices", 1, "--memory", 1, "--context", 600)
     for memory in ("0", "nan"):

@@ -283,6 +283,10 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
     assert len(tree) == 5
     assert "--layers 0,2 " in json.loads((tmp_path / "ssm/config.json").read_text())["trained"]["command"]
 
+    train(vocabulary=None, overwrite=True)  # as the README has it, for a target with few tokens
+    trained = json.loads((tmp_path / "ssm/config.json").read_text())["trained"]["command"]
+    assert "--vocabulary 97 " in trained
+
     for bad in ({"layers": "0,29"}, {"layers": "x"}, {"vocabulary": 98}, {"device": "abacus"}):
         (field, value), *_ = bad.items()
         with pytest.raises(SettingError, match=f"{field} = '?{value}'?"):

@@ -1,7 +1,6 @@
 """Options that several commands share, and those that exclude each other."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -9,6 +8,7 @@ import typer
 
 from specinfer.cli.bench import MODES
 from specinfer.cli.connection import API_KEY_VARIABLE
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, WeightsChoice
 from specinfer.client.options import ConstraintOptions
 from specinfer.client.request import KINDS
 from specinfer.errors import InvalidInputError
@@ -18,74 +18,85 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
 LOCAL_OPTIONS = ("model", "dtype", "weights", "offload", "device", "speculator", "resident")
 """Options that say what a local system runs; a running gateway has that already."""
+TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
+GATEWAY, LOCAL = "Gateway", "Local system"
+"""Groups of options in `--help`."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 """Options that say how to reach a running gateway."""
 
 
-class SpeculationChoice(StrEnum):
-    """Speculation of a request."""
-
-    TREE = "tree"
-    SEQUENCE = "sequence"
-    OFF = "off"
-
-
-class DecompositionChoice(StrEnum):
-    """Decomposition of an answer into points."""
-
-    NONE = "none"
-    SKELETON = "skeleton"
-
-
-class Source(StrEnum):
-    """Source of a registered model."""
-
-    WHEEL = "wheel"
-    HUB = "hub"
-
-
 Address = Annotated[
-    str, typer.Option(help="Address of a running gateway; several, with commas between them, share a Redis.")
+    str,
+    typer.Option(
+        rich_help_panel=GATEWAY,
+        help="Address of a running gateway; several, with commas between them, share a Redis.",
+    ),
 ]
 ApiKey = Annotated[
     str | None,
     typer.Option(
         "--api-key",
         envvar=API_KEY_VARIABLE,
+        rich_help_panel=GATEWAY,
         show_default=False,
         help="Key for a gateway that asks for one. Others on the machine can read options; not the variable.",
     ),
 ]
 TlsCa = Annotated[
-    Path | None, typer.Option("--tls-ca", help="PEM file of the gateway's authorities: switches on TLS.")
+    Path | None,
+    typer.Option(
+        "--tls-ca", help="PEM file of the gateway's authorities: switches on TLS.", rich_help_panel=GATEWAY
+    ),
 ]
 TlsCert = Annotated[
-    Path | None, typer.Option("--tls-cert", help="PEM file of a certificate, where the gateway wants one.")
+    Path | None,
+    typer.Option(
+        "--tls-cert", help="PEM file of a certificate, where the gateway wants one.", rich_help_panel=GATEWAY
+    ),
 ]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM file of that certificate's private key.")]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option("--tls-key", help="PEM file of that certificate's private key.", rich_help_panel=GATEWAY),
+]
 PatienceSeconds = Annotated[
     float,
     typer.Option(
-        "--patience-seconds", min=0.0, help="How long a lost connection is tried again; 0: not at all."
+        "--patience-seconds",
+        min=0.0,
+        rich_help_panel=GATEWAY,
+        help="How long a lost connection is tried again; 0: not at all.",
     ),
 ]
 ConstraintText = Annotated[
     str | None,
     typer.Option(
         "--constraint",
+        rich_help_panel=TEXT,
         help="What the text must look like: json_schema=VALUE, regex=VALUE, grammar=VALUE (Lark) or "
         'choice=["TEXT", ...]; @FILE as VALUE reads a file.'.replace("[", r"\["),
+    ),
+]
+SpeculatorAddresses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--speculator-address",
+        rich_help_panel=LOCAL,
+        help="Address of a speculator service that runs already, beside those that are started; may be "
+        "repeated.",
     ),
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Send prompts as they are, without chat template, as base models need.")
 ]
-Model = Annotated[str, typer.Option(help="Registry name, hub id, directory or GGUF file.")]
+Model = Annotated[
+    str, typer.Option(help="Registry name, hub id, directory or GGUF file.", rich_help_panel=LOCAL)
+]
 Speculators = Annotated[
     list[str] | None,
     typer.Option(
         "--speculator",
+        rich_help_panel=LOCAL,
         help="Service of speculators: DRAFTER[+DRAFTER...][,FLAG=VALUE...], or none, instead of the usual "
         "pool; may be repeated. "
         "Example: ssm,model=ssm-smollm2-135m or custom,function=my_drafts:repeat_last".replace("[", r"\["),
@@ -94,32 +105,38 @@ Speculators = Annotated[
 Resident = Annotated[
     str | None,
     typer.Option(
+        rich_help_panel=LOCAL,
         help="Speculators in the verifier's process, given as for --speculator, or none. Not given: those "
-        "that suit the model, unless --speculator is given."
+        "that suit the model, unless --speculator is given.",
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Numeric type of a local system: float32, bfloat16 or float16 (torch executor).")
+    DtypeChoice,
+    typer.Option(help="Numeric type of a local system; float16: torch executor.", rich_help_panel=LOCAL),
 ]
 Weights = Annotated[
-    str,
+    WeightsChoice,
     typer.Option(
+        rich_help_panel=LOCAL,
         help="Of a local verifier: auto (native-a8 where it can be, else converted); converted (as --dtype "
         "says); native (the 4- or 8-bit blocks of a GGUF model); native-a8 (these, with activations of 8 "
-        "bits); int8, int4 or w8a8 (quantised while loading, which makes another target); fp8 on a GPU."
+        "bits); int8, int4 or w8a8 (quantised while loading, which makes another target); fp8 on a GPU.",
     ),
 ]
 Offload = Annotated[
-    str,
+    OffloadChoice,
     typer.Option(
+        rich_help_panel=LOCAL,
         help="Where a local verifier keeps the layers of a model larger than the device: host (for a GPU) or "
-        "disk; none: on the device."
+        "disk; none: on the device.",
     ),
 ]
 LocalDevice = Annotated[
     str | None,
     typer.Option(
-        "--device", help="Where models of a local system run: cpu, cuda or another torch device; default cpu."
+        "--device",
+        rich_help_panel=LOCAL,
+        help="Where models of a local system run: cpu, cuda or another torch device; default cpu.",
     ),
 ]
 

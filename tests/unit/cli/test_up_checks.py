@@ -1,0 +1,124 @@
+"""`specinfer up` refuses bad options before it starts anything, with exit code 2 and one line."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from specinfer.drafters import DrafterOptions
+from specinfer.drafters.pools import SERVICE_FLAGS
+from speculator_svc.settings import SpeculatorSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that looks like a model."""
+    directory = tmp_path_factory.mktemp("model")
+    for name in ("config.json", "tokenizer.json"):
+        (directory / name).write_text("{}")
+    (directory / "model.safetensors").touch()
+    return directory
+
+
+def without(folder: Path, name: str, content: str | None = None) -> str:
+    """A model's directory in which a file is missing, or says something else."""
+    other = Path(tempfile.mkdtemp(dir=folder.parent))
+    for path in folder.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    (other / name).unlink()
+    if content is not None:
+        (other / name).write_text(content)
+    return str(other)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "specinfer.cli", *arguments]
+    # whatever is started would be found: no Redis can be
+    environment = {**os.environ, "REDIS_URL": "redis://127.0.0.1:1/0", "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
+
+
+BAD = {
+    "planner": (["--planner", "oracle"], "'oracle' is not one of 'measured', 'learned'"),
+    "dtype": (["--dtype", "float8"], "'float8' is not one of 'float32', 'bfloat16', 'float16'"),
+    "weights": (["--weights", "int3"], "'int3' is not one of 'auto', 'converted'"),
+    "offload": (["--offload", "tape"], "'tape' is not one of 'none', 'host', 'disk'"),
+    "drafter": (["--speculator", "oracle"], "speculator = 'oracle': must be one of ssm, eagle"),
+    "second drafter": (["--speculator", "ngram+oracle"], "speculator = 'oracle': must be one of ssm, eagle"),
+    "flag": (["--speculator", "ngram,beem=4"], "beem = '4': drafters know model, "),
+    "value of a flag": (["--speculator", "ngram,beam=x"], "beam = 'x': must be int"),
+    "drafter's model": (["--speculator", "ssm,model=/none"], "model = '/none': no such directory"),
+    "resident": (["--resident", "oracle"], "resident = 'oracle': must be one of ssm, eagle"),
+    "service's flag of a resident": (
+        ["--resident", "ngram,threads=1"],
+        "threads = '1': drafters know model, ",
+    ),
+    "address": (["--speculator-address", "nowhere"], "--speculator-address = 'nowhere': must be host:port"),
+    "planner's weights": (["--planner", "learned", "--planner-weights", "/none"], "'/none' does not exist"),
+    "weights without planner": (["--planner-weights", __file__], "only for --planner learned"),
+    "template": (["--chat-template", "/none"], "'/none' does not exist"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_options_are_refused(case: str, folder: Path) -> None:
+    flags, why = BAD[case]
+    done = run("up", "--model", str(folder), "--listen", "127.0.0.1:0", *flags)
+    assert why in done.stderr
+    assert done.stderr.startswith("specinfer: error: ")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_folders_that_are_no_models_are_refused(folder: Path) -> None:
+    for other, why in (
+        (without(folder, "config.json"), "no config.json in"),
+        (without(folder, "config.json", "{"), "config.json: Expecting"),
+        (without(folder, "config.json", "[]"), "must be a JSON object"),
+        (without(folder, "tokenizer.json"), "no tokenizer.json in"),
+        (without(folder, "model.safetensors"), "no weights (*.safetensors) in"),
+    ):
+        done = run("up", "--model", other)
+        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
+def test_generate_without_a_gateway_says_so_at_once() -> None:
+    done = run("generate", "hi", "--address", "127.0.0.1:1,127.0.0.1:2")
+    assert done.stderr == (
+        "specinfer: error: no gateway at 127.0.0.1:1,127.0.0.1:2: start one with `specinfer up`\n"
+    )
+    assert done.returncode == 1
+
+
+def test_the_shell_completes_choices() -> None:
+    environment = {
+        "_SPECINFER_COMPLETE": "complete_bash",
+        "COMP_WORDS": "specinfer up --dtype ",
+        "COMP_CWORD": "3",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv = ['specinfer']; from specinfer.cli.main import main; main()",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=os.environ | environment, timeout=60
+    )
+    assert done.stdout.split() == ["float32", "bfloat16", "float16"], done.stderr
+
+
+def test_flags_of_services_are_those_of_their_settings() -> None:
+    known = set(SpeculatorSettings.model_fields) - set(DrafterOptions.__dataclass_fields__)
+    assert known - {"drafter", "listen"} == SERVICE_FLAGS
+
+
+def test_options_of_generate_are_in_groups() -> None:
+    shown = run("generate", "--help").stdout
+    groups = ["Arguments", "Options", "Text", "Sampling", "Speculation", "Gateway", "Local system"]
+    places = [shown.index(f"─ {group} ─") for group in groups]
+    assert places == sorted(places)
+    assert places[3] < shown.index("--top-p") < places[4]
