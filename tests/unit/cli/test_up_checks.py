@@ -1,18 +1,18 @@
 """`specinfer up` refuses bad options before it starts anything, with exit code 2 and one line."""
 
-import os
-import subprocess
+import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from specinfer.cli.main import main
 from specinfer.drafters import DrafterOptions
 from specinfer.drafters.pools import SERVICE_FLAGS
 from speculator_svc.settings import SpeculatorSettings
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,35 @@ def without(folder: Path, name: str, content: str | None = None) -> str:
     return str(other)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "specinfer.cli", *arguments]
-    # whatever is started would be found: no Redis can be
-    environment = {**os.environ, "REDIS_URL": "redis://127.0.0.1:1/0", "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
+@dataclass(frozen=True)
+class Done:
+    """End of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
+    """The command, in this process. Whatever it starts would fail: there is no Redis."""
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("COLUMNS", "200")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["specinfer", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        return Done(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+Run = Callable[..., Done]
 BAD = {
     "planner": (["--planner", "oracle"], "'oracle' is not one of 'measured', 'learned'"),
     "dtype": (["--dtype", "float8"], "'float8' is not one of 'float32', 'bfloat16', 'float16'"),
@@ -66,7 +88,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_options_are_refused(case: str, folder: Path) -> None:
+def test_bad_options_are_refused(case: str, folder: Path, run: Run) -> None:
     flags, why = BAD[case]
     done = run("up", "--model", str(folder), "--listen", "127.0.0.1:0", *flags)
     assert why in done.stderr
@@ -74,7 +96,7 @@ def test_bad_options_are_refused(case: str, folder: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_folders_that_are_no_models_are_refused(folder: Path) -> None:
+def test_folders_that_are_no_models_are_refused(folder: Path, run: Run) -> None:
     for other, why in (
         (without(folder, "config.json"), "no config.json in"),
         (without(folder, "config.json", "{"), "config.json: Expecting"),
@@ -86,7 +108,7 @@ def test_folders_that_are_no_models_are_refused(folder: Path) -> None:
         assert (done.returncode, why in done.stderr) == (2, True), done.stderr
 
 
-def test_generate_without_a_gateway_says_so_at_once() -> None:
+def test_generate_without_a_gateway_says_so_at_once(run: Run) -> None:
     done = run("generate", "hi", "--address", "127.0.0.1:1,127.0.0.1:2")
     assert done.stderr == (
         "specinfer: error: no gateway at 127.0.0.1:1,127.0.0.1:2: start one with `specinfer up`\n"
@@ -94,21 +116,11 @@ def test_generate_without_a_gateway_says_so_at_once() -> None:
     assert done.returncode == 1
 
 
-def test_the_shell_completes_choices() -> None:
-    environment = {
-        "_SPECINFER_COMPLETE": "complete_bash",
-        "COMP_WORDS": "specinfer up --dtype ",
-        "COMP_CWORD": "3",
-    }
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; sys.argv = ['specinfer']; from specinfer.cli.main import main; main()",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=os.environ | environment, timeout=60
-    )
-    assert done.stdout.split() == ["float32", "bfloat16", "float16"], done.stderr
+def test_the_shell_completes_choices(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {"COMP_WORDS": "specinfer up --dtype ", "COMP_CWORD": "3"}
+    for name, value in {"_SPECINFER_COMPLETE": "complete_bash", **words}.items():
+        monkeypatch.setenv(name, value)
+    assert run().stdout.split() == ["float32", "bfloat16", "float16"]
 
 
 def test_flags_of_services_are_those_of_their_settings() -> None:
@@ -116,7 +128,7 @@ def test_flags_of_services_are_those_of_their_settings() -> None:
     assert known - {"drafter", "listen"} == SERVICE_FLAGS
 
 
-def test_options_of_generate_are_in_groups() -> None:
+def test_options_of_generate_are_in_groups(run: Run) -> None:
     shown = run("generate", "--help").stdout
     groups = ["Arguments", "Options", "Text", "Sampling", "Speculation", "Gateway", "Local system"]
     places = [shown.index(f"─ {group} ─") for group in groups]

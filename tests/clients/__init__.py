@@ -1,0 +1,1 @@
+"""Other people's clients and load tools on our HTTP service, each in an environment of its own."""
