@@ -12,6 +12,8 @@ that they came through are written. Our own errors say what was wrong, in `for_l
 
 import json
 import logging
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ from typing import TypeAlias
 
 from specinfer.errors import SpecInferError
 from specinfer.log_lines import REQUEST_ID, TRACE_ID
+
+log = logging.getLogger(__name__)
 
 ExceptionInfo: TypeAlias = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -88,6 +92,42 @@ def set_up_logs(service: str, level: str, quote_requests: bool = False, log_form
     handler = logging.StreamHandler()
     handler.setFormatter(make_formatter(service, log_format, quote_requests))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    _take_foreign_lines()
+
+
+class _WithoutHandlers(logging.Logger):
+    """Logger of a library that would write lines of its own."""
+
+    def addHandler(self, hdlr: logging.Handler) -> None:
+        """Leave out a handler: lines go to ours."""
+
+    @property
+    def propagate(self) -> bool:
+        """True, whatever the library sets."""
+        return True
+
+    @propagate.setter
+    def propagate(self, value: bool) -> None:
+        """Leave out a value."""
+
+
+def _take_foreign_lines() -> None:
+    """Log what others would write to standard error: warnings, faults of threads, libraries' own lines."""
+    logging.captureWarnings(True)
+    sys.excepthook = _log_fault
+    threading.excepthook = lambda fault: _log_fault(fault.exc_type, fault.exc_value, fault.exc_traceback)
+    usual = logging.getLoggerClass()
+    logging.setLoggerClass(_WithoutHandlers)
+    try:
+        for library in ("transformers", "huggingface_hub"):
+            logging.getLogger(library)
+    finally:
+        logging.setLoggerClass(usual)
+
+
+def _log_fault(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+        log.critical("unexpected fault", exc_info=(kind, error, trace))
 
 
 def _utc(seconds: float) -> str:

@@ -4,6 +4,9 @@ import asyncio
 import gc
 import json
 import logging
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -62,8 +65,10 @@ def test_what_another_handler_wrote_out_is_not_repeated() -> None:
 
 @pytest.mark.parametrize("quote", [False, True])
 def test_services_write_exceptions_whole_only_if_told(
-    quote: bool, capsys: pytest.CaptureFixture[str]
+    quote: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (sys, threading):
+        monkeypatch.setattr(module, "excepthook", module.excepthook)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers = []
@@ -73,6 +78,7 @@ def test_services_write_exceptions_whole_only_if_told(
     finally:
         root.handlers = handlers
         root.setLevel(level)
+        logging.captureWarnings(False)
     assert (SECRET in capsys.readouterr().err) is quote
     assert not ServiceSettings().log_requests
 
@@ -195,3 +201,30 @@ def test_json_lines_show_exceptions_without_what_they_say() -> None:
     assert SECRET in as_json(record, quote=True)["exception"], "the negative control"
     tasks = logging.LogRecord("asyncio", logging.ERROR, "f", 1, f"Task failed\n{SECRET}", (), None)
     assert as_json(tasks)["message"] == "Task failed"
+
+
+FOREIGN = """
+import logging, sys, threading, warnings
+from specinfer.service.logs import set_up_logs
+set_up_logs("gateway", "info", log_format="json")
+from transformers.utils import logging as theirs
+theirs.get_logger("transformers.models").warning("a library's line\\nof two")
+warnings.warn("an old way")
+def fail(): raise KeyError("owl")
+thread = threading.Thread(target=fail)
+thread.start(), thread.join()
+fail()
+"""
+
+
+def test_no_line_is_foreign() -> None:
+    """Warnings, libraries with handlers of their own, faults of threads and of the process."""
+    done = subprocess.run([sys.executable, "-c", FOREIGN], capture_output=True, text=True, timeout=60)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    assert [(line["level"], line["logger"]) for line in lines] == [
+        ("WARNING", "transformers.models"),
+        ("WARNING", "py.warnings"),
+        *[("CRITICAL", "specinfer.service.logs")] * 2,
+    ]
+    assert all("KeyError" in line["exception"] and "owl" not in line["exception"] for line in lines[2:])
