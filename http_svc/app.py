@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -18,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from http_svc.body.bodies import ChatBody, CompletionBody
+from http_svc.description import GENERATED, KEYLESS, STREAMED, TEXT, WHOLE, describe
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.connection import bounded
 from http_svc.entry.middleware import Guard, HttpMetrics
@@ -151,6 +153,7 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
     _add_api(app, Door(callers, models, metrics, ending))
     _add_observation(app, health, registry)
     add_page(app)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]
     _add_errors(app)
     guarded = Guard(app, settings, metrics, callers.admit)
     if not settings.origins:
@@ -165,36 +168,40 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
 
 
 def _add_api(app: FastAPI, door: Door) -> None:
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=GENERATED)
     async def chat(body: ChatBody, request: Request) -> Response:
         return await door.chat(body, request)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=GENERATED)
     async def complete(body: CompletionBody, request: Request) -> Response:
         return await door.complete(body, request)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=WHOLE)
     async def models(request: Request) -> Response:
         return await door.models(request)
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=WHOLE)
     async def model(name: str, request: Request) -> Response:
         return await door.model(name, request)
 
-    @app.get("/v1/watch")
+    @app.get("/version", responses=WHOLE)
+    async def version() -> Response:
+        return JSONResponse({"version": __version__})
+
+    @app.get("/v1/watch", responses=STREAMED)
     async def watch(request: Request) -> Response:
         return await door.watch(request)
 
 
 def _add_observation(app: FastAPI, health: GatewayHealth, registry: CollectorRegistry) -> None:
-    @app.get("/health")
+    @app.get("/health", responses=KEYLESS)
     async def answer_health() -> Response:
         problem = await health.problem()
         if problem:
             raise ApiError(503, problem, "unavailable", retry_after_s=1.0)
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics")
+    @app.get("/metrics", responses=TEXT)
     async def answer_metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 

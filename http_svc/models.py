@@ -71,8 +71,11 @@ _FRESH_S = 5.0
 class Models:
     """The model, remembered for a few seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._clock, self._asked_at, self._name = clock, -math.inf, ""
+        self._wall_clock, self._created = wall_clock, 0
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> None:
@@ -121,7 +124,7 @@ class Models:
         return {
             "id": status.model,
             "object": "model",
-            "created": 0,
+            "created": self._created,
             "owned_by": "specinfer",
             "max_model_len": status.max_context_len,
         }
@@ -133,4 +136,6 @@ class Models:
 
     def remember(self, status: generation_pb2.StatusReply) -> None:
         """Note what a gateway serves."""
+        if status.model != self._name:
+            self._created = int(self._wall_clock())
         self._name, self._asked_at = status.model, self._clock()

@@ -4,27 +4,18 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
-
-
-@dataclass(frozen=True, eq=False)  # 0 and False are equal, and `Annotated` would take one for the other
-class Neutral:
-    """Drops values that change nothing, and refuses all others."""
-
-    values: tuple[Any, ...]
-
-    def __call__(self, value: Any) -> None:
-        """Check a value.
-
-        Raises:
-            PydanticCustomError: if it would change something.
-        """
-        if value is not None and not any(
-            value == one and type(value) in _SAME[type(one)] for one in self.values
-        ):
-            raise PydanticCustomError("unsupported", "not supported")
-
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _NUMBERS = (int, float)
 _SAME: dict[type, tuple[type, ...]] = {
@@ -34,9 +25,36 @@ _SAME: dict[type, tuple[type, ...]] = {
 """Types in which a neutral value may be written: `False` is not 0."""
 
 
-def only(*neutral: Any) -> BeforeValidator:
-    """Return a validator that drops values that change nothing, and refuses all others."""
-    return BeforeValidator(Neutral(neutral))
+@dataclass(frozen=True, eq=False)  # 0 and False are equal, and `Annotated` would take one for the other
+class Neutral:
+    """Marks a field whose values are dropped if they change nothing, and refused otherwise."""
+
+    values: tuple[Any, ...]
+
+    def check(self, value: Any) -> None:
+        """Check a value.
+
+        Raises:
+            PydanticCustomError: if it would change something.
+        """
+        taken = [one for one in self.values if value == one and type(value) in _SAME[type(one)]]
+        if value is not None and not taken:
+            raise PydanticCustomError("unsupported", "not supported")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how pydantic checks the field."""
+        return core_schema.no_info_before_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, source: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return how the field is described."""
+        return {"enum": [*self.values, None]}
+
+
+def only(*neutral: Any) -> Neutral:
+    """Return a marker of a field that takes these values, which change nothing."""
+    return Neutral(neutral)
 
 
 def _encodable(text: str) -> str:
@@ -111,7 +129,7 @@ def leave_out(value: Any) -> None:
     """Drop any value."""
 
 
-Ignored = Annotated[None, BeforeValidator(leave_out)]
+Ignored = Annotated[None, BeforeValidator(leave_out), WithJsonSchema({"description": "Left out."})]
 """A field that changes nothing here, whatever it holds (docs/http.md#fields-that-change-nothing)."""
 
 

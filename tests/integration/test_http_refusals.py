@@ -5,8 +5,10 @@ Gateways are real servers that follow a script, so that no model runs.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,6 +19,7 @@ from pydantic import BaseModel
 from http_svc.body.bodies import ChatBody, CompletionBody
 from http_svc.body.fields import Neutral
 from http_svc.body.messages import Message
+from specinfer import __version__
 from specinfer.service.logs import DiscreetFormatter
 from tests.support.fake_gateway import TEXT, FakeGateway, Turn, fake_gateways
 from tests.support.http_service import ASKED, CHAT, COMPLETIONS, MODEL, HttpService, http_service
@@ -215,11 +218,8 @@ async def test_a_body_that_is_no_json_object(content: Any) -> None:
 
 def unsupported(model: type[BaseModel]) -> list[str]:
     """Fields of which only some values are taken, which change nothing."""
-    checks = {
-        name: [getattr(part, "func", None) for part in field.metadata]
-        for name, field in model.model_fields.items()
-    }
-    return [name for name, found in checks.items() if any(isinstance(check, Neutral) for check in found)]
+    fields = model.model_fields.items()
+    return [name for name, field in fields if any(isinstance(part, Neutral) for part in field.metadata)]
 
 
 async def test_what_is_not_supported_is_refused_by_name() -> None:
@@ -492,11 +492,39 @@ async def test_pages_of_chosen_origins_may_call() -> None:
         assert "access-control-allow-origin" not in nobody.headers
 
 
+def named_on_the_page() -> tuple[set[str], set[str]]:
+    """Paths and statuses of errors in the tables of docs/http.md."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text()
+    paths = page.partition("| path | what |")[2].partition("\n## ")[0]
+    named = re.findall(r"`(?:GET |POST )?(/[\w/.]*)", paths)
+    errors = re.findall(
+        r"^\| ([\d, ]+) \|", page.partition("\n## Errors")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    return {path.removesuffix("/NAME") for path in named}, {
+        each.strip() for row in errors for each in row.split(",")
+    }
+
+
 async def test_the_api_describes_itself() -> None:
     async with served() as (_, http):
         description = (await http.plain.get("/openapi.json")).json()
         assert {CHAT, COMPLETIONS, "/v1/models", "/health", "/metrics"} <= set(description["paths"])
-        assert "speculation" in description["components"]["schemas"]["ChatBody"]["properties"]
+        schemas = description["components"]["schemas"]
+        fields = schemas["ChatBody"]["properties"]
+        assert "speculation" in fields
+        assert fields["min_tokens"] == {"enum": [0, None], "title": "Min Tokens"}
+        assert fields["user"]["description"] == "Left out."
+        assert not {"HTTPValidationError", "ValidationError"} & set(schemas)
+        for path, methods in description["paths"].items():
+            for method in methods.values():
+                assert "422" not in method["responses"]
+                assert (method["security"] == []) == (path in ("/health", "/metrics"))
+        answers = description["paths"][CHAT]["post"]["responses"]
+        assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+        paths, statuses = named_on_the_page()
+        assert set(answers) - {"200"} == statuses
+        assert {path.partition("/{")[0] for path in description["paths"]} == paths - {"/", "/openapi.json"}
+        assert (await http.plain.get("/version")).json() == {"version": __version__}
 
 
 async def test_a_fault_of_ours_tells_no_text(

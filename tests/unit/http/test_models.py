@@ -39,6 +39,16 @@ class Gateway:
         return await asyncio.gather(*calls, return_exceptions=True)
 
 
+async def test_a_model_was_created_when_it_was_first_served() -> None:
+    clock = iter([100.5, 200.0])
+    gateway, models = Gateway(), Models(wall_clock=lambda: next(clock))
+    gateway.gate.set()
+    for _ in range(2):
+        assert (await models.describe(cast(AsyncClient, gateway)))["created"] == 100
+    models.remember(generation_pb2.StatusReply(model="other"))
+    assert next(clock, None) is None
+
+
 async def test_calls_at_the_same_moment_ask_once() -> None:
     now = 100.0
     gateway, models = Gateway(), Models(lambda: now)

@@ -38,8 +38,8 @@ def taken(model: type[BaseModel]) -> dict[str, str]:
             check: Any = part.func if isinstance(part, BeforeValidator) else None
             if check is leave_out:
                 found[name] = "any value"
-            elif isinstance(check, Neutral):
-                found[name] = ", ".join(f"`{json.dumps(value)}`" for value in check.values) or "nothing"
+            elif isinstance(part, Neutral):
+                found[name] = ", ".join(f"`{json.dumps(value)}`" for value in part.values) or "nothing"
     return found
 
 
