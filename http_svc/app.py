@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from http_svc.body.bodies import ChatBody, CompletionBody
+from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.description import GENERATED, KEYLESS, STREAMED, TEXT, WHOLE, describe
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.connection import bounded
@@ -175,6 +176,14 @@ def _add_api(app: FastAPI, door: Door) -> None:
     @app.post("/v1/completions", responses=GENERATED)
     async def complete(body: CompletionBody, request: Request) -> Response:
         return await door.complete(body, request)
+
+    @app.post("/tokenize", responses=WHOLE)
+    async def tokenize(body: TokenizeBody, request: Request) -> Response:
+        return await door.tokenize(body, request)
+
+    @app.post("/detokenize", responses=WHOLE)
+    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+        return await door.detokenize(body, request)
 
     @app.get("/v1/models", responses=WHOLE)
     async def models(request: Request) -> Response:

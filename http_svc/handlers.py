@@ -10,6 +10,7 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from http_svc.body.bodies import Body, ChatBody, CompletionBody
+from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
@@ -24,6 +25,7 @@ from http_svc.to_gateway import (
     chat_requests,
     completion_names,
     completion_requests,
+    tokenize_request,
     wants_logprobs,
 )
 from http_svc.tool_schemas import name_function
@@ -56,6 +58,27 @@ class Door:
         """Serve `POST /v1/completions`."""
         explain = partial(api_error, names=completion_names())
         return await self._answer(COMPLETION, body, request, partial(completion_requests, body), explain)
+
+    async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
+        """Serve `POST /tokenize`."""
+        caller = self._callers.client_of(request.headers)
+        try:
+            ids = list(await caller.tokenize(tokenize_request(body)))
+            model = await self._models.describe(caller, body.model)
+        except SpecInferError as error:
+            raise api_error(error, {**completion_names(), "chat.end": "continue_final_message"}) from error
+        most = model["max_model_len"]
+        return JSONResponse({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": None})
+
+    async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
+        """Serve `POST /detokenize`."""
+        caller = self._callers.client_of(request.headers)
+        try:
+            if body.model is not None:
+                await self._models.check(caller, body.model)
+            return JSONResponse({"prompt": await caller.detokenize(body.tokens)})
+        except SpecInferError as error:
+            raise api_error(error, {"ids": "tokens"}) from error
 
     async def models(self, request: Request) -> Response:
         """Serve `GET /v1/models`."""

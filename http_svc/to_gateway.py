@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from http_svc.body.bodies import NO_LIMIT, Body, ChatBody, CompletionBody
+from http_svc.body.conversation import Conversation
 from http_svc.body.forms import ANY_OBJECT
 from http_svc.body.messages import Message
+from http_svc.body.tokens import TokenizeBody
 from http_svc.tools import call_grammar
 from specinfer.client import make_request
 from specinfer.client.options import RequestOptions
@@ -31,8 +33,18 @@ def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.Genera
     turns = [_turn(message) for message in body.messages]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     request = make_request(turns, **_options(body, NO_LIMIT if limit is None else limit))
-    _tell_tools(body, request.chat)
+    _tell(body, body.messages, request.chat)
     return _choices(body, [request], request_id)
+
+
+def tokenize_request(body: TokenizeBody) -> generation_pb2.TokenizeRequest:
+    """Return the request for the tokens of a text or a conversation."""
+    if body.messages is None:
+        plain = body.add_special_tokens is False
+        return generation_pb2.TokenizeRequest(text=body.prompt, no_special_tokens=plain)
+    chat = make_request([_turn(message) for message in body.messages]).chat
+    _tell(body, body.messages, chat)
+    return generation_pb2.TokenizeRequest(chat=chat)
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
@@ -57,6 +69,7 @@ def chat_names(body: ChatBody) -> dict[str, str]:
         **({"constraint.grammar": "tools"} if body.callable else {}),
         "constraint": _form_name(body),
         "chat.tools": "tools",
+        "chat.end": "continue_final_message",
         **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
     }
 
@@ -108,13 +121,17 @@ def _top_logprobs(body: Body) -> int:
     return (body.top_logprobs or 0) if isinstance(body, ChatBody) else 0
 
 
-def _tell_tools(body: ChatBody, chat: generation_pb2.ChatMessages) -> None:
-    """Add the offered functions, and earlier calls with their results."""
+def _tell(body: Conversation, messages: Sequence[Message], chat: generation_pb2.ChatMessages) -> None:
+    """Add the offered functions, earlier calls with their results, and the end."""
+    if body.continue_final_message:
+        chat.end = generation_pb2.CHAT_END_CONTINUED
+    elif body.add_generation_prompt is False:
+        chat.end = generation_pb2.CHAT_END_CLOSED
     offered = body.callable
     chat.tools.extend(
         [tool.model_dump_json(exclude_none=True) for tool in body.tools or () if tool.function in offered]
     )
-    for message, turn in zip(body.messages, chat.messages, strict=True):
+    for message, turn in zip(messages, chat.messages, strict=True):
         turn.tool_call_id = message.tool_call_id or ""
         for call in message.tool_calls or ():
             turn.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
-from specinfer.chat.template import ChatTemplate, Stored, stored_templates
+from specinfer.chat.template import ChatEnd, ChatTemplate, Stored, stored_templates
 from specinfer.errors import SettingError
 from specinfer.special_tokens import add_tokens, special_tokens
 
@@ -127,9 +127,12 @@ class Tokenizer:
         return self._encode(text, add_special_tokens=False)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        end: ChatEnd = ChatEnd.OPENED,
     ) -> list[int]:
-        """Return token ids of a conversation, ready for the assistant's answer.
+        """Return token ids of a conversation.
 
         Args:
             tools: functions that may be called, as OpenAI's API has them; a template that does not know tools
@@ -139,7 +142,7 @@ class Tokenizer:
             InvalidInputError: if the template refuses the messages.
             IncompatibleError: if the model has no chat template.
         """
-        return self._encode(self._chat.render(messages, tools), add_special_tokens=False)
+        return self._encode(self._chat.render(messages, tools, end), add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < _LONG_TEXT:
@@ -152,6 +155,11 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of token ids, special tokens left out."""
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def decode_all(self, token_ids: Iterable[int]) -> str:
+        """Return the text of token ids, special tokens by their names."""
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=False)
         return text
 
     def text_of_token(self, token_id: int) -> str:

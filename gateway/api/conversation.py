@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from specinfer.chat.template import ChatEnd
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2
 
@@ -29,6 +30,23 @@ def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
     if len(chat.tools) > MAX_TOOLS:
         raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS}")
     return [_object(f"chat.tools[{index}]", text) for index, text in enumerate(chat.tools)]
+
+
+def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
+    """Return how a conversation ends.
+
+    Raises:
+        InvalidInputError: if that is unknown, or goes on with what is no answer of the assistant in words.
+    """
+    number = int(chat.end)
+    if number not in tuple(ChatEnd):
+        raise InvalidInputError("chat.end", number, "unknown")
+    last = chat.messages[-1]
+    if number == ChatEnd.CONTINUED and (
+        last.role != "assistant" or last.tool_calls or not last.content.strip()
+    ):
+        raise InvalidInputError("chat.end", last.role, "the last message must be the assistant's, in words")
+    return ChatEnd(number)
 
 
 def texts_of(chat: generation_pb2.ChatMessages) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.api.callers import Caller
-from gateway.api.conversation import texts_of, tools_of, turns_of
+from gateway.api.conversation import end_of, texts_of, tools_of, turns_of
 from gateway.api.turns import FairPlaces
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
@@ -111,6 +111,36 @@ class RequestDecoder:
         request = replace(asked, prompt=prompt, max_new_tokens=limit, references=references)
         request.check_against(self._vocab_size, self._max_context_len)
         return request
+
+    async def tokenize(self, message: generation_pb2.TokenizeRequest, caller: Caller) -> Sequence[int]:
+        """Return the tokens of a prompt.
+
+        Raises:
+            InvalidInputError: naming the field, its value and the bound.
+            IncompatibleError: for a conversation, if the model has no chat template.
+        """
+        match message.WhichOneof("prompt"):
+            case "chat":
+                return await self._chat(message.chat, caller)
+            case "text":
+                plain = message.no_special_tokens
+                encode = self._tokenizer.encode_part if plain else self._tokenizer.encode
+                size = self._check_bytes("text", [message.text])
+                return await self._tokenize(size, caller, lambda: encode(message.text))
+        raise InvalidInputError("prompt", None, "one of text and chat is needed")
+
+    async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
+        """Return the text of tokens.
+
+        Raises:
+            InvalidInputError: if they are too many, or one is not in the vocabulary.
+        """
+        _check_number("ids", ids, self._max_context_len)
+        for token in ids:
+            if token >= self._vocab_size:
+                raise InvalidInputError("ids", str(token), f"not in the vocabulary of {self._vocab_size}")
+        (text,) = await self._tokenize(len(ids), caller, lambda: [self._tokenizer.decode_all(ids)])
+        return text
 
     def _fields(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
         """Decode all but the prompt and the references."""
@@ -219,8 +249,8 @@ class RequestDecoder:
             raise InvalidInputError("chat.messages", [], "must not be empty")
         _check_number("chat.messages", chat.messages, self._limits.messages)
         size = self._check_bytes("chat.messages", list(texts_of(chat)))
-        turns, tools = turns_of(chat.messages), tools_of(chat)
-        return await self._tokenize(size, caller, lambda: self._tokenizer.encode_chat(turns, tools))
+        turns, tools, end = turns_of(chat.messages), tools_of(chat), end_of(chat)
+        return await self._tokenize(size, caller, lambda: self._tokenizer.encode_chat(turns, tools, end))
 
     def _check_bytes(self, field: str, texts: Sequence[str]) -> int:
         size = sum(len(text.encode()) for text in texts)

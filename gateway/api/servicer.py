@@ -92,6 +92,28 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             await abort(context, error)
         return self._status.reply()
 
+    async def Tokenize(
+        self, message: generation_pb2.TokenizeRequest, context: Context
+    ) -> generation_pb2.TokenizeReply:
+        """Return the tokens of a prompt."""
+        try:
+            caller = self._callers.identify(context.invocation_metadata())
+            ids = await self._decoder.tokenize(message, caller)
+        except SpecInferError as error:
+            await abort(context, error)
+        return generation_pb2.TokenizeReply(ids=ids)
+
+    async def Detokenize(
+        self, message: generation_pb2.DetokenizeRequest, context: Context
+    ) -> generation_pb2.DetokenizeReply:
+        """Return the text of tokens."""
+        try:
+            caller = self._callers.identify(context.invocation_metadata())
+            text = await self._decoder.detokenize(message.ids, caller)
+        except SpecInferError as error:
+            await abort(context, error)
+        return generation_pb2.DetokenizeReply(text=text)
+
     async def Watch(
         self, message: generation_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[generation_pb2.WatchReply]:

@@ -8,30 +8,27 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from http_svc.body.conversation import Conversation, Turns
 from http_svc.body.fields import (
     FIRST,
+    MOST_TOKENS,
     Ignored,
     NotTrue,
     Strict,
     Text,
+    TokenId,
     Unsupported,
     Whole,
     at_most,
     only,
 )
 from http_svc.body.forms import ResponseFormat, StructuredOutputs
-from http_svc.body.messages import Message
 from http_svc.body.neutral import NeutralFields
-from http_svc.body.tools import ChosenTool, Function, Tool
 
-MOST_MESSAGES, MOST_TOOLS = 1024, 128
-"""Messages of a conversation, tools."""
 MOST_BIASES, MOST_REFERENCES = 1024, 64
 """Entries of `logit_bias`, references."""
 MOST_STOP_IDS = 256
 """Token ids at which an answer ends."""
-MOST_TOKENS = 2**18
-"""Token ids of a prompt, more than a context has."""
 NO_LIMIT = -1
 """As a limit: as many tokens as the context has room for."""
 
@@ -47,7 +44,6 @@ def _limits(limit: int) -> int:
     return limit
 
 
-TokenId = Annotated[Whole, Field(ge=0, lt=2**32)]
 Limit = Annotated[Whole, AfterValidator(_limits)] | None
 
 
@@ -121,10 +117,10 @@ class Body(NeutralFields):
         return self
 
 
-class ChatBody(Body):
+class ChatBody(Conversation, Body):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
+    messages: Turns
     max_completion_tokens: Limit = None
     response_format: ResponseFormat | None = None
     decomposition: Literal["none", "skeleton"] | None = None
@@ -135,15 +131,11 @@ class ChatBody(Body):
     functions: Annotated[None, only([])] = None
     logprobs: bool | None = None
     modalities: Annotated[None, only(["text"])] = None
-    parallel_tool_calls: bool | None = None
-    """False: an answer has one call at most."""
     prediction: Unsupported = None
     reasoning_effort: Ignored = None
     reasoning: Ignored = None
     include_reasoning: Ignored = None
     verbosity: Ignored = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
-    tools: Annotated[list[Tool], FIRST, at_most(MOST_TOOLS)] | None = None
     top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
     web_search_options: Unsupported = None
 
@@ -155,34 +147,14 @@ class ChatBody(Body):
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
             why = "{field}: response_format asks for a form, too; give one"
             raise PydanticCustomError("twice", why, {"field": "structured_outputs"})
-        self._check_tools()
+        self._check_form()
         if self.decomposition == "skeleton" and self.resumable:
             raise PydanticCustomError("excluded", "{field}: excludes resumable", {"field": "decomposition"})
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("alone", "{field}: only with logprobs", {"field": "top_logprobs"})
         return self
 
-    @property
-    def callable(self) -> list[Function]:
-        """The functions of which one may be called."""
-        functions = [tool.function for tool in self.tools or ()]
-        if isinstance(self.tool_choice, ChosenTool):
-            return [one for one in functions if one.name == self.tool_choice.function.name]
-        return [] if self.tool_choice == "none" else functions
-
-    @property
-    def several_calls(self) -> bool:
-        """True if an answer may have more than one call."""
-        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, ChosenTool)
-
-    def _check_tools(self) -> None:
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            why = "{field}: two functions have the same name"
-            raise PydanticCustomError("twice", why, {"field": "tools"})
-        if self.tool_choice not in (None, "none", "auto") and not self.callable:
-            why = "{field}: needs a function of tools"
-            raise PydanticCustomError("no_tool", why, {"field": "tool_choice"})
+    def _check_form(self) -> None:
         if not self.callable:
             return
         form = self.response_format is not None and self.response_format.type != "text"

@@ -6,6 +6,7 @@ A model may have several by name: "tool_use" is taken where there are tools, els
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +23,17 @@ Stored: TypeAlias = str | Sequence[Mapping[str, str]] | Mapping[str, str] | None
 """A template, or several: objects with `name` and `template`, or templates by name."""
 Message: TypeAlias = Mapping[str, Any]
 _DEFAULT, _TOOLS = "default", "tool_use"
+
+
+class ChatEnd(IntEnum):
+    """End of a conversation, in front of the answer; numbers are those of the contract."""
+
+    OPENED = 0
+    """The head of the assistant's turn."""
+    CLOSED = 1
+    """Nothing behind the last message."""
+    CONTINUED = 2
+    """The last message, which is the assistant's, goes on."""
 
 
 class _Generation(Extension):
@@ -56,8 +68,10 @@ class ChatTemplate:
                 return f"{name}: {error}"
         return None
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
-        """Return a conversation as text, ready for the assistant's answer.
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Message], end: ChatEnd = ChatEnd.OPENED
+    ) -> str:
+        """Return a conversation as text.
 
         Raises:
             InvalidInputError: if the template refuses the messages, or fails.
@@ -68,14 +82,18 @@ class ChatTemplate:
         turns, tools = (messages, tools) if knows else (told_in_words(messages, tools), ())
         roles = [message.get("role") for message in messages]
         try:
-            return self._compiled(name).render(
-                messages=turns, tools=list(tools) or None, add_generation_prompt=True, **self._specials
+            text = self._compiled(name).render(
+                messages=turns,
+                tools=list(tools) or None,
+                add_generation_prompt=end is ChatEnd.OPENED,
+                **self._specials,
             )
         except TemplateError as error:
             raise InvalidInputError("chat", roles, str(error)) from error
         except Exception as error:  # it is the template's code, which may raise anything
             what = f"the model's chat template fails: {type(error).__name__}: {error}"
             raise InvalidInputError("chat", roles, what) from error
+        return _continued(text, str(turns[-1]["content"])) if end is ChatEnd.CONTINUED else text
 
     def _name(self, with_tools: bool) -> str:
         for name in (_TOOLS, _DEFAULT) if with_tools else (_DEFAULT,):
@@ -144,6 +162,19 @@ def _by_name(stored: Stored) -> dict[str, str]:
     if not all(isinstance(text, str) for text in named.values()):
         raise IncompatibleError("chat_template: a template is no text")
     return named
+
+
+def _continued(text: str, last: str) -> str:
+    """Return a conversation up to the end of its last message's words, as `transformers` cuts it.
+
+    Raises:
+        InvalidInputError: if the template has changed them.
+    """
+    place = text.rfind(last.strip())
+    if place < 0:
+        raise InvalidInputError("chat", last, "the chat template does not show the last message as it is")
+    whole = last.lstrip()
+    return text[: place + len(whole if text.startswith(whole, place) else last.strip())]
 
 
 def _refuse(message: str) -> None:

@@ -187,6 +187,29 @@ class AsyncClient:
         reply: generation_pb2.StatusReply = await self._gateways.ask("Status", message, self._metadata)
         return reply
 
+    async def tokenize(self, message: generation_pb2.TokenizeRequest) -> Sequence[int]:
+        """Return the tokens of a prompt, as the model reads it.
+
+        Raises:
+            RequestFailedError: if a gateway refuses.
+            UnavailableError: if none answers.
+        """
+        reply: generation_pb2.TokenizeReply = await self._gateways.ask("Tokenize", message, self._metadata)
+        return reply.ids
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones by their names.
+
+        Raises:
+            RequestFailedError: if a gateway refuses.
+            UnavailableError: if none answers.
+        """
+        message = generation_pb2.DetokenizeRequest(ids=ids)
+        reply: generation_pb2.DetokenizeReply = await self._gateways.ask(
+            "Detokenize", message, self._metadata
+        )
+        return reply.text
+
     def watch(self, request_id: str = "") -> AsyncGenerator[generation_pb2.WatchReply, None]:
         """Yield the steps of a request as they happen, or of all requests of this key.
 

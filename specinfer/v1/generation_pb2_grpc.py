@@ -59,6 +59,16 @@ class GenerationStub(object):
                 request_serializer=specinfer_dot_v1_dot_generation__pb2.WatchRequest.SerializeToString,
                 response_deserializer=specinfer_dot_v1_dot_generation__pb2.WatchReply.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/specinfer.v1.Generation/Tokenize',
+                request_serializer=specinfer_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=specinfer_dot_v1_dot_generation__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/specinfer.v1.Generation/Detokenize',
+                request_serializer=specinfer_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=specinfer_dot_v1_dot_generation__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer(object):
@@ -101,6 +111,20 @@ class GenerationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Returns the tokens of a prompt, as Generate would read it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Returns the text of tokens, special ones by their names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +152,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=specinfer_dot_v1_dot_generation__pb2.WatchRequest.FromString,
                     response_serializer=specinfer_dot_v1_dot_generation__pb2.WatchReply.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=specinfer_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=specinfer_dot_v1_dot_generation__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=specinfer_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=specinfer_dot_v1_dot_generation__pb2.DetokenizeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +299,60 @@ class Generation(object):
             '/specinfer.v1.Generation/Watch',
             specinfer_dot_v1_dot_generation__pb2.WatchRequest.SerializeToString,
             specinfer_dot_v1_dot_generation__pb2.WatchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specinfer.v1.Generation/Tokenize',
+            specinfer_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            specinfer_dot_v1_dot_generation__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specinfer.v1.Generation/Detokenize',
+            specinfer_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            specinfer_dot_v1_dot_generation__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specinfer.chat.template import ChatTemplate, stored_templates
+from specinfer.chat.template import ChatEnd, ChatTemplate, stored_templates
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.tokenizer import Tokenizer
 from tests.support.system import ascii_tokenizer
@@ -117,3 +117,29 @@ def test_a_template_in_a_file_takes_the_place_of_the_models(tmp_path: Path) -> N
         tokenizer.use_chat_template(path)
     with pytest.raises(SettingError, match="cannot be read"):
         tokenizer.use_chat_template(tmp_path / "none.jinja")
+
+
+@pytest.mark.parametrize("last", ["Sure", " Sure ", "Sure\n", "<b>\n\nx  "])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+        "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+    ],
+)
+def test_conversations_go_on_as_in_transformers(template: str, last: str) -> None:
+    messages = [{"role": "user", "content": "Sure"}, {"role": "assistant", "content": last}]
+    ends: list[tuple[ChatEnd, dict[str, Any]]] = [
+        (ChatEnd.OPENED, {"add_generation_prompt": True}),
+        (ChatEnd.CLOSED, {"add_generation_prompt": False}),
+        (ChatEnd.CONTINUED, {"continue_final_message": True}),
+    ]
+    for end, options in ends:
+        expected, _ = render_jinja_template([messages], chat_template=template, **options)
+        assert ChatTemplate(template, {}).render(messages, (), end) == expected[0], end
+
+
+def test_a_conversation_whose_last_message_is_not_shown_cannot_go_on() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content | upper }}{% endfor %}", {})
+    with pytest.raises(InvalidInputError, match="does not show the last message"):
+        template.render([{"role": "assistant", "content": "Sure"}], (), ChatEnd.CONTINUED)

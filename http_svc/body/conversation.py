@@ -1,0 +1,58 @@
+"""Conversations: turns, functions that may be called, and how the answer begins."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from http_svc.body.fields import FIRST, Strict, at_most
+from http_svc.body.messages import Message
+from http_svc.body.tools import ChosenTool, Function, Tool
+
+MOST_MESSAGES, MOST_TOOLS = 1024, 128
+"""Messages of a conversation, tools."""
+Turns = Annotated[list[Message], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
+
+
+class Conversation(Strict):
+    """Fields that say what the model reads."""
+
+    messages: Turns | None = None
+    tools: Annotated[list[Tool], FIRST, at_most(MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    """False: an answer has one call at most."""
+    add_generation_prompt: bool | None = None
+    """vLLM's; false: nothing stands between the last message and the answer."""
+    continue_final_message: bool | None = None
+    """vLLM's; the answer goes on with the last message, which is the assistant's."""
+
+    @model_validator(mode="after")
+    def _check_end(self) -> "Conversation":
+        if self.continue_final_message and self.add_generation_prompt:
+            why = "{field}: excludes add_generation_prompt"
+            raise PydanticCustomError("excluded", why, {"field": "continue_final_message"})
+        self._check_tools()
+        return self
+
+    @property
+    def callable(self) -> list[Function]:
+        """The functions of which one may be called."""
+        functions = [tool.function for tool in self.tools or ()]
+        if isinstance(self.tool_choice, ChosenTool):
+            return [one for one in functions if one.name == self.tool_choice.function.name]
+        return [] if self.tool_choice == "none" else functions
+
+    @property
+    def several_calls(self) -> bool:
+        """True if an answer may have more than one call."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, ChosenTool)
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            why = "{field}: two functions have the same name"
+            raise PydanticCustomError("twice", why, {"field": "tools"})
+        if self.tool_choice not in (None, "none", "auto") and not self.callable:
+            why = "{field}: needs a function of tools"
+            raise PydanticCustomError("no_tool", why, {"field": "tool_choice"})

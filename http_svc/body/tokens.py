@@ -1,0 +1,35 @@
+"""Bodies of vLLM's `/tokenize` and `/detokenize`."""
+
+from typing import Annotated
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from http_svc.body.conversation import Conversation
+from http_svc.body.fields import FIRST, MOST_TOKENS, NotTrue, Strict, Text, TokenId, at_most
+
+
+class TokenizeBody(Conversation):
+    """`POST /tokenize`: a text or a conversation."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    add_special_tokens: bool | None = None
+    """False: a text stays without the special tokens around it."""
+    return_token_strs: NotTrue = None
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> "TokenizeBody":
+        if (self.prompt is None) == (not self.messages):
+            raise PydanticCustomError("not_one", "{field}: give it or messages", {"field": "prompt"})
+        if self.messages and self.add_special_tokens:
+            why = "{field}: the chat template has them; only with prompt"
+            raise PydanticCustomError("excluded", why, {"field": "add_special_tokens"})
+        return self
+
+
+class DetokenizeBody(Strict):
+    """`POST /detokenize`."""
+
+    model: Text | None = None
+    tokens: Annotated[list[TokenId], FIRST, at_most(MOST_TOKENS)]
