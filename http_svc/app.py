@@ -26,6 +26,7 @@ from http_svc.entry.connection import bounded
 from http_svc.entry.middleware import Guard, HttpMetrics
 from http_svc.errors import ApiError, invalid_body
 from http_svc.handlers import Door
+from http_svc.items.body import ResponsesBody
 from http_svc.models import GatewayHealth, Models
 from http_svc.page_routes import add_page
 from http_svc.settings import HttpSettings
@@ -176,6 +177,10 @@ def _add_api(app: FastAPI, door: Door) -> None:
     @app.post("/v1/completions", responses=GENERATED)
     async def complete(body: CompletionBody, request: Request) -> Response:
         return await door.complete(body, request)
+
+    @app.post("/v1/responses", responses=GENERATED)
+    async def respond(body: ResponsesBody, request: Request) -> Response:
+        return await door.respond(body, request)
 
     @app.post("/tokenize", responses=WHOLE)
     async def tokenize(body: TokenizeBody, request: Request) -> Response:

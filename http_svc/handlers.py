@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import Request
+from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from http_svc.body.bodies import Body, ChatBody, CompletionBody
@@ -14,11 +15,14 @@ from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
-from http_svc.errors import ApiError, api_error
+from http_svc.errors import ApiError, api_error, invalid_body
 from http_svc.identity import identity_of
+from http_svc.items.answer import ItemWriter, ended, response_object
+from http_svc.items.body import ResponsesBody, conversation_of, item_error
+from http_svc.items.stream import item_events
 from http_svc.models import Models
 from http_svc.page_routes import watch
-from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape
+from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape, is_whole
 from http_svc.streaming import EventStream, event_lines, read_event_id
 from http_svc.to_gateway import (
     chat_names,
@@ -58,6 +62,63 @@ class Door:
         """Serve `POST /v1/completions`."""
         explain = partial(api_error, names=completion_names())
         return await self._answer(COMPLETION, body, request, partial(completion_requests, body), explain)
+
+    async def respond(self, body: ResponsesBody, request: Request) -> Response:
+        """Serve `POST /v1/responses`."""
+        try:
+            chat = conversation_of(body)
+        except ValidationError as error:
+            raise invalid_body([{**row, "loc": ("body", *row["loc"])} for row in error.errors()]) from error
+        explain = partial(item_error, chat=chat)
+        try:
+            return await self._items(body, chat, request, explain)
+        except SpecInferError as error:
+            raise explain(error) from error
+
+    async def _items(
+        self,
+        body: ResponsesBody,
+        chat: ChatBody,
+        request: Request,
+        explain: Callable[[SpecInferError], ApiError],
+    ) -> Response:
+        identity, caller = identity_of(request), self._callers.client_of(request.headers)
+        await self._models.check(caller, body.model)
+        call = Call(caller, [caller.stream(one) for one in chat_requests(chat, identity)], lingers=False)
+        writer, begun = (
+            ItemWriter(identity, bool(chat.callable)),
+            response_object(body, identity, int(time.time())),
+        )
+        gone = await self._until_begun(call, bool(body.stream), request)
+        if gone is not None:
+            return gone
+        if body.stream:
+            lines = item_events(call, begun, writer, explain)
+            return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
+        (answer,) = call.answers
+        writer.push(answer.text)
+        writer.end(is_whole(answer))
+        return JSONResponse(ended(begun, writer, answer, is_whole(answer)))
+
+    async def _until_begun(self, call: Call, stream: bool, request: Request) -> Response | None:
+        """Return when a stream can begin, or when a whole answer is there; a response if nobody waits any more.
+
+        Raises:
+            SpecInferError: if a request was refused or lost.
+        """
+        try:
+            work = call.accepted() if stream else call.finish()
+            await while_wanted(work, request.receive, self._ending)
+        except ClientGoneError:
+            self._metrics.hung_up.inc()
+            await call.close()
+            return Response(status_code=_CLIENT_GONE)
+        except BaseException:
+            await call.close()
+            raise
+        if not stream:
+            await call.close()
+        return None
 
     async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
         """Serve `POST /tokenize`."""
@@ -142,19 +203,11 @@ class Door:
         )
         prompts = len(requests) // (body.n or 1)
         call = Call(caller, streams, lingers=bool(body.resumable))
-        try:
-            if not body.stream:
-                answers = await while_wanted(call.finish(), request.receive, self._ending)
-                await call.close()
-                return JSONResponse(shape.whole(answers, prompts))
-            await while_wanted(call.accepted(), request.receive, self._ending)
-        except ClientGoneError:
-            self._metrics.hung_up.inc()
-            await call.close()
-            return Response(status_code=_CLIENT_GONE)
-        except BaseException:
-            await call.close()
-            raise
+        gone = await self._until_begun(call, bool(body.stream), request)
+        if gone is not None:
+            return gone
+        if not body.stream:
+            return JSONResponse(shape.whole(call.answers, prompts))
         lines = event_lines(call, shape, prompts, start, explain)
         return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
 

@@ -221,6 +221,11 @@ def usage_so_far(answer: Answer, generated: int) -> dict[str, Any]:
     return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated}
 
 
+def is_whole(answer: Answer) -> bool:
+    """Return whether an answer has ended by itself."""
+    return _finish(answer.finish_reason) != "length"
+
+
 def _finish(reason: FinishReason, called: bool = False) -> str:
     """Return the reason in the API's words; `called` if the answer is calls, and the last one has ended."""
     word = _FINISH.get(reason, reason.value)

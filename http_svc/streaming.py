@@ -47,9 +47,10 @@ def read_event_id(text: str) -> tuple[str, int]:
     return request_id, int(position)
 
 
-def encode(data: Mapping[str, Any], identity: str = "") -> bytes:
-    """Encode one event."""
-    head = f"id: {identity}\n" if identity else ""
+def encode(data: Mapping[str, Any], identity: str = "", event: str = "") -> bytes:
+    """Encode one event, with its id and its name if it has them."""
+    head = f"event: {event}\n" if event else ""
+    head += f"id: {identity}\n" if identity else ""
     return f"{head}data: {_ENCODER.encode(data).translate(_LINE_ENDS)}\n\n".encode()
 
 

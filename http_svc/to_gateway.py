@@ -189,6 +189,8 @@ def _options(body: Body, limit: int) -> RequestOptions:
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
+        min_p=body.min_p or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         speculation=body.speculation or "tree",
         references=body.references or (),
         chat=isinstance(body, ChatBody),

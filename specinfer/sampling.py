@@ -12,11 +12,13 @@ from hashlib import blake2b
 from specinfer.errors import InvalidInputError
 
 MAX_SEED = 2**64 - 1
+MAX_REPETITION_PENALTY = 100
 MAX_BIASES = 1024
 """Most tokens with a bias of their own."""
 _RANGES = {
     "typical_epsilon": (0, 1),
     "typical_delta": (0, 1),
+    "min_p": (0, 1),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
@@ -27,7 +29,7 @@ _NOISE = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Temperature, top-k and top-p shape the target's distribution before anything is drawn from it.
+    """Temperature, min-p, top-k and top-p shape the target's distribution before anything is drawn from it.
 
     Raises:
         InvalidInputError: naming the field and its value.
@@ -52,6 +54,10 @@ class Sampling:
     """Reduction of the logit of every token that was generated already; those of the prompt do not count."""
     frequency_penalty: float = 0.0
     """Reduction of a token's logit for each time that it was generated."""
+    min_p: float = 0.0
+    """Keep the tokens whose probability is at least this part of the most probable one's; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """Divisor of the positive logits, and factor of the others, of all tokens of the prompt and the answer."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or self.temperature < 0:
@@ -60,6 +66,9 @@ class Sampling:
             raise InvalidInputError("top_k", self.top_k, "must be >= 0")
         if not 0 < self.top_p <= 1:  # also refuses NaN
             raise InvalidInputError("top_p", self.top_p, "must be in (0, 1]")
+        if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:  # also refuses NaN
+            why = f"must be in (0, {MAX_REPETITION_PENALTY}]"
+            raise InvalidInputError("repetition_penalty", self.repetition_penalty, why)
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidInputError("seed", self.seed, "must be in [0, 2^64)")
         for name, (lowest, highest) in _RANGES.items():
@@ -89,7 +98,17 @@ class Sampling:
     @property
     def adjusts(self) -> bool:
         """True if logits are changed before anything else."""
-        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
+        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repeats)
+
+    @property
+    def repeats(self) -> bool:
+        """True if tokens of prompt and answer are penalised."""
+        return self.repetition_penalty != 1
+
+    @property
+    def cuts(self) -> bool:
+        """True if tokens are left out by their rank or probability."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
 
     @property
     def lossless(self) -> bool:

@@ -89,6 +89,8 @@ class Body(NeutralFields):
     """The events of the stream have ids, and a client that hangs up may come back with `Last-Event-ID`."""
 
     frequency_penalty: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys), at_most(MOST_BIASES)] = None
     stop_token_ids: Annotated[list[TokenId], FIRST, at_most(MOST_STOP_IDS)] | None = None

@@ -18,9 +18,7 @@ class NeutralFields(Strict):
     cache_control: Ignored = None
     cache_salt: Ignored = None
 
-    min_p: Annotated[None, only(0)] = None
     min_tokens: Annotated[None, only(0)] = None
-    repetition_penalty: Annotated[None, only(1)] = None
     repeat_penalty: Annotated[None, only(1)] = None
     length_penalty: Annotated[None, only(1)] = None
     typical_p: Annotated[None, only(1)] = None

@@ -49,7 +49,10 @@ class HttpMetrics:
 
 
 REQUEST_ID_HEADER = "x-request-id"
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/watch", "/health", "/metrics")
+ENDPOINTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/v1/watch"),
+    *("/tokenize", "/detokenize", "/version", "/health", "/metrics"),
+)
 _LONGEST_ID = 200
 """Characters; the gateway takes 256, of which choices get a few."""
 

@@ -21,14 +21,22 @@ from specinfer.cli.options.choices import (
 from specinfer.cli.options.request import (
     DeadlineSeconds,
     Decomposition,
+    FrequencyPenalty,
     IgnoreEos,
     LogProbs,
     MaxNewTokens,
+    MinP,
+    PresencePenalty,
     PromptFile,
     References,
+    RepetitionPenalty,
     RequestId,
+    Seed,
     Speculation,
+    Stop,
     Temperature,
+    TopK,
+    TopP,
     TypicalEpsilon,
 )
 from specinfer.cli.options.shared import (
@@ -37,8 +45,6 @@ from specinfer.cli.options.shared import (
     GATEWAY_OPTIONS,
     LOCAL,
     LOCAL_OPTIONS,
-    SAMPLING,
-    TEXT,
     Address,
     ApiKey,
     ConstraintText,
@@ -78,27 +84,17 @@ def generate(
     prompt_file: PromptFile = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
-    top_k: Annotated[
-        int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=SAMPLING)
-    ] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Keep the most probable tokens up to this mass.", rich_help_panel=SAMPLING)
-    ] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed; drawn at random if not given.", rich_help_panel=SAMPLING)
-    ] = None,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Off the logits of tokens generated before.", rich_help_panel=SAMPLING)
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="The same, for each time they were.", rich_help_panel=SAMPLING)
-    ] = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     speculation: Speculation = SpeculationChoice.TREE,
     typical_epsilon: TypicalEpsilon = 0.0,
     decomposition: Decomposition = DecompositionChoice.NONE,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Stop before this string; may be repeated.", rich_help_panel=TEXT)
-    ] = None,
+    stop: Stop = None,
     reference: References = None,
     raw: Raw = False,
     ignore_eos: IgnoreEos = False,
@@ -142,6 +138,8 @@ def generate(
         typical_epsilon=typical_epsilon,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
         references=[read_text("reference", path) for path in reference or ()],
         **read_constraint(constraint),
     )

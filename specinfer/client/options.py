@@ -164,6 +164,13 @@ class RequestOptions(ConstraintOptions, total=False):
         float, RequestOption("off the logits of tokens that were generated already, -2 to 2", number, 0.0)
     ]
     frequency_penalty: Annotated[float, RequestOption("the same, for each time that they were", number, 0.0)]
+    min_p: Annotated[
+        float,
+        RequestOption("keep tokens with this part of the highest probability; 0 keeps all", number, 0.0),
+    ]
+    repetition_penalty: Annotated[
+        float, RequestOption("divides logits of tokens of prompt and answer; 1 changes nothing", number, 1.0)
+    ]
     references: Annotated[
         str | Sequence[str],
         RequestOption(

@@ -46,7 +46,7 @@ def _encode(schema: Mapping[str, Any]) -> str:
 
 _SAMPLING = (
     *("temperature", "top_k", "top_p", "typical_epsilon"),
-    *("presence_penalty", "frequency_penalty"),
+    *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
 )
 """Options that are fields of the same name of a request's sampling parameters."""
 _PLAIN = (

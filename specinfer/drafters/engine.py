@@ -91,8 +91,10 @@ class SpeculatorEngine:
             self._contexts.features(name).add(entry.features_start, entry.features, shape)
         if entry.references:
             self._contexts.refer(name, entry.references)
+        # the kernels' growth knows no min-p, and P need not be drafted exactly
+        sampling = replace(entry.sampling, min_p=0.0) if entry.sampling.min_p else entry.sampling
         return DraftJob(
-            *(name, context, entry.limits, entry.sampling, entry.draw_seed, entry.sees_noise),
+            *(name, context, entry.limits, sampling, entry.draw_seed, entry.sees_noise),
             references=self._contexts.references(name),
         )
 

@@ -38,8 +38,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Most probable tokens reported beside each generated one; 0: the generated one's alone; None: none."""
+    min_p: float = 0.0
+    """Keep the tokens whose probability is at least this part of the most probable one's; 0 keeps all."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Penalty of the tokens of prompt and answer; 1 changes nothing."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Additions to the logits of tokens."""
     constraint: Constraint | None = None
@@ -79,6 +83,8 @@ class SamplingParams:
             logit_bias=tuple((int(token), float(bias)) for token, bias in self.logit_bias.items()),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
         )
 
     @property

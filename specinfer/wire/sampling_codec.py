@@ -18,11 +18,13 @@ def encode_sampling(
         seed=sampling.seed if with_seed else None,
         typical_epsilon=sampling.typical_epsilon,
         typical_delta=sampling.typical_delta,
+        min_p=sampling.min_p,
     )
     if with_adjustments and sampling.adjusts:
         message.logit_bias.update(sampling.logit_bias)
         message.presence_penalty = sampling.presence_penalty
         message.frequency_penalty = sampling.frequency_penalty
+        message.repetition_penalty = sampling.repetition_penalty
     return message
 
 
@@ -42,4 +44,6 @@ def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -
         logit_bias=tuple(sorted(message.logit_bias.items())),
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty or 1.0,
     )

@@ -18,7 +18,7 @@ from tests.support.tiny_models import tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-FEATURES = ("answers", "streams", "schemas", "tools")
+FEATURES = ("answers", "streams", "schemas", "tools", "items")
 CLIENTS: dict[str, tuple[tuple[str, ...], Sequence[str]]] = {
     "openai": (("openai",), FEATURES),
     "litellm": (("litellm",), FEATURES),

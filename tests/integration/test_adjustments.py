@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from specinfer.drafters import DraftJob
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
@@ -33,6 +34,8 @@ WISHES: list[Wish] = [
     {"logit_bias": {5: 2.0, 17: -100.0}},
     {},
     {"logit_bias": {3: 4.0}, "presence_penalty": -0.25, "frequency_penalty": 1.25},
+    {"repetition_penalty": 1.4},
+    {"repetition_penalty": 0.8, "presence_penalty": 1.5, "logit_bias": {5: 2.0}},
 ]
 PROMPTS = [[5, 17, 3, 88, 41 + index] for index in range(len(WISHES))]
 WIDTH = len(PROMPTS[0])
@@ -48,6 +51,12 @@ def added(wanted: Wish, generated: Sequence[int], size: int) -> np.ndarray:  # t
     return total
 
 
+def repeated(wanted: Wish, context: Sequence[int], row: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """The repetition penalty of `transformers`, which reads the prompt, too."""
+    process = RepetitionPenaltyLogitsProcessor(wanted.get("repetition_penalty", 1.0))
+    return np.asarray(process(torch.tensor([list(context)]), torch.from_numpy(row)[None])[0].numpy())
+
+
 @torch.inference_mode()
 def adjusted_greedy(wishes: Sequence[Wish] = WISHES, counted: int = 0) -> list[list[int]]:
     """Plain greedy decoding of every prompt with a wanted by `transformers`; `counted`: tokens at the end of
@@ -56,7 +65,8 @@ def adjusted_greedy(wishes: Sequence[Wish] = WISHES, counted: int = 0) -> list[l
     for _ in range(LENGTH):
         logits = default_target()(torch.tensor(contexts)).logits[:, -1].double().numpy()
         for context, row, wanted in zip(contexts, logits, wishes, strict=True):
-            context.append(int((row + added(wanted, context[WIDTH - counted :], len(row))).argmax()))
+            changed = repeated(wanted, context, row) + added(wanted, context[WIDTH - counted :], len(row))
+            context.append(int(changed.argmax()))
     return [context[WIDTH:] for context in contexts]
 
 
@@ -138,7 +148,12 @@ async def test_bad_tokens_are_refused_by_name(redis_url: str) -> None:
     assert caught.value.details() == "logit_bias = '97': not in the vocabulary of 97"
 
 
-SMALL: Wish = {"logit_bias": {0: 1.0, 2: -0.5}, "presence_penalty": 0.5, "frequency_penalty": 1.6}
+SMALL: Wish = {
+    "logit_bias": {0: 1.0, 2: -0.5},
+    "presence_penalty": 0.5,
+    "frequency_penalty": 1.6,
+    "repetition_penalty": 1.7,
+}
 TOKENS = 60
 
 
@@ -188,7 +203,8 @@ def p_value(target: object, texts: Sequence[Sequence[int]], wanted: Wish) -> flo
     for text in texts:
         for place, token in enumerate(text):
             before = text[place - 1] if place else 1
-            p = np.exp(logits[before] + added(wanted, text[:place], 4))
+            row = repeated(wanted, [1, *text[:place]], logits[before])
+            p = np.exp(row + added(wanted, text[:place], 4))
             p /= p.sum()
             difference[before] += np.eye(4)[token] - p
             covariance[before] += np.diag(p) - np.outer(p, p)

@@ -227,7 +227,7 @@ async def test_what_is_not_supported_is_refused_by_name() -> None:
         asked = [(CHAT, ASKED, "", name) for name in unsupported(ChatBody)]
         asked += [(COMPLETIONS, PROMPTED, "", name) for name in unsupported(CompletionBody)]
         asked += [(CHAT, ASKED, "messages[0].", name) for name in unsupported(Message)]
-        assert {"min_p", "echo", "audio", "suffix"} <= {name for *_, name in asked}
+        assert {"min_tokens", "echo", "audio", "suffix"} <= {name for *_, name in asked}
         for path, good, before, name in asked:
             body = {**good, **(turn(**{name: "x"}) if before else {name: "x"})}
             reply = await http.plain.post(path, json=body)

@@ -131,6 +131,8 @@ def params_of(message: generation_pb2.GenerateRequest) -> SamplingParams:
         logprobs=message.top_logprobs if message.logprobs else None,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
         constraint=decode_constraint(message.constraint),
         references=tuple(message.references),

@@ -55,3 +55,39 @@ Temperature = Annotated[
     float,
     typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING),
 ]
+MinP = Annotated[
+    float,
+    typer.Option(
+        help="Keep tokens with this part of the highest probability; 0 keeps all.", rich_help_panel=SAMPLING
+    ),
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(
+        help="Divides logits of tokens of prompt and answer; 1 changes nothing.", rich_help_panel=SAMPLING
+    ),
+]
+TopK = Annotated[
+    int,
+    typer.Option(help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=SAMPLING),
+]
+TopP = Annotated[
+    float,
+    typer.Option(help="Keep the most probable tokens up to this mass.", rich_help_panel=SAMPLING),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Seed; drawn at random if not given.", rich_help_panel=SAMPLING),
+]
+PresencePenalty = Annotated[
+    float,
+    typer.Option(help="Off the logits of tokens generated before.", rich_help_panel=SAMPLING),
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option(help="The same, for each time they were.", rich_help_panel=SAMPLING),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="Stop before this string; may be repeated.", rich_help_panel=TEXT),
+]

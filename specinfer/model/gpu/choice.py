@@ -6,6 +6,7 @@ Tasks and results are those of `specinfer.model.sampling.choices`. The numbers t
 Rows cut by top-k or top-p are sorted as a whole (torch), which costs more than all the rest.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -115,15 +116,26 @@ def _temperature(sampling: Sampling) -> float:
 
 
 def cut_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return logits [N, V] of a request with -infinity for the tokens that its top-k and top-p drop."""
+    """Return logits [N, V] of a request with -infinity for the tokens that its min-p, top-k and top-p drop."""
     size = logits.shape[1]
     top_k = sampling.top_k if 0 < sampling.top_k < size else size
-    if sampling.greedy or (top_k == size and sampling.top_p >= 1):
+    if sampling.greedy:
+        return logits
+    if sampling.min_p:
+        logits = _cut_by_best(logits, sampling)
+    if top_k == size and sampling.top_p >= 1:
         return logits
     column = logits.new_empty(len(logits), 1, dtype=torch.float64)
     top_p = column.new_full(column.shape, sampling.top_p if sampling.top_p < 1 else NO_CUT)
     temperatures = column.new_full(column.shape, _temperature(sampling))
     return cut_rows(logits, temperatures, column.new_full(column.shape, top_k, dtype=torch.int64), top_p)
+
+
+def _cut_by_best(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Return logits [N, V] with -infinity for the tokens that min-p drops. A row with a NaN keeps it."""
+    best = logits.amax(-1, keepdim=True)
+    least = (best.double() + _temperature(sampling) * math.log(sampling.min_p)).float()
+    return logits.masked_fill(logits < least, -torch.inf)
 
 
 def cut_rows(

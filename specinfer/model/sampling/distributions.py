@@ -1,4 +1,4 @@
-"""Distribution from which a token is drawn, made of logits: temperature, then top-k, then top-p.
+"""Distribution from which a token is drawn, made of logits: temperature, min-p, top-k, then top-p.
 
 Everything that verifies or drafts uses these functions, so that P and q mean the same everywhere. They work
 on single rows in numpy: most rows of a tree are never looked at, and one of 50,000 numbers is too short for
@@ -31,10 +31,17 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
     if sampling.top_k and sampling.top_k < len(row):
         row = np.where(row < np.partition(row, -sampling.top_k)[-sampling.top_k], -np.inf, row)
     temperature = max(sampling.temperature, SMALLEST_TEMPERATURE)
+    if sampling.min_p:
+        row = np.where(row < least_logit(row.max(), temperature, sampling.min_p), -np.inf, row)
     p = native_softmax(row, temperature)
     if p is None:
         p = softmax(row, temperature)
     return _nucleus(p, sampling.top_p) if sampling.top_p < 1 else p
+
+
+def least_logit(best: np.float32, temperature: float, min_p: float) -> np.float32:
+    """Return the least logit that min-p keeps beside the most probable token's."""
+    return np.float32(best + temperature * np.log(min_p))
 
 
 def softmax(row: Float32, temperature: float) -> Float64:

@@ -53,7 +53,7 @@ class Noise:
         Raises:
             ValueError: if no token has any probability, as where a logit is a NaN or infinite.
         """
-        if sampling.greedy or sampling.top_k or sampling.top_p < 1:
+        if sampling.greedy or sampling.cuts:
             return self.choose(probabilities(logits, sampling))
         row, key = logits.float().cpu().numpy(), noise_key(self.seed, self.position)
         temperature = max(sampling.temperature, SMALLEST_TEMPERATURE)

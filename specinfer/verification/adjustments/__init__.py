@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from specinfer.constraints.matcher import Matcher
 from specinfer.verification.adjustments.constrained import Constrained
+from specinfer.verification.adjustments.repetition import Repetition
 from specinfer.verification.jobs import VerifyJob
 
 Float32 = NDArray[np.float32]
@@ -45,14 +46,24 @@ class RequestAdjustment:
     """All adjustments of a request."""
 
     def __init__(
-        self, prompt_len: int, parts: Sequence[Adjustment], constrained: Constrained | None = None
+        self,
+        prompt_len: int,
+        parts: Sequence[Adjustment],
+        constrained: Constrained | None = None,
+        repetition: Repetition | None = None,
     ) -> None:
-        """Join the parts; `prompt_len` context tokens were not generated, `constrained` is the last part."""
+        """Join the parts; `prompt_len` context tokens were not generated.
+
+        `repetition` comes first and reads the prompt, too; `constrained` is the last part.
+        """
         self._prompt_len, self._constrained = prompt_len, constrained
+        self._repetition = repetition
         self._parts = [*parts, constrained] if constrained is not None else parts
 
     def read(self, position: int, tokens: Sequence[int]) -> None:
         """Read context tokens that were committed from a position on."""
+        if self._repetition is not None:
+            self._repetition.read(tokens)
         generated = tokens[max(0, self._prompt_len - position) :]
         if generated:
             for part in self._parts:
@@ -64,6 +75,8 @@ class RequestAdjustment:
         Raises:
             ConstraintError: see `Constrained.change`.
         """
+        if self._repetition is not None:
+            self._repetition.change(row, path)
         for part in self._parts:
             part.change(row, path)
 
@@ -82,7 +95,10 @@ def adjustment_of(
     """
     parts = [part for kind in KINDS if (part := _find(kind)(job, vocab_size)) is not None]
     constrained = None if matcher is None else Constrained(matcher)
-    return RequestAdjustment(job.prompt_len, parts, constrained) if parts or constrained else None
+    repetition = Repetition(job.sampling, vocab_size) if job.sampling.repeats else None
+    if not parts and constrained is None and repetition is None:
+        return None
+    return RequestAdjustment(job.prompt_len, parts, constrained, repetition)
 
 
 def _find(kind: str) -> Callable[[VerifyJob, int], Adjustment | None]:

@@ -36,12 +36,15 @@ message = first.choices[0].message
 (call,) = message.tool_calls
 result = {"role": "tool", "tool_call_id": call.id, "name": "weather", "content": "rain"}
 again = litellm.completion(**asked | {"messages": [*QUESTION, message.model_dump(), result]})
+newer = {name: value for name, value in asked.items() if name not in ("messages", "max_tokens")}
+items = litellm.responses(**newer, input="hi", max_output_tokens=200)
 print(
     json.dumps(
         {
             "answers": bool(text),
             "streams": streamed == text,
             "schemas": formed["city"] in ("Rome", "Oslo"),
+            "items": items.output[0].content[0].text == text,
             "tools": json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
             and bool(again.choices[0].message.content),
         }

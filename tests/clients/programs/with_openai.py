@@ -24,6 +24,7 @@ formed = json.loads(client.chat.completions.create(**asked, response_format=form
 called = client.chat.completions.create(
     **asked, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
 )
+items = client.responses.create(model="tiny", input="hi", max_output_tokens=200, temperature=0)
 (call,) = called.choices[0].message.tool_calls
 print(
     json.dumps(
@@ -31,6 +32,7 @@ print(
             "answers": bool(text),
             "streams": streamed == text,
             "schemas": formed["city"] in ("Rome", "Oslo"),
+            "items": items.output_text == text,
             "tools": json.loads(call.function.arguments)["city"] in ("Rome", "Oslo"),
         }
     )

@@ -78,6 +78,7 @@ PARAMS = st.builds(
     temperature=st.sampled_from([0.0, 0.0, 0.7, 1.3]),
     top_k=st.sampled_from([0, 0, 7]),
     top_p=st.sampled_from([1.0, 0.9]),
+    min_p=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 2**32),
     max_tokens=st.integers(1, CONTEXT),
     presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),

@@ -44,6 +44,20 @@ def test_top_k_comes_before_top_p() -> None:
     assert p.tolist() == [1, 0, 0, 0]  # .73 of the two that are left
 
 
+def test_min_p_keeps_a_part_of_the_highest_probability() -> None:
+    """At its own temperature, before top-k and top-p."""
+    full = LOGITS.double().softmax(-1)  # .64 .24 .09 .03
+    p = probabilities(LOGITS, Sampling(min_p=0.3))
+    np.testing.assert_allclose(p, torch.cat([full[:2] / full[:2].sum(), torch.zeros(2).double()]), rtol=1e-6)
+    hot = probabilities(LOGITS, Sampling(temperature=2.0, min_p=0.3))
+    assert (hot > 0).tolist() == [True, True, True, False]
+    assert probabilities(LOGITS, Sampling(min_p=0.3, top_p=0.7)).tolist() == [1, 0, 0, 0], "of what is left"
+    assert probabilities(LOGITS, Sampling(min_p=1.0)).tolist() == [1, 0, 0, 0]
+    np.testing.assert_array_equal(
+        probabilities(LOGITS, Sampling()), probabilities(LOGITS, Sampling(min_p=0.0))
+    )
+
+
 def test_greedy_takes_the_first_of_equals() -> None:
     p = probabilities(torch.tensor([0.0, 3.0, 3.0]), Sampling(temperature=0))
     assert p.tolist() == [0, 1, 0]

@@ -37,6 +37,21 @@ def test_penalties_count_generated_tokens_and_those_of_the_path() -> None:
     assert added(change) == [-100, 0, 0, 2.5 - 0.5 - 2 * 0.25, -0.75, 0], "a path is not committed"
 
 
+def test_the_repetition_penalty_reads_prompt_answer_and_path() -> None:
+    change = adjustment(repetition_penalty=2.0, presence_penalty=1.0)
+    change.read(0, [5, 4])  # the prompt
+    change.read(2, [3])
+    row: Float32 = np.array([4, -4, 4, 4, -4, 4], np.float32)
+    for path, expected in (
+        ([2], [4, -4, 1, 1, -8, 2]),
+        ([], [4, -4, 4, 1, -8, 2]),
+        ([3, 4], [4, -4, 4, 1, -9, 2]),
+    ):
+        changed = row.copy()
+        change.change(changed, path)
+        assert changed.tolist() == expected, path
+
+
 @pytest.mark.parametrize("chunks", [[7], [2, 5], [1, 1, 3, 2], [3, 4]])
 def test_only_what_lies_behind_the_prompt_is_counted_however_it_is_read(chunks: list[int]) -> None:
     """After a RESYNC prompt and generated tokens come together, in chunks that know no border."""
@@ -49,7 +64,12 @@ def test_only_what_lies_behind_the_prompt_is_counted_however_it_is_read(chunks: 
 
 
 def test_a_committed_token_and_one_of_a_path_change_a_logit_by_the_same_bits() -> None:
-    penalties = {"presence_penalty": 0.1, "frequency_penalty": 0.7, "logit_bias": ((2, 0.3),)}
+    penalties: dict[str, object] = {
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.7,
+        "logit_bias": ((2, 0.3),),
+    }
+    penalties["repetition_penalty"] = 1.3
     rng = np.random.default_rng(0)
     for _ in range(50):
         tokens = rng.integers(0, V, 12).tolist()
@@ -73,6 +93,9 @@ def test_requests_that_ask_for_nothing_have_no_adjustment() -> None:
     ("fields", "message"),
     [
         ({"presence_penalty": 2.1}, "presence_penalty = 2.1: must be in [-2, 2]"),
+        ({"min_p": 1.1}, "min_p = 1.1: must be in [0, 1]"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0: must be in (0, 100]"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty = nan: must be in (0, 100]"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty = nan: must be in [-2, 2]"),
         ({"logit_bias": ((1, -100.5),)}, "logit_bias = -100.5: must be in [-100, 100]"),
         ({"logit_bias": ((1, float("nan")),)}, "logit_bias = nan: must be in [-100, 100]"),

@@ -63,10 +63,14 @@ def test_constraints_survive_the_wire(kind: ConstraintKind) -> None:
 
 
 def test_sampling_survives_and_unset_is_not_greedy() -> None:
-    sampling = Sampling(0.5, 40, 0.75, 2**63)
+    sampling = Sampling(0.5, 40, 0.75, 2**63, min_p=0.25)
     assert decode_sampling(encode_sampling(sampling)) == sampling
     adjusted = replace(
-        sampling, logit_bias=((3, -0.5), (70, 1.5)), presence_penalty=0.5, frequency_penalty=-2
+        sampling,
+        logit_bias=((3, -0.5), (70, 1.5)),
+        presence_penalty=0.5,
+        frequency_penalty=-2,
+        repetition_penalty=1.5,
     )
     assert decode_sampling(encode_sampling(adjusted)) == adjusted
     assert decode_sampling(encode_sampling(adjusted, with_adjustments=False)) == sampling

@@ -1,0 +1,238 @@
+"""Body of `POST /v1/responses`, and the body of a conversation that says the same."""
+
+import re
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from http_svc.body.bodies import ChatBody, Limit
+from http_svc.body.conversation import MOST_MESSAGES, MOST_TOOLS
+from http_svc.body.fields import (
+    FIRST,
+    Ignored,
+    Lenient,
+    NotTrue,
+    Schema,
+    Strict,
+    Text,
+    Unsupported,
+    at_most,
+    known_only,
+    only,
+)
+from http_svc.body.messages import MOST_PARTS
+from http_svc.body.tools import Name
+from http_svc.errors import ApiError, api_error
+from http_svc.to_gateway import chat_names
+from http_svc.tool_schemas import name_function
+from specinfer.errors import SpecInferError
+
+MESSAGE, CALL, RESULT, REASONING = "message", "function_call", "function_call_output", "reasoning"
+
+
+class Part(Lenient):
+    """A part of a message or a result."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+
+
+Parts = Text | Annotated[list[Part], FIRST, at_most(MOST_PARTS)]
+
+
+class Item(Lenient):
+    """A message, a call, its result, or thoughts, which are left out. Of other servers' fields none matters."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Parts | None = None
+    call_id: Text | None = None
+    name: Name | None = None
+    arguments: Any = None
+    output: Parts | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_thoughts(cls, data: Any) -> Any:
+        thoughts = isinstance(data, dict) and data.get("type") == REASONING
+        return {"type": REASONING} if thoughts else data
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "Item":
+        needed = {
+            MESSAGE: ("role", "content"),
+            CALL: ("call_id", "name"),
+            RESULT: ("call_id", "output"),
+            REASONING: (),
+        }
+        for name in needed[self.type]:
+            if getattr(self, name) is None:
+                raise PydanticCustomError("missing", f"{name}: needed with type {self.type}")
+        return self
+
+
+class FlatFunction(Strict):
+    """A function, described in one object."""
+
+    type: Literal["function"]
+    name: Name
+    description: Text | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class FlatChoice(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class TextFormat(Strict):
+    """Form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    content: Schema | None = Field(default=None, alias="schema")
+    name: Ignored = None
+    description: Ignored = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.content is not None):
+            why = "{field}: needed with type json_schema, and only there"
+            raise PydanticCustomError("mismatch", why, {"field": "text.format.schema"})
+        return self
+
+
+class TextOptions(Strict):
+    """Options of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Ignored = None
+
+
+class StreamEvents(Strict):
+    """Options of a stream."""
+
+    include_obfuscation: NotTrue = None
+
+
+class ResponsesBody(Strict):
+    """`POST /v1/responses`."""
+
+    model: Text
+    input: Text | Annotated[list[Item], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
+    instructions: Text | None = None
+    max_output_tokens: Limit = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    stream_options: StreamEvents | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FlatFunction], FIRST, at_most(MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    parallel_tool_calls: bool | None = None
+    speculation: Literal["tree", "sequence", "off"] | None = None
+
+    metadata: dict[str, Any] | None = None
+    """Comes back with the answer."""
+    user: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    reasoning: Ignored = None
+    include: Ignored = None
+    truncation: Annotated[None, only("disabled")] = None
+    background: NotTrue = None
+    top_logprobs: Annotated[None, only(0)] = None
+    previous_response_id: Unsupported = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
+    max_tool_calls: Unsupported = None
+
+
+def conversation_of(body: ResponsesBody) -> ChatBody:
+    """Return the conversation that says the same as a body that was checked.
+
+    Raises:
+        ValidationError: if something does not fit together.
+    """
+    form = body.text.format if body.text else None
+    asked_form = form and form.model_dump(by_alias=True, exclude_none=True, exclude={"strict"})
+    fields = {
+        "messages": messages_of(body),
+        "max_completion_tokens": body.max_output_tokens,
+        "tools": [_nested(tool) for tool in body.tools or ()],
+        "tool_choice": _choice(body.tool_choice),
+        "response_format": asked_form,
+        **{name: getattr(body, name) for name in _SAME},
+    }
+    return ChatBody.model_validate(known_only(ChatBody, fields))
+
+
+_SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "speculation")
+"""Fields that mean the same in both."""
+
+
+def item_names(chat: ChatBody) -> dict[str, str]:
+    """Return the caller's names of the fields that a gateway's errors name."""
+    renamed = {
+        "messages": "input",
+        "response_format": "text.format",
+        "response_format.schema": "text.format.schema",
+        "max_completion_tokens": "max_output_tokens",
+    }
+    return {field: renamed.get(name, name) for field, name in chat_names(chat).items()}
+
+
+def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
+    """Return the error of a call that a gateway refused or lost.
+
+    A turn is made of several items or none of the caller's, so its place among turns is left out.
+    """
+    found = api_error(error, item_names(chat), partial(name_function, functions=chat.callable))
+    told = found.content["error"]
+    if str(told["param"]).startswith("input["):
+        told["param"], told["message"] = "input", re.sub(r"^input\[\d+\]", "input", str(told["message"]))
+    return found
+
+
+def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
+    """Return the turns of a conversation: calls belong to the assistant's turn that they follow."""
+    turns: list[dict[str, Any]] = []
+    if body.instructions:
+        turns.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*turns, {"role": "user", "content": body.input}]
+    for item in body.input:
+        if item.type == MESSAGE:
+            turns.append({"role": item.role, "content": _text(item.content)})
+        elif item.type == RESULT:
+            turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        elif item.type == CALL:
+            if not turns or turns[-1]["role"] != "assistant":
+                turns.append({"role": "assistant", "content": None})
+            function = {"name": item.name, "arguments": item.arguments}
+            turns[-1].setdefault("tool_calls", []).append(
+                {"id": item.call_id, "type": "function", "function": function}
+            )
+    return turns
+
+
+def _text(content: str | list[Part] | None) -> str:
+    return content if isinstance(content, str) else "".join([part.text for part in content or ()])
+
+
+def _nested(tool: FlatFunction) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump(exclude={"type"})}
+
+
+def _choice(choice: str | FlatChoice | None) -> Any:
+    if not isinstance(choice, FlatChoice):
+        return choice
+    return {"type": "function", "function": {"name": choice.name}}

@@ -1,0 +1,57 @@
+"""Streams of `/v1/responses`: numbered events with names."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from http_svc.call import Call
+from http_svc.errors import ApiError, internal_error
+from http_svc.items.answer import ItemWriter, ended
+from http_svc.responses import is_whole
+from http_svc.streaming import encode
+from specinfer.errors import SpecInferError
+
+log = logging.getLogger(__name__)
+
+
+async def item_events(
+    call: Call, begun: dict[str, Any], writer: ItemWriter, explain: Callable[[SpecInferError], ApiError]
+) -> AsyncIterator[bytes]:
+    """Yield the events of an answer.
+
+    Args:
+        call: with one stream.
+        begun: the answer before there is any text.
+        writer: makes its items.
+        explain: makes an error of the API from one of ours.
+    """
+    number = -1
+
+    def encoded(event: dict[str, Any]) -> bytes:
+        nonlocal number
+        number += 1
+        return encode({**event, "sequence_number": number}, event=event["type"])
+
+    try:
+        for kind in ("response.created", "response.in_progress"):
+            yield encoded({"type": kind, "response": begun})
+        while (event := await call.next()) is not None:
+            if event.piece is not None:
+                for each in writer.push(event.piece.text):
+                    yield encoded(each)
+        (answer,) = call.answers
+        complete = is_whole(answer)
+        for each in writer.end(complete):
+            yield encoded(each)
+        kind = "response.completed" if complete else "response.incomplete"
+        yield encoded({"type": kind, "response": ended(begun, writer, answer, complete)})
+    except SpecInferError as error:
+        yield encoded(_failure(explain(error)))
+    except Exception as error:  # the status was sent: an event is all that can reach the client
+        log.exception("a stream failed")
+        yield encoded(_failure(internal_error(error)))
+
+
+def _failure(error: ApiError) -> dict[str, Any]:
+    told = error.content["error"]
+    return {"type": "error", "code": told["code"], "message": told["message"], "param": told["param"]}
