@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 from deploy.grafana.dashboard import Dashboard
+from deploy.grafana.http import HTTP_DASHBOARD
 from deploy.grafana.overview import OVERVIEW
 from deploy.grafana.speculation import SPECULATION
 from deploy.grafana.verifier import VERIFIER_DASHBOARD
 
 DIRECTORY = Path(__file__).parent / "dashboards"
-DASHBOARDS = (OVERVIEW, SPECULATION, VERIFIER_DASHBOARD)
+DASHBOARDS = (OVERVIEW, SPECULATION, VERIFIER_DASHBOARD, HTTP_DASHBOARD)
 
 
 def path_of(dashboard: Dashboard) -> Path:

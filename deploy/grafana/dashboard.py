@@ -45,6 +45,7 @@ class Variable:
 MODEL = Variable("model", "Model", "specinfer_model_info", "model")
 GATEWAY = Variable("instance", "Gateway", f"specinfer_gateway_ready {MODEL_FILTER}", "instance")
 VERIFIER = Variable("instance", "Verifier", f"specinfer_kv_cache_usage_ratio {MODEL_FILTER}", "instance")
+HTTP = Variable("instance", "HTTP service", "specinfer_http_calls_running", "instance")
 SPECULATOR = Variable(
     "speculator",
     "Speculator",

@@ -43,6 +43,10 @@ class ChosenTool(Strict):
     function: ChosenFunction
 
 
+_NO_JSON = (ValueError, TypeError)
+"""Errors of a text that is no JSON, and of one with halves of characters."""
+
+
 def _object_text(given: Any) -> Any:
     """Return the arguments of an earlier call as a text with a JSON object, where they can be read as one.
 
@@ -57,7 +61,7 @@ def _object_text(given: Any) -> Any:
         return given
     try:
         from_json(given)
-    except ValueError:
+    except _NO_JSON:
         return _completed(given)
     return given
 
@@ -66,7 +70,7 @@ def _completed(text: str) -> str:
     """Return what there is of an object that was cut off, or the text: the gateway says what is wrong."""
     try:
         found = from_json(text, allow_partial="trailing-strings")
-    except ValueError:
+    except _NO_JSON:
         return text
     return json.dumps(found) if isinstance(found, dict) else text
 

@@ -11,6 +11,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from gateway.observability.metrics import GatewayMetrics
+from http_svc.entry.middleware import HttpMetrics
 from specinfer.service.metrics import service_registry
 from speculator_svc.metrics import SpeculatorMetrics
 from verifier_svc.metrics import VerifierMetrics
@@ -76,10 +77,11 @@ def alerts() -> list[dict[str, Any]]:
 
 def declared_metrics() -> set[str]:
     """Return the metrics that services declare, by the names on the wire."""
-    registries = service_registry(), CollectorRegistry(), CollectorRegistry()
+    registries = service_registry(), CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     GatewayMetrics(registries[0])
     VerifierMetrics(registries[1])
     SpeculatorMetrics(registries[2], ["ngram"])
+    HttpMetrics(registries[3])
     declared = {name for registry in registries for name in registry._names_to_collectors}
     of_process = {sample.name for family in registries[0].collect() for sample in family.samples}
     return declared | of_process

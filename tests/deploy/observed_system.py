@@ -61,9 +61,11 @@ class Observed:
 
     prometheus: Prometheus
     stub: generation_pb2_grpc.GenerationStub
+    http: str
+    """Address of the HTTP service."""
 
     async def work(self) -> None:
-        """A round of requests: greedy and sampled, and one that is refused."""
+        """A round of requests: greedy and sampled, one that is refused, and one over HTTP."""
 
         async def read(**fields: Any) -> None:
             async for _ in self.stub.Generate(request_for(_PROMPT, max_new_tokens=48, **fields)):
@@ -72,6 +74,7 @@ class Observed:
         await asyncio.gather(read(), read(), read(temperature=0.8, seed=7))
         with pytest.raises(grpc.aio.AioRpcError, match="top_p"):
             await read(top_p=-1.0)
+        await asyncio.to_thread(_complete, f"http://{self.http}")
 
 
 @asynccontextmanager
@@ -79,6 +82,7 @@ async def observed_system(directory: Path) -> AsyncIterator[Observed]:
     """Starts everything, ends everything."""
     ports = dict(zip(_NAMES, free_ports(len(_NAMES)), strict=True))
     scraped = dict(zip(_SCRAPED, free_ports(len(_SCRAPED)), strict=True))
+    scraped["http"] = ports["http"]
     configuration = directory / "prometheus.yml"
     configuration.write_text(yaml.safe_dump(local_configuration(_targets(scraped))))
     services = _services(directory, ports, scraped)
@@ -89,13 +93,14 @@ async def observed_system(directory: Path) -> AsyncIterator[Observed]:
                 service.start()
             await asyncio.gather(*(service.ready() for service in chosen))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['gateway']}") as channel:
-            yield Observed(Prometheus(ports["prometheus"]), generation_pb2_grpc.GenerationStub(channel))
+            stub = generation_pb2_grpc.GenerationStub(channel)
+            yield Observed(Prometheus(ports["prometheus"]), stub, f"127.0.0.1:{ports['http']}")
     finally:
         for service in reversed(services):
             await service.stop()
 
 
-_NAMES = ("redis", "verifier", "speculator-ngram", "speculator-ssm", "gateway", "prometheus")
+_NAMES = ("redis", "verifier", "speculator-ngram", "speculator-ssm", "gateway", "http", "prometheus")
 _SCRAPED = ("verifier", "speculator-ngram", "speculator-ssm", "gateway")
 
 
@@ -127,11 +132,22 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
         own = {"listen": at[name], "metrics-port": str(scraped[name]), **own}
         parts = [part for key, value in own.items() for part in (f"--{key}", value)]
         commands[name] = [sys.executable, "-m", programs[name.split("-")[0]], *parts]
+    place = ["--listen", at["http"], "--gateways", at["gateway"]]
+    commands["http"] = [sys.executable, "-m", "http_svc", *place]
     commands["prometheus"] = command(directory / "prometheus.yml", directory / "data", ports["prometheus"])
     return [
         Service(name, name.split("-")[0], ports[name], commands[name], directory, _ENVIRONMENT)
         for name in _NAMES
     ]
+
+
+def _complete(address: str) -> None:
+    """Call the HTTP service, which says what its model is called."""
+    with urllib.request.urlopen(f"{address}/v1/models", timeout=20) as answer:
+        (model,) = json.load(answer)["data"]
+    body = json.dumps({"model": model["id"], "prompt": _PROMPT, "max_tokens": 4}).encode()
+    asked = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(asked, timeout=60).close()
 
 
 def _read(url: str) -> Any:

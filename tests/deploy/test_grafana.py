@@ -122,6 +122,7 @@ def test_variables_are_those_that_were_promised() -> None:
         for uid, dashboard in dashboards().items()
     }
     assert names == {
+        "specinfer-http": ["instance"],
         "specinfer-overview": ["model", "instance"],
         "specinfer-speculation": ["model", "instance", "speculator"],
         "specinfer-verifier": ["model", "instance"],

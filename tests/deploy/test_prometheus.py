@@ -197,6 +197,7 @@ async def _has_data(system: Observed, expression: Expression) -> bool:
 def test_every_service_is_scraped(evaluation: Evaluation) -> None:
     assert sorted(target["labels"]["job"] for target in evaluation.targets) == [
         "specinfer-gateway",
+        "specinfer-http",
         "specinfer-speculator",
         "specinfer-speculator",
         "specinfer-verifier",

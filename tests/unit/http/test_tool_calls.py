@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from http_svc.body.tools import CalledFunction, Function
 from http_svc.tool_schemas import followed
@@ -91,3 +92,9 @@ def test_arguments_of_earlier_calls_are_read_as_far_as_they_go(arguments: str | 
 @pytest.mark.parametrize("arguments", ["abc", "[1", '{"a":}', "5", '{"a": 1}'])
 def test_other_arguments_stay_as_they_are(arguments: str) -> None:
     assert CalledFunction.model_validate({"name": "f", "arguments": arguments}).arguments == arguments
+
+
+def test_arguments_that_are_no_text_are_refused() -> None:
+    for arguments in ("\ud800", '{"a": "\ud800', 5, [1]):
+        with pytest.raises(ValidationError):
+            CalledFunction.model_validate({"name": "f", "arguments": arguments})
