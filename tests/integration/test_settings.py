@@ -103,8 +103,17 @@ BAD_COMMANDS = [
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--batch", "0"], 2, "batch = '0'"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--limit", "0"], 2, "limit = 0"),
     *(
-        (["bench", "--prompts", "x", "--address", "x:1", flag, "y"], 2, f"{flag} = 'y': excludes --address")
-        for flag in ("--model", "--dtype", "--weights", "--device")
+        (
+            ["bench", "--prompts", "x", "--address", "x:1", flag, value],
+            2,
+            f"{flag} = '{value}': excludes --address",
+        )
+        for flag, value in (
+            ("--model", "y"),
+            ("--dtype", "float32"),
+            ("--weights", "int8"),
+            ("--device", "y"),
+        )
     ),
     (
         ["bench", "--prompts", "x", "--speculator", "ngram", "--address", "x:1"],
