@@ -146,7 +146,7 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
         await client.close()
 
     app = FastAPI(title="SpecInfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    models = Models()
+    models = Models(given=settings.model_names)
     callers = CallerKeys(client, models)
     _add_api(app, Door(callers, models, metrics, ending))
     _add_observation(app, health, registry)

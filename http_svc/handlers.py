@@ -55,11 +55,12 @@ class Door:
 
     async def models(self, request: Request) -> Response:
         """Serve `GET /v1/models`."""
-        return JSONResponse({"object": "list", "data": [await self._describe(request)]})
+        return JSONResponse({"object": "list", "data": await self._describe(request)})
 
     async def model(self, name: str, request: Request) -> Response:
         """Serve `GET /v1/models/NAME`."""
-        return JSONResponse(await self._describe(request, name))
+        (described,) = await self._describe(request, name)
+        return JSONResponse(described)
 
     async def watch(self, request: Request) -> Response:
         """Serve `GET /v1/watch`."""
@@ -68,7 +69,7 @@ class Door:
         except SpecInferError as error:
             raise api_error(error, {}) from error
 
-    async def _describe(self, request: Request, name: str | None = None) -> dict[str, Any]:
+    async def _describe(self, request: Request, name: str | None = None) -> list[dict[str, Any]]:
         try:
             return await self._models.describe(self._callers.client_of(request.headers), name)
         except SpecInferError as error:
@@ -100,11 +101,11 @@ class Door:
         names: Mapping[str, str],
     ) -> Response:
         caller = self._callers.client_of(request.headers)
-        await self._models.check(caller, body.model)
+        model = await self._models.check(caller, body.model)
         streams, start = self._open(caller, body, request, requests)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         shape = ResponseShape(
-            *(kind, request.state.request_id, body.model, int(time.time()), usage, wants_logprobs(body)),
+            *(kind, request.state.request_id, model, int(time.time()), usage, wants_logprobs(body)),
             tools=isinstance(body, ChatBody) and bool(body.callable),
         )
         prompts = len(requests) // (body.n or 1)

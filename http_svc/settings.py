@@ -3,6 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specinfer.errors import SettingError
 from specinfer.service.channel import split_targets
 from specinfer.service.settings import KIBIBYTE, MEBIBYTE, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
@@ -18,6 +19,11 @@ class HttpSettings(ProcessSettings):
         "127.0.0.1:50051",
         description="Gateways that share a Redis, host:port, separated by commas; the first that answers is "
         "asked.",
+    )
+    served_model_name: str = Field(
+        "",
+        description="Names by which callers call the model, separated by commas; answers carry the first. "
+        "Empty: the gateways' name of it.",
     )
     patience_seconds: float = Field(
         10.0, ge=0, description="Time that a lost gateway is tried again before a call fails."
@@ -63,12 +69,24 @@ class HttpSettings(ProcessSettings):
         """Check also the gateways and TLS towards them."""
         split_targets("gateways", self.gateways)
         self.gateway_tls.check()
+        names = self.model_names
+        if len(set(names)) < len(names) or (self.served_model_name and not all(names)):
+            raise SettingError("served_model_name", self.served_model_name, "an empty name, or one twice")
         super().check()
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses of the gateways."""
         return tuple(split_targets("gateways", self.gateways))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the model that are set here; none: the gateways' name of it counts."""
+        return (
+            tuple(name.strip() for name in self.served_model_name.split(","))
+            if self.served_model_name
+            else ()
+        )
 
     @property
     def origins(self) -> list[str]:

@@ -86,6 +86,10 @@ def up(
         Path | None,
         typer.Option(help="File of a chat template (Jinja) to use instead of the model's.", dir_okay=False),
     ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(help="Names of the model over HTTP, separated by commas; answers carry the first."),
+    ] = None,
     planner: Annotated[
         str | None, typer.Option(help="How the gateway expects accepted tokens: measured or learned.")
     ] = None,
@@ -100,6 +104,8 @@ def up(
     ] = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
+    if served_model_name is not None and http_listen == "none":
+        raise InvalidInputError("served_model_name", served_model_name, "only for the HTTP service")
     options = LocalOptions(
         model=model,
         dtype=dtype,
@@ -119,6 +125,7 @@ def up(
         resident=read_resident(resident),
         metrics=True,
         http=None if http_listen == "none" else http_listen,
+        http_flags={} if served_model_name is None else {"served-model-name": served_model_name},
     )
     with local_system(options) as system:
         connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))
