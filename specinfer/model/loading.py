@@ -66,6 +66,8 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
 
     num_blocks = blocks_for(options.kv_tokens)
     executor = GenericExecutor(model, num_blocks, options.device)
+    if executor.limit:
+        log.warning("model_type = %r: %s", hf.model_type, executor.limit)
     return LoadedModel(generic_config(hf, generation), executor, num_blocks)
 
 

@@ -5,6 +5,7 @@ Tensors are read one at a time on request, so that a model never lies twice in m
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.gguf_files.metadata import Metadata, gguf_config
 from specinfer.model.weights.gguf_files.names import ROPE_FACTORS, hf_names
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
+from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
 from specinfer.model.weights.quantise import Blocks
 
 _WHOLE = "model.safetensors"
@@ -159,6 +161,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         """Number of files."""
         self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self.metadata = Metadata(read_fields(readers[0]))
+        self._first = readers[0]
         family = self.metadata.architecture
         # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
         self._permuted, self._raised = family == "llama", family == "gemma3"
@@ -182,6 +185,11 @@ class GgufWeights(Mapping[str, torch.Tensor]):
                 raise IncompatibleError(
                     f"GGUF: {name} has type {tensor.tensor_type.name}: cannot be dequantised"
                 )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Metadata about the tokenizer."""
+        return Vocabulary({name: field.contents() for name, field in self._first.fields.items()})
 
     @property
     def rope_factors(self) -> list[float] | None:

@@ -17,7 +17,6 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.files import GgufWeights
-from specinfer.model.weights.gguf_files.metadata import end_tokens
 from tests.support.gguf_files import Gguf
 from tests.support.tiny_models import reference_logits
 
@@ -190,15 +189,6 @@ def test_bytes_that_are_no_gguf_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"nothing of that kind" * 10)
     with pytest.raises(IncompatibleError, match="cannot read"):
         GgufWeights(tmp_path / "model.gguf")
-
-
-def test_all_ends_of_an_answer_are_read(tmp_path: Path) -> None:
-    file = Gguf.of(random_llama())
-    for name, token in (("eos", 2), ("eot", 7), ("eom", 9), ("bos", 1)):
-        file.others[f"tokenizer.ggml.{name}_token_id"] = token
-    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
-    assert end_tokens(weights.metadata) == [2, 7, 9]
-    assert weights.config().eos_token_id == 2
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0"])

@@ -159,12 +159,6 @@ def _special_ids(meta: Metadata) -> dict[str, int]:
     return {name: int(value) for name, value in found.items() if value is not None}
 
 
-def end_tokens(meta: Metadata) -> list[int]:
-    """Return the ids that end an answer: of a sequence, of a turn, of a message."""
-    found = [meta.other(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(int(value) for value in found if value is not None))
-
-
 Fields = dict[str, Any]
 _Make = Callable[[Metadata, Mapping[str, Sequence[int]], Fields, Fields], Any]
 """Adds a family's own fields, and returns its class of configurations."""
