@@ -69,7 +69,9 @@ class ChatTemplate:
         roles = [message.get("role") for message in messages]
         try:
             return self._compiled(name).render(
-                messages=turns, tools=list(tools) or None, add_generation_prompt=True, **self._specials
+                {"messages": turns, "tools": list(tools) or None, "documents": None}
+                | {"add_generation_prompt": True}
+                | self._specials
             )
         except TemplateError as error:
             raise InvalidInputError("chat", roles, str(error)) from error

@@ -4,6 +4,7 @@ Compiling takes a millisecond, for large schemas a hundred. Bounds of llguidance
 of a matcher below some 20 ms; what takes longer to compile than `Checker` allows is refused there.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -28,7 +29,8 @@ class Compiler:
 
         Args:
             tokenizer: the content of `tokenizer.json`.
-            vocab_size: of the model, which may have more token ids than the tokenizer.
+            vocab_size: of the model, which may have more token ids than the tokenizer; those of added tokens
+                that it lacks are left out.
             eos_token_ids: may follow a text that is complete.
 
         Raises:
@@ -36,7 +38,7 @@ class Compiler:
         """
         try:
             self._tokenizer = LLTokenizer(
-                tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+                _within(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
             )
         except ValueError as error:
             raise IncompatibleError(f"no constraints with this tokenizer: {error}") from error
@@ -79,3 +81,11 @@ class Compiler:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _within(tokenizer: str, vocab_size: int) -> str:
+    """Return a `tokenizer.json` without added tokens that a model has no row for."""
+    stages = json.loads(tokenizer)
+    added = stages.get("added_tokens") or []
+    kept = [token for token in added if token["id"] < vocab_size]
+    return tokenizer if len(kept) == len(added) else json.dumps(stages | {"added_tokens": kept})

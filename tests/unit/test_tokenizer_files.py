@@ -145,8 +145,8 @@ def test_tokens_of_the_files_beside_are_added_and_special(tmp_path: Path) -> Non
         added_tokens_decoder=declared,
         eos_token="<|turn|>",
         bos_token="<s>",
+        pad_token="Z",
     )
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "Z"}))
     tokenizer, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     text = "a<|turn|>b[tool]"
     assert tokenizer.encode(text) == theirs(text)["input_ids"]
