@@ -85,7 +85,8 @@ class CompletionBuilder:
 
     def __init__(self, state: RequestState, tokenizer: Tokenizer, index: int) -> None:
         self.state, self._tokenizer = state, tokenizer
-        self._text = TextStream(tokenizer, state.request.stop_strings, state.request.prompt)
+        asked = state.request
+        self._text = TextStream(tokenizer, asked.stop_strings, asked.prompt, asked.stop_token_ids)
         self.output = CompletionOutput(index, logprobs=[] if state.request.logprobs else None)
 
     def add(self, progress: Progress) -> int | None:

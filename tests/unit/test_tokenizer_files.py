@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specinfer.detokenizer import Detokenizer
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.config import load_config
 from specinfer.scheduling.text import TextPiece, TextStream
 from specinfer.special_tokens import tokenizer_end
@@ -179,3 +179,31 @@ def test_ends_of_the_generation_configuration_and_of_the_tokenizer_both_end_an_a
     assert load_config(tmp_path).eos_token_ids == (5, 7, 0)
     write(tmp_path, byte_level())
     assert load_config(tmp_path).eos_token_ids == (5, 7)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 5, 99_999, -1]}))
+    assert load_config(tmp_path).eos_token_ids == (5,), "what is no token of the model ends nothing"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "</s>"}'])
+def test_a_generation_configuration_that_is_broken_is_named(content: str, tmp_path: Path) -> None:
+    tiny_transformers("llama").config.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises((SettingError, IncompatibleError), match=r"generation_config|eos_token_id = '</s>'"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
+        ("rope_scaling", "linear"),
+        ("num_attention_heads", 5),
+        ("rms_norm_eps", "1e-5"),
+        ("max_position_embeddings", None),
+        ("vocab_size", [97]),
+    ],
+)
+def test_a_configuration_with_impossible_values_is_named(name: str, value: object, tmp_path: Path) -> None:
+    config = tiny_transformers("llama").config.to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+    with pytest.raises(SettingError, match=r"config\.json: "):
+        load_config(tmp_path)
