@@ -35,9 +35,11 @@ class Tokenizer:
     """Text <-> token ids, and chat messages -> text."""
 
     def __init__(self, fast: FastTokenizer, chat_template: Stored, specials: Mapping[str, Any]) -> None:
-        """Take a tokenizer, which cuts and pads nothing from now on, and a model's chat templates."""
+        """Take a tokenizer, which cuts, pads and draws nothing from now on, and a model's chat templates."""
         fast.no_truncation()
         fast.no_padding()
+        if getattr(fast.model, "dropout", None):  # of training: merges left out by chance
+            fast.model.dropout = None
         self._fast, self._specials = fast, dict(specials)
         self._chat = self._own_chat = ChatTemplate(chat_template, specials)
         self._bytes: dict[int, bytes] = {}

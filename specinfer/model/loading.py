@@ -44,6 +44,8 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
     """
     check_options(options)
     hf, generation = load_transformers_config(directory)
+    if adapter := next(directory.glob("adapter_*"), None):
+        raise IncompatibleError(f"{adapter}: adapters are not applied; merge it into the weights")
     if options.executor != "generic":
         try:
             config = from_transformers(hf, generation)

@@ -133,6 +133,12 @@ def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:
     assert len(tokenizer.encode("ab")) == 2
 
 
+def test_nothing_is_left_to_chance(tmp_path: Path) -> None:
+    fast = Fast(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.9))
+    tokenizer = Tokenizer.load(write(tmp_path, fast))
+    assert {tuple(tokenizer.encode("ab")) for _ in range(50)} == {(2,)}
+
+
 def test_tokens_of_the_files_beside_are_added_and_special(tmp_path: Path) -> None:
     size = byte_level().get_vocab_size()
     declared = {

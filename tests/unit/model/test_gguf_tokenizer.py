@@ -148,6 +148,17 @@ def test_what_is_not_understood_is_refused(make: Any, keys: dict[str, Any], why:
         converted(tmp_path, make(**keys))
 
 
+def test_a_template_for_tools_is_kept(tmp_path: Path) -> None:
+    templates = {
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+        "tokenizer.chat_template.tool_use": "{{ tools[0].name }}",
+    }
+    tokenizer = Tokenizer.load(converted(tmp_path, pieces() | templates))
+    turns = [{"role": "user", "content": "The"}]
+    assert tokenizer.decode(tokenizer.encode_chat(turns)) == "The"
+    assert tokenizer.decode(tokenizer.encode_chat(turns, [{"name": "sky"}])) == "sky"
+
+
 def test_a_conversation_has_one_beginning(tmp_path: Path) -> None:
     """A template that writes BOS itself is not given another; one that does not gets none, as in `transformers`."""
     for number, (template, count) in enumerate(

@@ -5,6 +5,7 @@ names are the ends of turns that models use, as many files have no such key.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from specinfer.errors import IncompatibleError
 
 _PREFIX = "tokenizer.ggml."
+_TEMPLATES = "tokenizer.chat_template."
 _KEYS = ("eos", "eot", "eom")
 _CONTROL = 3
 """Type of tokens that are no text."""
@@ -62,6 +64,21 @@ class Vocabulary:
             control = bool(self._types) and self._types[token] == _CONTROL
             if name in ends or (name in _SEQUENCE_ENDS and control):
                 yield token
+
+    def chat_templates(self) -> dict[str, str]:
+        """Return the chat templates beside the default one, by their names.
+
+        Raises:
+            IncompatibleError: if one has no name that a file can have.
+        """
+        found = {
+            key.removeprefix(_TEMPLATES): str(text)
+            for key, text in self._fields.items()
+            if key.startswith(_TEMPLATES)
+        }
+        if odd := [name for name in found if not re.fullmatch(r"[\w-]+", name)]:
+            raise IncompatibleError(f"GGUF: {_TEMPLATES}{odd[0]}: is no name of a chat template")
+        return found
 
     def adapt(self, stages: dict[str, Any]) -> None:
         """Change a `tokenizer.json` made by `transformers` to what the file says.
@@ -135,3 +152,7 @@ def save_tokenizer(gguf: Path, vocabulary: Vocabulary, directory: Path) -> None:
     stages = json.loads(path.read_text())
     vocabulary.adapt(stages)
     path.write_text(json.dumps(stages, ensure_ascii=False))
+    for name, text in vocabulary.chat_templates().items():
+        other = directory / "additional_chat_templates" / f"{name}.jinja"
+        other.parent.mkdir(exist_ok=True)
+        other.write_text(text)
