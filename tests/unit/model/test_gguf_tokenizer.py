@@ -148,6 +148,15 @@ def test_what_is_not_understood_is_refused(make: Any, keys: dict[str, Any], why:
         converted(tmp_path, make(**keys))
 
 
+def test_files_beside_the_file_say_nothing(tmp_path: Path) -> None:
+    other = {"bos_token": "<|other|>", "chat_template": "{{ 'other' }}", "extra_special_tokens": ["sky"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(other))
+    directory = converted(tmp_path, pieces())
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    assert (config["bos_token"], config["eos_token"]) == ("<s>", "</s>")
+    assert not Tokenizer.load(directory).has_chat_template
+
+
 def test_a_template_for_tools_is_kept(tmp_path: Path) -> None:
     templates = {
         "tokenizer.chat_template": "{{ messages[0].content }}",

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from specinfer.errors import IncompatibleError
@@ -135,18 +136,20 @@ def save_tokenizer(gguf: Path, vocabulary: Vocabulary, directory: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        with TemporaryDirectory() as alone:  # files of another tokenizer beside it would be read
+            (Path(alone) / gguf.name).symlink_to(gguf.resolve())
+            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=gguf.name)
     except KeyError as error:
         raise IncompatibleError(f"GGUF: the tokenizer lacks {error}") from error
     except ValueError as error:
         raise IncompatibleError(f"GGUF: the tokenizer is not understood: {error}") from error
     if vocabulary.begins_with_bos() and tokenizer.bos_token is not None:
         tokenizer.add_bos_token = True
-    names = [vocabulary.tokens[token] for token in vocabulary.end_tokens() if token < len(vocabulary.tokens)]
-    tokenizer.add_special_tokens(
-        {"additional_special_tokens": [name for name in names if name in tokenizer.get_vocab()]},
-        replace_extra_special_tokens=False,
-    )
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    plain = [token for token in vocabulary.end_tokens() if not (token in added and added[token].special)]
+    names = [name for token in plain if (name := tokenizer.backend_tokenizer.id_to_token(token)) is not None]
+    if names:
+        tokenizer.add_special_tokens({"additional_special_tokens": names}, replace_extra_special_tokens=False)
     tokenizer.save_pretrained(directory)
     path = directory / "tokenizer.json"
     stages = json.loads(path.read_text())
