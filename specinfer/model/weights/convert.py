@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
 
@@ -24,6 +25,16 @@ def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]
         IncompatibleError: if something in the file is not understood.
         OSError: if the result cannot be written.
     """
+    try:
+        _convert(gguf, directory, report)
+    except (SpecInferError, OSError):
+        raise
+    except Exception as error:  # raised for values of another kind than files have
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise IncompatibleError(f"cannot read {gguf} as a GGUF file: {what}") from error
+
+
+def _convert(gguf: Path, directory: Path, report: Callable[[int, int], None]) -> None:
     from transformers import GenerationConfig
 
     weights = GgufWeights(gguf)

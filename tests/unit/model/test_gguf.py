@@ -1,5 +1,6 @@
 """A GGUF file is read with all that its metadata says about arithmetic, or refused by name."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.account import check_tensors
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.files import GgufWeights
@@ -154,6 +158,43 @@ def test_every_key_about_arithmetic_is_read(tmp_path: Path) -> None:
         file.values.pop(key)
         found = outcome(file.write(tmp_path / "other.gguf"))
         assert found == whole or key in str(found), key
+
+
+@pytest.mark.parametrize("value", [0, -1, 4_000_000_000, "x", True, 0.5, [1, 2]])
+def test_a_key_with_an_impossible_value_is_named(value: Any, tmp_path: Path) -> None:
+    for key, right in Gguf.of(random_llama()).values.items():
+        if isinstance(right, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+            continue
+        file = Gguf.of(random_llama())
+        file.values[key] = value if value != -1 else "-1"
+        with pytest.raises(IncompatibleError, match=re.escape(key.rpartition(".")[2])):
+            GgufWeights(file.write(tmp_path / "model.gguf")).config()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_one_tensor_dropped_or_reshaped_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
+    """By the conversion, or when what it wrote is loaded."""
+    file, directory = Gguf.of(random_llama()), tmp_path_factory.mktemp("changed")
+    name = data.draw(st.sampled_from(sorted(file.tensors.keys() - {"output.weight"})))
+    match data.draw(st.sampled_from(["drop", "fewer rows", "fewer columns"])):
+        case "drop":
+            del file.tensors[name]
+        case "fewer rows":
+            file.tensors[name] = np.ascontiguousarray(file.tensors[name][:-1])
+        case "fewer columns":
+            file.tensors[name] = np.ascontiguousarray(file.tensors[name][..., :-1])
+    with pytest.raises(IncompatibleError):
+        account(file.write(directory / "model.gguf"))
+
+
+def account(path: Path) -> None:
+    """Read all of a file, and compare its tensors with its configuration."""
+    weights = GgufWeights(path)
+    hf = weights.config()
+    check_tensors(hf, from_transformers(hf), {name: weights[name] for name in weights})
 
 
 def outcome(path: Path) -> dict[str, Any] | str:

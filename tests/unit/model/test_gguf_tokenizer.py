@@ -141,6 +141,8 @@ def test_ends_of_messages_and_marks_are_no_ends_of_turns(
         (pieces, {"remove_extra_whitespaces": True}, "tokenizer.ggml.remove_extra_whitespaces = True"),
         (pieces, {"model": "rwkv"}, "rwkv"),
         (pieces, {"scores": None}, "scores"),
+        (pieces, {"scores": 7}, "cannot read .*model.gguf as a GGUF file: TypeError"),
+        (pieces, {"eos_token_id": 4_000_000_000}, "cannot read .*model.gguf as a GGUF file: IndexError"),
     ],
 )
 def test_what_is_not_understood_is_refused(make: Any, keys: dict[str, Any], why: str, tmp_path: Path) -> None:
