@@ -45,6 +45,7 @@ class Compiler:
         self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
+        self._dear: OrderedDict[Constraint, None] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Matcher:
         """Compile in this thread, without keeping the result.
@@ -77,6 +78,16 @@ class Compiler:
         if not future.done():
             wait([future], patience_s)
         return future.result().copy() if future.done() else None
+
+    def note_dear(self, constraint: Constraint) -> None:
+        """Note that a constraint is too dear to match drafts to."""
+        self._dear[constraint] = None
+        while len(self._dear) > _REMEMBERED:
+            self._dear.popitem(last=False)
+
+    def is_dear(self, constraint: Constraint) -> bool:
+        """Return whether that was noted of a constraint."""
+        return constraint in self._dear
 
     def close(self) -> None:
         """End the thread."""
