@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
@@ -64,7 +65,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                http=bounded(settings.header_seconds),
+                http=bounded(settings.header_seconds, settings.max_connections),
                 h11_max_incomplete_event_size=settings.max_header_kibibytes * KIBIBYTE,
                 timeout_keep_alive=settings.idle_seconds,
                 lifespan="on",
@@ -212,6 +213,17 @@ def _add_errors(app: FastAPI) -> None:
             return ApiError(400, "body: no JSON", "invalid_json").response()
         why = f"{request.method} {request.url.path}: {error.detail}"
         return ApiError(error.status_code, why, "invalid_request").response()
+
+    @app.exception_handler(UnicodeEncodeError)
+    async def no_text(request: Request, error: UnicodeEncodeError) -> Response:
+        return ApiError(
+            400, "body: has half of a surrogate pair, which is no character", "invalid_value"
+        ).response()
+
+    @app.exception_handler(PydanticSerializationError)
+    async def no_json(request: Request, error: PydanticSerializationError) -> Response:
+        why = "body: tools that are too deeply nested, or have half of a surrogate pair"
+        return ApiError(400, why, "invalid_value", "tools").response()
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

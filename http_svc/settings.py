@@ -3,8 +3,9 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from http_svc.entry.hosts import AllowedHosts, is_loopback
 from specinfer.errors import SettingError
-from specinfer.service.channel import split_targets
+from specinfer.service.channel import split_address, split_targets
 from specinfer.service.settings import KIBIBYTE, MEBIBYTE, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
@@ -32,6 +33,17 @@ class HttpSettings(ProcessSettings):
         "",
         description="Origins whose pages may call, separated by commas, for example https://chat.example; "
         "* for all.",
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="Names by which the service is called, separated by commas, *.example.com for all below one, "
+        "* for all; other Host headers are refused. Empty: on loopback localhost and addresses by number, "
+        "else all.",
+    )
+    max_connections: int = Field(
+        8192,
+        ge=1,
+        description="Most open connections; the one without a call for longest gives way to a new one.",
     )
     max_calls: int = Field(4096, ge=1, description="Most calls at once; more are refused with 503.")
     max_body_mebibytes: int = Field(4, ge=1, le=1024, description="Largest request body; 413 above it.")
@@ -92,6 +104,13 @@ class HttpSettings(ProcessSettings):
     def origins(self) -> list[str]:
         """The origins whose pages may call."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+
+    @property
+    def hosts(self) -> AllowedHosts:
+        """Host headers of calls that are answered."""
+        names = [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
+        listens = split_address("listen", self.listen, lowest_port=0)[0]
+        return AllowedHosts(names or (["localhost"] if is_loopback(listens) else ["*"]))
 
     @property
     def max_body_bytes(self) -> int:

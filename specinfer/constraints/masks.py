@@ -168,7 +168,10 @@ class RequestMasks:
             if self._state(tokens[:count]).mask is None:
                 return count
         matcher = self._state(tokens[:-1]).matcher.copy()
-        matcher.read(tokens[-1:])
+        try:
+            matcher.read(tokens[-1:])
+        except ConstraintError as error:
+            raise self._named(error) from error
         self._count(matcher.seconds)
         return len(tokens) if matcher.finished else None
 
@@ -192,13 +195,16 @@ class RequestMasks:
         try:
             return _behind(matcher, path)
         except ConstraintError as error:
-            raise ConstraintError(f"{self.constraint.field}: {error}") from error
+            raise self._named(error) from error
         except Exception:
             raise
         except BaseException as error:  # noqa: BLE001  # what panics in the parser is no `Exception`
             raise FaultError("a mask cannot be made", error) from None
         finally:
             self._count(matcher.seconds - before)
+
+    def _named(self, error: ConstraintError) -> ConstraintError:
+        return ConstraintError(f"{self.constraint.field}: {error}")
 
     def _count(self, seconds: float) -> None:
         self._threads.count(seconds)
