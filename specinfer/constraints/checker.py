@@ -11,6 +11,7 @@ from typing import Any
 
 from specinfer.constraints import check_process
 from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.grammars import check_json
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.parent_process import ending_with_us
 
@@ -49,6 +50,7 @@ class Checker:
             ExhaustedError: if too many wait to be checked.
             UnavailableError: if the process cannot be started.
         """
+        check_json(constraint)  # which costs less than a process
         if constraint not in self._asked:
             if self._waiting >= _WAITING:
                 raise ExhaustedError(f"{self._waiting} constraints wait to be checked")

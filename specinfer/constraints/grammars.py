@@ -32,6 +32,16 @@ def grammar_of(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_lark(f"start: {texts}")
 
 
+def check_json(constraint: Constraint) -> None:
+    """Check the JSON of a schema or choice.
+
+    Raises:
+        InvalidInputError: as `grammar_of` does for what is no JSON.
+    """
+    if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE):
+        _parse(constraint)
+
+
 def _of_schema(constraint: Constraint, schema: Any) -> str:
     source = "{}" if schema is True else constraint.source
     try:

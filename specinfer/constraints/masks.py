@@ -24,11 +24,11 @@ from specinfer.constraints.constraint import Constraint
 from specinfer.constraints.matcher import Bool, Matcher
 from specinfer.errors import ConstraintError, FaultError, SpecInferError
 
-BUDGET_S = 0.005
+BUDGET_S = 0.002
 """Processor time for the masks of a request in each step."""
 MOST_OVER_S = 10.0
 """Processor time beyond the budgets of its steps after which a request ends."""
-_VERY_DEAR = 10
+_VERY_DEAR = 20
 _THREADS = 2
 _NICE = 10
 """Passes need the processor more than masks that are made ahead; Linux alone has priorities of threads."""

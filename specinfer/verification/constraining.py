@@ -18,7 +18,7 @@ from specinfer.verification.jobs import VerifyJob
 _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
 """Seconds for which a step waits for constraints to be compiled, beside other requests and for one alone.
 Most take a millisecond; for others the gateway comes again."""
-_MASKS_S = 0.005
+_MASKS_S = 0.002
 """Seconds for which a step waits for masks before its pass, and again behind it, for all requests together."""
 _MASKS_ALONE_S = 0.05
 """Seconds for which a step waits where all of its requests lack masks."""
