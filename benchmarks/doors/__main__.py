@@ -1,4 +1,4 @@
-"""What an honest caller waits for its answer while others attack: quiet, and beside every attack.
+"""Time that an honest caller waits for its answer while others attack: quiet, and beside every attack.
 
     python -m benchmarks doors --seconds 12
 
@@ -19,7 +19,7 @@ import httpx2
 import numpy as np
 import typer
 
-from benchmarks.doors.attacks import ATTACKS, Target, attack
+from benchmarks.doors.attacks import ATTACKS, Doors, attack
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
@@ -52,7 +52,7 @@ def main(
             gateway={"api-keys": str(keys), "linger-seconds": "0"}, http=f"127.0.0.1:{http_port}"
         )
         with console.status("starting") as spinner, LocalSystem(options, spinner.update) as system:
-            target = Target(system.address, f"127.0.0.1:{http_port}", evil)
+            target = Doors(system.address, f"127.0.0.1:{http_port}", evil)
             asyncio.run(_ask(target, good, _WARM_S))
             rows = {QUIET: asyncio.run(_ask(target, good, 2 * seconds))}
             for name in [name for name in ATTACKS if only in name]:
@@ -63,7 +63,7 @@ def main(
     publish(out, report, markdown(report))
 
 
-def _beside(name: str, target: Target, key: str, seconds: float) -> dict[str, Any]:
+def _beside(name: str, target: Doors, key: str, seconds: float) -> dict[str, Any]:
     process = multiprocessing.get_context("spawn").Process(target=attack, args=(name, target), daemon=True)
     process.start()
     time.sleep(3.0)
@@ -75,7 +75,7 @@ def _beside(name: str, target: Target, key: str, seconds: float) -> dict[str, An
         time.sleep(2.0)
 
 
-async def _ask(target: Target, key: str, seconds: float) -> dict[str, Any]:
+async def _ask(target: Doors, key: str, seconds: float) -> dict[str, Any]:
     """Ask over both doors for so long; return the times of answers."""
     until = time.monotonic() + seconds
     found: dict[str, list[float]] = {"grpc": [], "form": [], "http": []}

@@ -24,7 +24,7 @@ _MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Doors:
     """Addresses of the doors, and the attacker's key."""
 
     gateway: str
@@ -45,7 +45,7 @@ async def _again(parallel: int, once: Callable[[int], Awaitable[object]], pause_
     await asyncio.gather(*(forever() for _ in range(parallel)))
 
 
-async def _send(target: Target, *parts: bytes, every_s: float = 0.0, wait_s: float = 60.0) -> None:
+async def _send(target: Doors, *parts: bytes, every_s: float = 0.0, wait_s: float = 60.0) -> None:
     """Open a connection to the HTTP service, send parts and wait for its end."""
     host, port = target.http.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -65,19 +65,19 @@ def _post(body: bytes, length: int | None = None, key: str = "") -> bytes:
     return head.encode() + body
 
 
-async def body_bombs(target: Target) -> None:
+async def body_bombs(target: Doors) -> None:
     """Send bodies of 4 MB that are wrong a million times, without a key."""
     body = b'{"model":"m","prompt":[' + b",".join([b"1.5"] * 1_000_000) + b"]}"
     await _again(4, lambda _: _send(target, _post(body)))
 
 
-async def head_floods(target: Target) -> None:
+async def head_floods(target: Doors) -> None:
     """Send heads without an end, without a key."""
     lines = b"".join([b"X-%07d: " % i + b"a" * 1000 + b"\r\n" for i in range(100)])
     await _again(4, lambda _: _send(target, b"GET /health HTTP/1.1\r\nHost: localhost\r\n", *[lines] * 600))
 
 
-async def slow_connections(target: Target) -> None:
+async def slow_connections(target: Doors) -> None:
     """Send half a head on five hundred connections, and bodies byte by byte with a key on a hundred."""
     half, byte = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-", [b"{"] * 60
     slow = _post(b"", 1000, target.key)
@@ -87,7 +87,7 @@ async def slow_connections(target: Target) -> None:
     )
 
 
-async def keyless_calls(target: Target) -> None:
+async def keyless_calls(target: Doors) -> None:
     """Open streams of health and reflection, and calls without their message, hundreds of each."""
 
     async def asking() -> AsyncIterator[Any]:
@@ -113,7 +113,7 @@ async def keyless_calls(target: Target) -> None:
         )
 
 
-async def packed_messages(target: Target) -> None:
+async def packed_messages(target: Doors) -> None:
     """Send messages that are a thousand times larger when unpacked, with a key."""
     request = generation_pb2.GenerateRequest(text="a" * 64 * _MEBIBYTE)
     options = [("grpc.max_send_message_length", -1)]
@@ -122,14 +122,14 @@ async def packed_messages(target: Target) -> None:
         await _again(2, lambda _: _read(packed, request, target, compression=grpc.Compression.Gzip), 1.0)
 
 
-async def _read(stub: Any, request: Any, target: Target, **options: Any) -> None:
+async def _read(stub: Any, request: Any, target: Doors, **options: Any) -> None:
     metadata = (("authorization", f"Bearer {target.key}"),)
     async for _ in stub.Generate(request, metadata=metadata, timeout=120, **options):
         pass
 
 
 async def _generate(
-    target: Target,
+    target: Doors,
     parallel: int,
     make: Callable[[int], generation_pb2.GenerateRequest],
     pause_s: float = 0.2,
@@ -146,12 +146,12 @@ def _request(text: str = "The red lever", **fields: Any) -> generation_pb2.Gener
     )
 
 
-async def plain_requests(target: Target) -> None:
+async def plain_requests(target: Doors) -> None:
     """Send honest requests, as many at once as the key may have: no attack, but load."""
     await _generate(target, 8, lambda _: _request())
 
 
-async def attached_streams(target: Target) -> None:
+async def attached_streams(target: Doors) -> None:
     """Attach to one request again and again."""
     metadata = (("authorization", f"Bearer {target.key}"),)
     async with grpc.aio.insecure_channel(target.gateway) as channel:
@@ -167,12 +167,12 @@ async def attached_streams(target: Target) -> None:
         await asyncio.gather(_again(1, run), _again(200, attach, 5.0))
 
 
-async def dear_masks(target: Target) -> None:
+async def dear_masks(target: Doors) -> None:
     """Ask for an ambiguous grammar of 70 characters, as many requests at once as the key may have."""
     await _generate(target, 8, lambda _: _request(constraint=common_pb2.Constraint(grammar=AMBIGUOUS)))
 
 
-async def dear_constraints(target: Target) -> None:
+async def dear_constraints(target: Doors) -> None:
     """Send constraints that compile for minutes, each another one."""
 
     def bomb(number: int) -> generation_pb2.GenerateRequest:
@@ -182,7 +182,7 @@ async def dear_constraints(target: Target) -> None:
     await _generate(target, 20, bomb, 1.0)
 
 
-async def wrong_schemas(target: Target) -> None:
+async def wrong_schemas(target: Doors) -> None:
     """Send schemas that have ended the process which checks them."""
     wrong = [
         '{"enum":["\\ud800"]}',
@@ -199,18 +199,18 @@ async def wrong_schemas(target: Target) -> None:
     await _generate(target, 8, schema)
 
 
-async def long_texts(target: Target) -> None:
+async def long_texts(target: Doors) -> None:
     """Send texts of 260 kB, which are tokenized and then too long."""
     await _generate(target, 20, lambda number: _request(f"{number} " + "aB1_ " * 52_000), 1.0)
 
 
-async def large_choices(target: Target) -> None:
+async def large_choices(target: Doors) -> None:
     """Send bodies of 1 MB for many choices over HTTP, with a key."""
     body = json.dumps({"model": "m", "prompt": "a b " * 250_000, "n": 128}).encode()
     await _again(4, lambda _: _send(target, _post(body, key=target.key)))
 
 
-ATTACKS: Mapping[str, Callable[[Target], Awaitable[None]]] = {
+ATTACKS: Mapping[str, Callable[[Doors], Awaitable[None]]] = {
     "8 plain requests at once": plain_requests,
     "bodies with a million faults": body_bombs,
     "heads without an end": head_floods,
@@ -226,7 +226,7 @@ ATTACKS: Mapping[str, Callable[[Target], Awaitable[None]]] = {
 }
 
 
-def attack(name: str, target: Target) -> None:
+def attack(name: str, target: Doors) -> None:
     """Run one, in this process, without end. It stands for another machine, so it gets what the others leave."""
     os.nice(19)
     asyncio.run(ATTACKS[name](target))  # type: ignore[arg-type]

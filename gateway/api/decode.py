@@ -8,13 +8,13 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.api.callers import Caller
 from gateway.api.conversation import texts_of, tools_of, turns_of
 from gateway.api.turns import FairPlaces
+from specinfer.constraints.background_work import background_threads
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
@@ -91,7 +91,7 @@ class RequestDecoder:
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
         self._limits = limits or RequestLimits()
         # not the event loop's own threads: a text whose caller has left still counts until its thread is done
-        self._threads = ThreadPoolExecutor(self._limits.tokenizing, thread_name_prefix="tokenizing")
+        self._threads = background_threads(self._limits.tokenizing, "tokenizing")
         self._tokenizing, self._checking = FairPlaces(self._limits.tokenizing), FairPlaces(2)
 
     async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from specinfer.constraints.background_work import LAST
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.parts import part_of
@@ -22,8 +23,6 @@ TOO_SLOW, TOO_DEEP = "slow", "deep"
 """Ends of a child that took too long, and of one that died: of a stack that overflows."""
 STACK_BYTES = 1 << 20
 """Stack of a child: smaller than that of any thread which compiles later, so that an overflow happens here."""
-_NICE = 5
-"""Requests that run need the processor more."""
 
 
 def answer(compiler: Compiler, constraint: Constraint) -> str:
@@ -51,7 +50,7 @@ def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
     """Check a constraint in a child."""
     try:
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # its signal ends the process
-        os.nice(_NICE)
+        os.nice(LAST)
         constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
         _say({"id": asked["id"], "why": answer(compiler, constraint)})
     finally:

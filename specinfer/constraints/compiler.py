@@ -7,10 +7,11 @@ of a matcher below some 20 ms; what takes longer to compile than `Checker` allow
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from specinfer.constraints.background_work import background_threads
 from specinfer.constraints.constraint import Constraint
 from specinfer.constraints.grammars import grammar_of
 from specinfer.constraints.matcher import Matcher
@@ -43,7 +44,7 @@ class Compiler:
         except ValueError as error:
             raise IncompatibleError(f"no constraints with this tokenizer: {error}") from error
         self._vocab_size = vocab_size
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="constraints")
+        self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
         self._dear: OrderedDict[Constraint, None] = OrderedDict()
 

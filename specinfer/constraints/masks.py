@@ -12,14 +12,13 @@ in a thread of their own, and no step waits for them. Invariant: whether a mask 
 comes, never which.
 """
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import NamedTuple
 
+from specinfer.constraints.background_work import LAST, background_threads
 from specinfer.constraints.constraint import Constraint
 from specinfer.constraints.matcher import Bool, Matcher
 from specinfer.errors import ConstraintError, FaultError, SpecInferError
@@ -30,8 +29,6 @@ MOST_OVER_S = 10.0
 """Processor time beyond the budgets of its steps after which a request ends."""
 _VERY_DEAR = 20
 _THREADS = 2
-_NICE = 10
-"""Passes need the processor more than masks that are made ahead; Linux alone has priorities of threads."""
 
 
 class MaskLateError(SpecInferError):
@@ -58,8 +55,8 @@ class MaskThreads:
         self.put_off = self.cut = 0
         """Entries that waited for their masks beside a step; verdicts that ended before a mask that was late."""
         self._counting = threading.Lock()
-        self._shared = ThreadPoolExecutor(_THREADS, "masks", _behind_passes)
-        self._alone = ThreadPoolExecutor(1, "dear-masks", _behind_passes)
+        self._shared = background_threads(_THREADS, "masks")
+        self._alone = background_threads(1, "dear-masks", LAST)
 
     def wait_for(self, seconds: float) -> None:
         """Let the present step wait for masks for so long from now on, all of its requests together."""
@@ -246,8 +243,3 @@ def _given_up(future: "Future[Behind | None]") -> bool:
 
 def _sound(future: "Future[Behind | None]") -> bool:
     return future.done() and not _given_up(future) and future.exception() is None
-
-
-def _behind_passes() -> None:
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
