@@ -140,7 +140,7 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             f"{origin(report['about'])}; answers of {report['tokens']} tokens, one after another, for "
             f"{report['seconds']:g} s beside each attack; the attacker is a process of the lowest priority "
-            "on the same machine.",
+            f"on the same machine.{report.get('note', '')}",
             "",
             *head(columns, "beside"),
             *(line(name, _cells(row, rows[QUIET])) for name, row in rows.items()),
