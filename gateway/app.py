@@ -137,6 +137,7 @@ async def build_gateway(
             check_constraint=constraints.check,
             is_checked=constraints.is_checked,
             reads_references=lambda: sessions.read_references,
+            check_quota=store.check_quota,
         )
         status = StatusReporter(gateway_id, sessions, lease_manager, target, lambda: observer.totals)
         replies = WatchReplies(watches, tokenizer)

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
@@ -68,7 +69,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                http=bounded(settings.header_seconds),
+                http=bounded(settings.header_seconds, settings.max_connections),
                 h11_max_incomplete_event_size=settings.max_header_kibibytes * KIBIBYTE,
                 timeout_keep_alive=settings.idle_seconds,
                 lifespan="on",
@@ -150,7 +151,7 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
         await client.close()
 
     app = FastAPI(title="SpecInfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    models = Models()
+    models = Models(given=settings.model_names)
     callers = CallerKeys(client, models)
     _add_api(app, Door(callers, models, metrics, ending))
     _add_observation(app, health, registry)
@@ -233,6 +234,17 @@ def _add_errors(app: FastAPI) -> None:
             return ApiError(400, "body: no JSON", "invalid_json").response()
         why = f"{request.method} {request.url.path}: {error.detail}"
         return ApiError(error.status_code, why, "invalid_request").response()
+
+    @app.exception_handler(UnicodeEncodeError)
+    async def no_text(request: Request, error: UnicodeEncodeError) -> Response:
+        return ApiError(
+            400, "body: has half of a surrogate pair, which is no character", "invalid_value"
+        ).response()
+
+    @app.exception_handler(PydanticSerializationError)
+    async def no_json(request: Request, error: PydanticSerializationError) -> Response:
+        why = "body: tools that are too deeply nested, or have half of a surrogate pair"
+        return ApiError(400, why, "invalid_value", "tools").response()
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

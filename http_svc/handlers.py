@@ -83,11 +83,11 @@ class Door:
         explain: Callable[[SpecInferError], ApiError],
     ) -> Response:
         identity, caller = identity_of(request), self._callers.client_of(request.headers)
-        await self._models.check(caller, body.model)
+        model = await self._models.check(caller, body.model)
         call = Call(caller, [caller.stream(one) for one in chat_requests(chat, identity)], lingers=False)
         writer, begun = (
             ItemWriter(identity, bool(chat.callable)),
-            response_object(body, identity, int(time.time())),
+            response_object(body, identity, model, int(time.time())),
         )
         gone = await self._until_begun(call, bool(body.stream), request)
         if gone is not None:
@@ -125,7 +125,7 @@ class Door:
         caller = self._callers.client_of(request.headers)
         try:
             ids = list(await caller.tokenize(tokenize_request(body)))
-            model = await self._models.describe(caller, body.model)
+            model, *_ = await self._models.describe(caller, body.model)
         except SpecInferError as error:
             raise api_error(error, {**completion_names(), "chat.end": "continue_final_message"}) from error
         most = model["max_model_len"]
@@ -143,11 +143,12 @@ class Door:
 
     async def models(self, request: Request) -> Response:
         """Serve `GET /v1/models`."""
-        return JSONResponse({"object": "list", "data": [await self._describe(request)]})
+        return JSONResponse({"object": "list", "data": await self._describe(request)})
 
     async def model(self, name: str, request: Request) -> Response:
         """Serve `GET /v1/models/NAME`."""
-        return JSONResponse(await self._describe(request, name))
+        (described,) = await self._describe(request, name)
+        return JSONResponse(described)
 
     async def watch(self, request: Request) -> Response:
         """Serve `GET /v1/watch`."""
@@ -156,7 +157,7 @@ class Door:
         except SpecInferError as error:
             raise api_error(error, {}) from error
 
-    async def _describe(self, request: Request, name: str | None = None) -> dict[str, Any]:
+    async def _describe(self, request: Request, name: str | None = None) -> list[dict[str, Any]]:
         try:
             return await self._models.describe(self._callers.client_of(request.headers), name)
         except SpecInferError as error:
@@ -189,12 +190,12 @@ class Door:
         explain: Callable[[SpecInferError], ApiError],
     ) -> Response:
         caller = self._callers.client_of(request.headers)
-        await self._models.check(caller, body.model)
+        model = await self._models.check(caller, body.model)
         streams, start = self._open(caller, body, request, requests)
         shape = ResponseShape(
             kind=kind,
             request_id=request.state.identity,
-            model=body.model,
+            model=model,
             created=int(time.time()),
             usage_comes=body.wants_usage,
             logprobs=wants_logprobs(body),

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -69,25 +69,30 @@ _FRESH_S = 5.0
 
 
 class Models:
-    """The model, remembered for a few seconds."""
+    """The names of the model: those that it is given here, else the gateways', remembered for a few seconds."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        given: Sequence[str] = (),
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._clock, self._asked_at, self._name = clock, -math.inf, ""
-        self._wall_clock, self._created = wall_clock, 0
+        self._clock, self._asked_at = clock, -math.inf
+        self._given, self._names = bool(given), tuple(given)
+        self._wall_clock, self._created, self._served = wall_clock, 0, ""
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
-    async def check(self, client: AsyncClient, name: str) -> None:
-        """Return if the model of this name is served.
+    async def check(self, client: AsyncClient, name: str) -> str:
+        """Return the name that the answer carries, the first one, if the model of this name is served.
 
         Raises:
             ApiError: 404 if it is not.
             SpecInferError: if no gateway answers.
         """
-        if name != self._name or not self._fresh:
+        if not self._given and (name not in self._names or not self._fresh):
             await self._ask(client)
         self._require(name)
+        return self._names[0]
 
     @property
     def _fresh(self) -> bool:
@@ -110,8 +115,8 @@ class Models:
             if self._asking is asking:
                 self._asking = None
 
-    async def describe(self, client: AsyncClient, name: str | None = None) -> dict[str, Any]:
-        """Return the model that is served, as OpenAI's API describes models.
+    async def describe(self, client: AsyncClient, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the model that is served under each of its names, or one, as OpenAI's API describes models.
 
         Raises:
             ApiError: 404 if a name is given and it is not this model's.
@@ -121,21 +126,24 @@ class Models:
         self.remember(status)
         if name is not None:
             self._require(name)
-        return {
-            "id": status.model,
+        common = {
             "object": "model",
             "created": self._created,
             "owned_by": "specinfer",
             "max_model_len": status.max_context_len,
         }
+        return [{"id": one} | common for one in (self._names if name is None else (name,))]
 
     def _require(self, name: str) -> None:
-        if name != self._name:
-            why = f"model = {name!r}: not served here; {self._name!r} is"
+        if name not in self._names:
+            served = ", ".join(map(repr, self._names))
+            why = f"model = {name!r}: not served here; {served} {'is' if len(self._names) == 1 else 'are'}"
             raise ApiError(404, why, "model_not_found", "model")
 
     def remember(self, status: generation_pb2.StatusReply) -> None:
         """Note what a gateway serves."""
-        if status.model != self._name:
-            self._created = int(self._wall_clock())
-        self._name, self._asked_at = status.model, self._clock()
+        if status.model != self._served:
+            self._served, self._created = status.model, int(self._wall_clock())
+        self._asked_at = self._clock()
+        if not self._given:
+            self._names = (status.model,)

@@ -3,7 +3,9 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specinfer.service.channel import split_targets
+from http_svc.entry.hosts import AllowedHosts, is_loopback
+from specinfer.errors import SettingError
+from specinfer.service.channel import split_address, split_targets
 from specinfer.service.settings import KIBIBYTE, MEBIBYTE, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
@@ -19,6 +21,11 @@ class HttpSettings(ProcessSettings):
         description="Gateways that share a Redis, host:port, separated by commas; the first that answers is "
         "asked.",
     )
+    served_model_name: str = Field(
+        "",
+        description="Names by which callers call the model, separated by commas; answers carry the first. "
+        "Empty: the gateways' name of it.",
+    )
     patience_seconds: float = Field(
         10.0, ge=0, description="Time that a lost gateway is tried again before a call fails."
     )
@@ -26,6 +33,17 @@ class HttpSettings(ProcessSettings):
         "",
         description="Origins whose pages may call, separated by commas, for example https://chat.example; "
         "* for all.",
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="Names by which the service is called, separated by commas, *.example.com for all below one, "
+        "* for all; other Host headers are refused. Empty: on loopback localhost and addresses by number, "
+        "else all.",
+    )
+    max_connections: int = Field(
+        8192,
+        ge=1,
+        description="Most open connections; the one without a call for longest gives way to a new one.",
     )
     max_calls: int = Field(4096, ge=1, description="Most calls at once; more are refused with 503.")
     max_body_mebibytes: int = Field(4, ge=1, le=1024, description="Largest request body; 413 above it.")
@@ -63,6 +81,9 @@ class HttpSettings(ProcessSettings):
         """Check also the gateways and TLS towards them."""
         split_targets("gateways", self.gateways)
         self.gateway_tls.check()
+        names = self.model_names
+        if len(set(names)) < len(names) or (self.served_model_name and not all(names)):
+            raise SettingError("served_model_name", self.served_model_name, "an empty name, or one twice")
         super().check()
 
     @property
@@ -71,9 +92,25 @@ class HttpSettings(ProcessSettings):
         return tuple(split_targets("gateways", self.gateways))
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the model that are set here; none: the gateways' name of it counts."""
+        return (
+            tuple(name.strip() for name in self.served_model_name.split(","))
+            if self.served_model_name
+            else ()
+        )
+
+    @property
     def origins(self) -> list[str]:
         """The origins whose pages may call."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+
+    @property
+    def hosts(self) -> AllowedHosts:
+        """Host headers of calls that are answered."""
+        names = [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
+        listens = split_address("listen", self.listen, lowest_port=0)[0]
+        return AllowedHosts(names or (["localhost"] if is_loopback(listens) else ["*"]))
 
     @property
     def max_body_bytes(self) -> int:

@@ -17,6 +17,8 @@ class EntryStatus(IntEnum):
     EXHAUSTED = 4
     """Temporary refusal: no space, something is being prepared, or a fault that is not its own. It may come
     again."""
+    INVALID = 5
+    """The request asks for what cannot be done, such as a constraint that is too complex: its caller's fault."""
 
 
 class FinishReason(StrEnum):

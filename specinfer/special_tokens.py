@@ -1,4 +1,8 @@
-"""Special tokens that `tokenizer_config.json` and `special_tokens_map.json` name beside `tokenizer.json`."""
+"""Special tokens that the files beside `tokenizer.json` name, read as `transformers` reads them.
+
+`special_tokens_map.json` and `added_tokens.json` are of older models: they count where `tokenizer_config.json`
+does not declare tokens itself (`added_tokens_decoder`).
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,20 +12,64 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, SettingError
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; an empty one if there is no file.
+
+    Raises:
+        SettingError: if it holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise SettingError("tokenizer", str(path), f"no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise SettingError("tokenizer", str(path), "no JSON object")
+    return found
+
+
+def tokenizer_config(directory: Path) -> dict[str, Any]:
+    """Return `tokenizer_config.json` of a model directory, with what older files beside it say.
+
+    Raises:
+        SettingError: if a file holds no JSON object.
+    """
+    config, named, added = (read_json(directory / name) for name in TOKENIZER_FILES[1:])
+    if "added_tokens_decoder" in config:
+        return config
+    extra = config.get("extra_special_tokens")
+    config |= named
+    if isinstance(extra, list) and isinstance(named.get("extra_special_tokens"), list):
+        config["extra_special_tokens"] = [*extra, *named["extra_special_tokens"]]
+    if added:
+        special = set(_named(config))
+        config["added_tokens_decoder"] = {
+            str(number): {"content": text, "special": text in special, "normalized": text not in special}
+            for text, number in added.items()
+        }
+    return config
+
+
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by their roles, as chat templates see them."""
+    """Return the special tokens by their roles, as chat templates see them, those of the model's own included."""
     more = config.get("extra_special_tokens")
-    named = {name: config.get(name) for name in _ROLES} | (dict(more) if isinstance(more, Mapping) else {})
+    own = {
+        name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str)
+    }
+    named = (
+        {name: config.get(name) for name in _ROLES} | own | (dict(more) if isinstance(more, Mapping) else {})
+    )
     return {name: _content(value) for name, value in named.items() if value}
 
 
-def add_tokens(fast: FastTokenizer, config: Mapping[str, Any], specials: Mapping[str, Any]) -> None:
+def add_tokens(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
     """Add tokens that the files beside a tokenizer define, and mark those that they call special.
 
     Raises:
@@ -40,31 +88,37 @@ def add_tokens(fast: FastTokenizer, config: Mapping[str, Any], specials: Mapping
                 f"tokenizer_config.json: {text!r} = {number}, but tokenizer.json has it as {fast.token_to_id(text)}"
             )
     marked = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
-    for text in dict.fromkeys([*_named(specials), *_named(config)]):
-        if text not in marked and fast.token_to_id(text) is not None:
+    for text in dict.fromkeys(_named(config)):
+        if text not in marked:
             fast.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+    if config.get("split_special_tokens"):  # then their names in a text are text
+        fast.encode_special_tokens = True
 
 
 def tokenizer_end(directory: Path) -> int | None:
-    """Return the id of the `eos_token` of a model directory's tokenizer; None if it names none."""
-    path = directory / "tokenizer_config.json"
-    if not path.is_file():
-        return None
-    config = json.loads(path.read_text())
+    """Return the id of the `eos_token` of a model directory's tokenizer; None if it names none.
+
+    Raises:
+        SettingError: if a file holds no JSON object.
+    """
+    config = tokenizer_config(directory)
     end = special_tokens(config).get("eos_token")
     declared = config.get("added_tokens_decoder") or {}
     found = [int(number) for number, flags in declared.items() if flags["content"] == end]
     if found or end is None:
         return found[0] if found else None
-    return _id_in(directory / "tokenizer.json", end)
-
-
-def _id_in(path: Path, text: str) -> int | None:
-    if not path.is_file():
-        return None
-    stored = json.loads(path.read_text())
+    stored = read_json(directory / "tokenizer.json")
     added = {token["content"]: int(token["id"]) for token in stored.get("added_tokens") or ()}
-    return added.get(text)
+    return added.get(end, _id_in(stored.get("model") or {}, end))
+
+
+def _id_in(model: Mapping[str, Any], text: str) -> int | None:
+    """Return the id of a token of a vocabulary, which is a mapping, or a list of tokens and scores."""
+    vocabulary = model.get("vocab") or {}
+    if isinstance(vocabulary, Mapping):
+        found: int | None = vocabulary.get(text)
+        return found
+    return next((token for token, (name, _) in enumerate(vocabulary) if name == text), None)
 
 
 def _add(fast: FastTokenizer, token: AddedToken) -> None:
@@ -77,7 +131,7 @@ def _add(fast: FastTokenizer, token: AddedToken) -> None:
 def _named(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the texts of all tokens that a file calls special."""
     yield from special_tokens(config).values()
-    for name in ("additional_special_tokens", "extra_special_tokens"):
+    for name in _LISTS:
         values = config.get(name) or ()
         if not isinstance(values, Mapping):
             yield from map(_content, values)

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
 from specinfer.chat.template import ChatEnd, ChatTemplate, Stored, stored_templates
-from specinfer.errors import SettingError
-from specinfer.special_tokens import add_tokens, special_tokens
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.special_tokens import add_tokens, special_tokens, tokenizer_config
 
 log = logging.getLogger(__name__)
 REPLACEMENT = "\ufffd"
@@ -35,9 +35,11 @@ class Tokenizer:
     """Text <-> token ids, and chat messages -> text."""
 
     def __init__(self, fast: FastTokenizer, chat_template: Stored, specials: Mapping[str, Any]) -> None:
-        """Take a tokenizer, which cuts and pads nothing from now on, and a model's chat templates."""
+        """Take a tokenizer, which cuts, pads and draws nothing from now on, and a model's chat templates."""
         fast.no_truncation()
         fast.no_padding()
+        if getattr(fast.model, "dropout", None):  # of training: merges left out by chance
+            fast.model.dropout = None
         self._fast, self._specials = fast, dict(specials)
         self._chat = self._own_chat = ChatTemplate(chat_template, specials)
         self._bytes: dict[int, bytes] = {}
@@ -47,17 +49,19 @@ class Tokenizer:
         """Read the tokenizer of a model directory.
 
         Raises:
-            SettingError: if there is no `tokenizer.json`.
+            SettingError: if there is no `tokenizer.json`, or a file beside it holds no JSON object.
+            IncompatibleError: if it cannot be read, or the files beside it contradict it.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise SettingError("tokenizer", str(directory), "no tokenizer.json there")
-        config, specials = (
-            _read(directory / f"{name}.json") for name in ("tokenizer_config", "special_tokens_map")
-        )
-        fast = FastTokenizer.from_file(str(path))
-        add_tokens(fast, config, specials)
-        loaded = cls(fast, stored_templates(directory, config), special_tokens(specials | config))
+        config = tokenizer_config(directory)
+        try:
+            fast = FastTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more precise
+            raise IncompatibleError(f"{path}: cannot be read as a tokenizer: {error}") from error
+        add_tokens(fast, config)
+        loaded = cls(fast, stored_templates(directory, config), special_tokens(config))
         if problem := loaded.chat_problem:
             log.warning(
                 "the model's chat template cannot be read: conversations will be refused: %s", problem
@@ -220,8 +224,3 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
         digest.update(f"{index}\0{token}\0".encode())
     return digest.hexdigest()[:16]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found

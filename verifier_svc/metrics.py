@@ -91,6 +91,16 @@ class VerifierMetrics:
         self.fenced_steps = counter(
             "verifier_fenced_steps", "Steps refused because their sender's lease was over."
         )
+        self._mask_seconds = counter(
+            "verifier_mask_seconds", "Processor time of masks of constraints, in threads beside the passes."
+        )
+        self._masks_late = counter(
+            "verifier_masks_late",
+            "Masks that a step did not wait for: its entry was put off, or its verdict cut.",
+            "effect",
+        )
+        for effect in ("put_off", "cut"):
+            self._masks_late.labels(effect)
         self._memory = Gauge(
             "specinfer_verifier_memory_bytes",
             "Memory of each rank that holds the model's weights and the cache.",
@@ -108,6 +118,7 @@ class VerifierMetrics:
         self._told = StageSeconds()
         self._model = declare_model_info(registry)
         self._queried = self._shared = self._window_dropped = 0
+        self._masks: tuple[float, int, int] = (0.0, 0, 0)
         declare_build_info(registry)
 
     def describe(self, told: verifier_pb2.DescribeVerifierReply) -> None:
@@ -152,6 +163,15 @@ class VerifierMetrics:
         self._stages.labels("busy").inc(total.busy - self._told.busy)
         self._stages.labels("idle").inc(max(0.0, total.idle - self._told.idle))
         self._told = total
+
+    def observe_masks(self, seconds: float, put_off: int, cut: int) -> None:
+        """Count masks; all three are since the start."""
+        totals = (seconds, put_off, cut)
+        new = [now - before for now, before in zip(totals, self._masks, strict=True)]
+        self._masks = totals
+        self._mask_seconds.inc(max(0.0, new[0]))
+        self._masks_late.labels("put_off").inc(new[1])
+        self._masks_late.labels("cut").inc(new[2])
 
     def refused(self, entries: int) -> None:
         """Count entries that could not be read, or came twice."""

@@ -197,6 +197,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             self._metrics.failed_steps.inc()
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
+        masks = self._engine.masks
+        self._metrics.observe_masks(masks.seconds, masks.put_off, masks.cut)
         if step.jobs:
             self._metrics.observe(step.jobs, step.outcomes, step.seconds, self._engine.passes)
         if step.refused:

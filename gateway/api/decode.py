@@ -8,13 +8,13 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.api.callers import Caller
 from gateway.api.conversation import end_of, texts_of, tools_of, turns_of
 from gateway.api.turns import FairPlaces
+from specinfer.constraints.background_work import background_threads
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
@@ -74,23 +74,25 @@ class RequestDecoder:
         check_constraint: Callable[[Constraint], Awaitable[None]] | None = None,
         is_checked: Callable[[Constraint], bool] = lambda _: False,
         reads_references: Callable[[], bool] = lambda: True,
+        check_quota: Callable[[str, str, Caller], Awaitable[None]] | None = None,
     ) -> None:
         """Create a decoder within the limits of a target.
 
         `longest`: tokens of a request that takes all there is room for, prompt included; None: the context's.
         `check_constraint` raises if a constraint cannot be followed; None: there may be none.
         `is_checked` says whether that is known of a constraint, so that it costs nothing.
+        `check_quota` raises if the quota of a caller is used up, given a request's id and idempotency key.
         `reads_references` says whether anybody may draft from references; if not, they are dropped.
         """
         self._check_constraint, self._reads_references = check_constraint, reads_references
-        self._is_checked = is_checked
+        self._is_checked, self._check_quota = is_checked, check_quota
         self._longest = longest or max_context_len
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
         self._limits = limits or RequestLimits()
         # not the event loop's own threads: a text whose caller has left still counts until its thread is done
-        self._threads = ThreadPoolExecutor(self._limits.tokenizing, thread_name_prefix="tokenizing")
-        self._tokenizing, self._checking = FairPlaces(self._limits.tokenizing), FairPlaces(1)
+        self._threads = background_threads(self._limits.tokenizing, "tokenizing")
+        self._tokenizing, self._checking = FairPlaces(self._limits.tokenizing), FairPlaces(2)
 
     async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
         """Return the request of a message, every default filled in.
@@ -99,8 +101,10 @@ class RequestDecoder:
             InvalidInputError: naming the field, its value and the bound.
             DeniedError: if the caller may not request this.
             IncompatibleError: for a conversation, if the model has no chat template.
+            ExhaustedError: if the caller's quota is used up, or as much of its work waits.
         """
         asked = self._fields(message, caller)
+        await self._check_quota_first(message, asked, caller)
         if asked.constraint is not None:
             await self._check(asked.constraint, caller)
         prompt = tuple(await self._prompt(message, caller))
@@ -167,6 +171,16 @@ class RequestDecoder:
             deadline_s=message.deadline_seconds if message.HasField("deadline_seconds") else None,
             constraint=decode_constraint(message.constraint),
         )
+
+    async def _check_quota_first(
+        self, message: generation_pb2.GenerateRequest, asked: GenerationRequest, caller: Caller
+    ) -> None:
+        """Check the quota of a caller that has one before dear work; otherwise recording the request does."""
+        if self._check_quota is None or not (caller.max_concurrent or caller.tokens_per_minute):
+            return
+        new = asked.constraint is not None and not self._is_checked(asked.constraint)
+        if new or message.ByteSize() > self._limits.inline_bytes:
+            await self._check_quota(asked.request_id, idempotency_key_of(message, caller), caller)
 
     async def _check(self, constraint: Constraint, caller: Caller) -> None:
         if self._check_constraint is None:

@@ -18,7 +18,7 @@ STREAMS_PER_REQUEST = 4
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a key, and streams of a caller that has too many.
+    """Refuses calls without a key, and calls of a caller that has too many.
 
     gRPC reads a message, up to 16 MiB of it, before it calls a method, and waits for it without end.
     """
@@ -26,7 +26,8 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, callers: Callers, refused: Callable[[grpc.StatusCode], None]) -> None:
         """Create it; `refused` is called with every stream that is refused."""
         self._callers, self._refused = callers, refused
-        self._open = Counter[str]()
+        self._streams, self._single = Counter[str](), Counter[str]()
+        """Open calls by caller: streams, and calls of one reply, which must not keep a caller from cancelling."""
 
     async def intercept_service(
         self,
@@ -44,23 +45,24 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             if streams:
                 self._refused(status_of(error))
             return grpc.stream_stream_rpc_method_handler(partial(_refuse, error))
-        return placed(handler, partial(self._place, caller)) if streams else handler
+        return placed(handler, partial(self._place, caller, self._streams if streams else self._single))
 
     @contextmanager
-    def _place(self, caller: Caller) -> Iterator[None]:
-        """Count a stream of a caller that may have so many requests."""
+    def _place(self, caller: Caller, calls: Counter[str]) -> Iterator[None]:
+        """Count a call of a caller that may have so many requests."""
         most = caller.max_concurrent * STREAMS_PER_REQUEST
-        if most and self._open[caller.name] >= most:
-            error = ExhaustedError(f"key {caller.name}: {most} streams are open")
-            self._refused(status_of(error))
+        if most and calls[caller.name] >= most:
+            error = ExhaustedError(f"key {caller.name}: {most} calls are open")
+            if calls is self._streams:
+                self._refused(status_of(error))
             raise error
-        self._open[caller.name] += 1
+        calls[caller.name] += 1
         try:
             yield
         finally:
-            self._open[caller.name] -= 1
-            if not self._open[caller.name]:
-                del self._open[caller.name]
+            calls[caller.name] -= 1
+            if not calls[caller.name]:
+                del calls[caller.name]
 
 
 async def _refuse(error: SpecInferError, messages: Any, context: Context) -> None:

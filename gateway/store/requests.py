@@ -67,23 +67,40 @@ class RequestStore(RequestReader):
             ExhaustedError: if the caller's quota is used up, or too many requests wait for an owner.
             UnavailableError: if Redis does not answer.
         """
+        content, owner = encode_content(request), self.gateway_id if owned else ""
+        name, deadline = request.request_id, _deadline(request)
+        return await self._create(name, owner, caller, content, idempotency_key, deadline)
+
+    async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
+        """Check that `create` would not refuse a caller now, before work is done for its request.
+
+        Raises:
+            AlreadyExistsError: if the id was used for something else within the retention time.
+            ExhaustedError: if the caller's quota is used up.
+            UnavailableError: if Redis does not answer.
+        """
+        await self._create(request_id, self.gateway_id, caller, "", idempotency_key, "")
+
+    async def _create(
+        self, request_id: str, owner: str, caller: Caller, content: str, key: str, deadline: str | float
+    ) -> bool:
         what = await self._connection.run(
             "create",
-            request.request_id,
-            self.gateway_id if owned else "",
+            request_id,
+            owner,
             self.gateway_id,
             caller.name,
-            encode_content(request),
-            idempotency_key,
+            content,
+            key,
             caller.max_concurrent,
             caller.tokens_per_minute,
             OPEN_TTL_S,
             self._max_unowned,
-            _deadline(request),
+            deadline,
         )
         match what:
             case "other":
-                raise AlreadyExistsError(f"request_id = {request.request_id!r}: used for another request")
+                raise AlreadyExistsError(f"request_id = {request_id!r}: used for another request")
             case "full":
                 raise ExhaustedError(f"queue full: {self._max_unowned} requests wait for a gateway")
             case "concurrent":

@@ -1,19 +1,49 @@
-"""A connection that has bounds: on the size of headers, and on the time that they and a rest of a body take.
+"""Connections that have bounds: on their number, and on the time that heads and the rest of a body take.
 
 uvicorn bounds the size of one head (h11 counts it) and idle connections between calls, but waits without end
 for a head that has begun, and for a body that nobody reads any more.
 """
 
 import asyncio
+from collections import OrderedDict
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
+class Connections:
+    """Open connections, at most so many: the one that has been without a call for longest gives way."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: OrderedDict[BoundedConnection, None] = OrderedDict()
+        """The one that did nothing for longest first."""
+
+    def add(self, connection: "BoundedConnection") -> None:
+        """Add a new connection; if all others have calls, it is closed itself."""
+        if len(self._open) >= self._most:
+            free = next((each for each in self._open if each.conn.our_state is h11.IDLE), connection)
+            self._open.pop(free, None)
+            free.transport.abort()
+            if free is connection:
+                return
+        self._open[connection] = None
+
+    def note(self, connection: "BoundedConnection") -> None:
+        """Note that something came on a connection."""
+        if connection in self._open:
+            self._open.move_to_end(connection)
+
+    def remove(self, connection: "BoundedConnection") -> None:
+        """Forget a connection that was closed."""
+        self._open.pop(connection, None)
+
+
 class BoundedConnection(H11Protocol):
     """uvicorn's protocol, which closes connections whose client keeps it waiting."""
 
+    others: Connections
     head_s: float
     """Seconds for the head of a call, and for the rest of a body whose call was answered."""
 
@@ -24,11 +54,13 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a head from now on."""
         super().connection_made(transport)
+        self.others.add(self)
         self._watch(True)
 
     def data_received(self, data: bytes) -> None:
         """Read, and look what is waited for now."""
         super().data_received(data)
+        self.others.note(self)
         self._watch(self._is_waiting())
 
     def on_response_complete(self) -> None:
@@ -39,6 +71,7 @@ class BoundedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
         self._watch(False)
+        self.others.remove(self)
         super().connection_lost(exc)
 
     def _is_waiting(self) -> bool:
@@ -55,6 +88,7 @@ class BoundedConnection(H11Protocol):
             self._late = None
 
 
-def bounded(head_s: float) -> type[BoundedConnection]:
-    """Return the class of connections with this bound: uvicorn makes them itself."""
-    return type(BoundedConnection.__name__, (BoundedConnection,), {"head_s": head_s})
+def bounded(head_s: float, most: int) -> type[BoundedConnection]:
+    """Return the class of connections with these bounds: uvicorn makes them itself."""
+    bounds = {"head_s": head_s, "others": Connections(most)}
+    return type(BoundedConnection.__name__, (BoundedConnection,), bounds)

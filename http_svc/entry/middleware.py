@@ -53,6 +53,10 @@ ENDPOINTS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/v1/watch"),
     *("/tokenize", "/detokenize", "/version", "/health", "/metrics"),
 )
+_OBSERVED = ("/health", "/metrics")
+"""Paths that a probe may ask for by any name: they show nothing of requests, and change nothing."""
+_SHOWN = 100
+"""Characters of a header that an error quotes."""
 _LONGEST_ID = 200
 """Characters; the gateway takes 256, of which choices get a few."""
 
@@ -69,7 +73,7 @@ class Guard:
     ) -> None:
         """Guard an application; `admit` raises an `ApiError` if the key of a call is not taken."""
         self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
-        self._running = 0
+        self._hosts, self._running = settings.hosts, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, as an ASGI application."""
@@ -116,6 +120,10 @@ class Guard:
             scope["state"]["request_id"] = new_request_id()
             why = f"X-Request-Id: must be printable ASCII of at most {_LONGEST_ID} characters"
             return ApiError(400, why, "invalid_value", "X-Request-Id")
+        host = headers.get("host", "")
+        if scope["path"] not in _OBSERVED and not self._hosts.allow(host):
+            why = f"Host = {host[:_SHOWN]!r}: not a name of this service (allowed_hosts)"
+            return ApiError(421, why, "wrong_host", "Host")
         most = self._settings.max_calls
         if self._running >= most and scope["path"].startswith("/v1/"):
             return ApiError(503, f"max_calls = {most}: so many calls run", "overloaded", retry_after_s=1.0)

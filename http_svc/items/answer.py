@@ -98,7 +98,7 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def response_object(body: ResponsesBody, identity: str, created: int) -> dict[str, Any]:
+def response_object(body: ResponsesBody, identity: str, model: str, created: int) -> dict[str, Any]:
     """Return an answer that has just begun; it repeats what was asked for."""
     form = body.text.format if body.text else None
     choice = body.tool_choice
@@ -112,7 +112,7 @@ def response_object(body: ResponsesBody, identity: str, created: int) -> dict[st
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
-        "model": body.model,
+        "model": model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,

@@ -83,10 +83,9 @@ class ChatTemplate:
         roles = [message.get("role") for message in messages]
         try:
             text = self._compiled(name).render(
-                messages=turns,
-                tools=list(tools) or None,
-                add_generation_prompt=end is ChatEnd.OPENED,
-                **self._specials,
+                {"messages": turns, "tools": list(tools) or None, "documents": None}
+                | {"add_generation_prompt": end is ChatEnd.OPENED}
+                | self._specials
             )
         except TemplateError as error:
             raise InvalidInputError("chat", roles, str(error)) from error

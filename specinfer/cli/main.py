@@ -92,6 +92,10 @@ def up(
             help="File of a chat template (Jinja) to use instead of the model's.", exists=True, dir_okay=False
         ),
     ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(help="Names of the model over HTTP, separated by commas; answers carry the first."),
+    ] = None,
     planner: Annotated[
         PlannerChoice | None, typer.Option(help="How the gateway expects accepted tokens.")
     ] = None,
@@ -113,6 +117,8 @@ def up(
     """Run the whole system on this machine until Ctrl-C."""
     if planner_weights and planner is not PlannerChoice.LEARNED:
         raise InvalidInputError("--planner-weights", str(planner_weights), "only for --planner learned")
+    if served_model_name is not None and http_listen == "none":
+        raise InvalidInputError("served_model_name", served_model_name, "only for the HTTP service")
     options = LocalOptions(
         model=model,
         dtype=dtype,
@@ -133,6 +139,7 @@ def up(
         resident=read_resident(resident),
         metrics=True,
         http=None if http_listen == "none" else http_listen,
+        http_flags={} if served_model_name is None else {"served-model-name": served_model_name},
     )
     with local_system(options) as system:
         connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))

@@ -47,15 +47,19 @@ def models_check(
 
     Its tensors and configuration are accounted for, and a short random prompt goes through a few layers in
     every way that serving has: whole, token by token, in chunks, beside another request, as a tree.
+    Then come its context, the tokens that end an answer, its tokenizer and its chat template.
     """
     directory = resolve_model(model)
     try:
         from specinfer.model.probe.check import check_directory
+        from specinfer.model.probe.texts import describe_texts
     except ModuleNotFoundError as error:
         raise UnavailableError(f"checking needs {error.name}: pip install 'specinfer[model]'") from error
     probe = check_directory(directory)
     for difference in probe.differences:
         typer.echo(f"{difference.way}\t{difference.distance:.1e}")
+    for name, value in describe_texts(directory):
+        typer.echo(f"{name}\t{value}")
     typer.echo(f"right: {probe.executor} executor (greatest difference of a logit, in standard deviations)")
 
 

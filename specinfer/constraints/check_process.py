@@ -1,71 +1,83 @@
-"""Process in which constraints from outside are compiled first: it may be killed, or die by itself.
+"""Process in which constraints from outside are compiled first, each in a child of its own that may be killed, or die.
 
-Started by `Checker`. Lines of JSON: what `Compiler` is made of, then constraints; to each an answer.
-What is bounded is the time of the processor: where others want it, too, a good constraint may take long.
+Started by `Checker`. Lines of JSON: what `Compiler` is made of, then constraints with ids; to each an answer with its
+id, in any order. A child has the tokenizer already. Its processor time is bounded, not its time: where others want
+the processor, too, a good constraint may take long.
 """
 
 import json
 import os
+import signal
 import sys
 import threading
-import time
+from collections.abc import Mapping
 from typing import Any
 
+from specinfer.constraints.background_work import LAST
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.parts import part_of
 from specinfer.errors import ConstraintError, InvalidInputError
 
-TOO_SLOW = 3
-"""Exit status of a process whose constraint took too long."""
+TOO_SLOW, TOO_DEEP = "slow", "deep"
+"""Ends of a child that took too long, and of one that died: of a stack that overflows."""
 STACK_BYTES = 1 << 20
-"""Stack of the process: smaller than that of any thread which compiles later, so that an overflow happens
-here."""
+"""Stack of a child: smaller than that of any thread which compiles later, so that an overflow happens here."""
 
 
-def answer(compiler: Compiler, constraint: Constraint) -> dict[str, Any]:
+def answer(compiler: Compiler, constraint: Constraint) -> str:
     """Return the reason why a constraint cannot be compiled; empty if nothing is wrong."""
     try:
         matcher = compiler.compile(constraint)
         matcher.forced()
         if not matcher.mask().any():
-            return {"why": "needs text of which the model has no tokens"}
+            return "needs text of which the model has no tokens"
     except InvalidInputError as error:
-        return {"why": error.why + part_of(compiler, constraint)}
+        return error.why + part_of(compiler, constraint)
     except ConstraintError as error:
-        return {"why": str(error)}
-    return {"why": ""}
+        return str(error)
+    except BaseException as error:  # noqa: BLE001  # what panics in the parser is no `Exception`
+        return f"cannot be compiled ({type(error).__name__})"
+    return ""
 
 
-class _Watchdog:
-    """Ends the process after a constraint's share of processor time; others may need the processor, too."""
-
-    def __init__(self) -> None:
-        self.until = float("inf")
-
-    def watch(self, thread: threading.Thread) -> None:
-        """Watch until the thread ends. Compiling holds no lock of the interpreter, so this runs beside it."""
-        while thread.is_alive():
-            thread.join(0.05)
-            if time.process_time() > self.until:
-                os._exit(TOO_SLOW)
+def _say(line: Mapping[str, Any]) -> None:
+    """Write a line at once: several processes write."""
+    os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
-def _serve(watchdog: _Watchdog) -> None:
+def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
+    """Check a constraint in a child."""
+    try:
+        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # its signal ends the process
+        os.nice(LAST)
+        constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
+        _say({"id": asked["id"], "why": answer(compiler, constraint)})
+    finally:
+        os._exit(0)
+
+
+def _see_off(number: int, child: int) -> None:
+    """Answer for a child that ends without an answer."""
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        slow = os.WTERMSIG(status) == signal.SIGPROF
+        _say({"id": number, "end": TOO_SLOW if slow else TOO_DEEP})
+
+
+def _serve() -> None:
     compiler = Compiler(**json.loads(sys.stdin.readline()))
-    print("{}", flush=True)
+    _say({})
     for line in sys.stdin:
         asked = json.loads(line)
-        constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
-        watchdog.until = time.process_time() + asked["seconds"]
-        found = json.dumps(answer(compiler, constraint))
-        watchdog.until = float("inf")
-        print(found, flush=True)
+        child = os.fork()
+        if not child:
+            _compile_and_exit(compiler, asked)
+        threading.Thread(target=_see_off, args=(asked["id"], child), daemon=True).start()
 
 
 if __name__ == "__main__":
     threading.stack_size(STACK_BYTES)
-    watchdog = _Watchdog()
-    thread = threading.Thread(target=_serve, args=(watchdog,))
+    thread = threading.Thread(target=_serve)
     thread.start()
-    watchdog.watch(thread)
+    thread.join()

@@ -1,14 +1,17 @@
-"""Checks of constraints from outside, in a process of their own that is killed when one takes too long."""
+"""Checks of constraints from outside, in processes of their own that are killed when one takes too long."""
 
 import asyncio
 import json
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
 
-from specinfer.constraints.check_process import TOO_SLOW
+from specinfer.constraints import check_process
 from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.grammars import check_json
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.parent_process import ending_with_us
 
@@ -24,13 +27,17 @@ _LINE_BYTES = 1 << 20
 
 
 class Checker:
-    """A process that starts with the first constraint, and again after it was killed or has died."""
+    """A process that starts with the first constraint, and again if it has died."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """Prepare a check for the tokenizer; arguments as those of `Compiler`."""
         self._compiler = {"tokenizer": tokenizer, "vocab_size": vocab_size, "eos_token_ids": [*eos_token_ids]}
         self._process: Process | None = None
-        self._turn = asyncio.Lock()
+        self._starting = asyncio.Lock()
+        self._reader: asyncio.Task[None] | None = None
+        self._numbers = count(1)
+        self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        """Answers that are awaited, by the number of their question."""
         self._asked: OrderedDict[Constraint, asyncio.Task[str]] = OrderedDict()
         """Results of checks by constraint, including checks in progress."""
         self._waiting = 0
@@ -43,6 +50,7 @@ class Checker:
             ExhaustedError: if too many wait to be checked.
             UnavailableError: if the process cannot be started.
         """
+        check_json(constraint)  # which costs less than a process
         if constraint not in self._asked:
             if self._waiting >= _WAITING:
                 raise ExhaustedError(f"{self._waiting} constraints wait to be checked")
@@ -73,26 +81,47 @@ class Checker:
             self._asked.popitem(last=False)
 
     async def _ask(self, constraint: Constraint) -> str:
-        async with self._turn:
-            process = self._process = self._process or await self._start()
-            question = {"kind": constraint.kind, "source": constraint.source, "seconds": SECONDS}
-            try:
-                async with asyncio.timeout(_SILENT_S):
-                    answer = await _exchange(process, question)
-            except TimeoutError as error:
-                await self._kill()
-                raise UnavailableError("what checks constraints does not answer") from error
-            if answer is None:
-                return await self._post_mortem(process)
-            why: str = answer["why"]
-            return why
+        process = await self._running()
+        number = next(self._numbers)
+        awaited = self._answers[number] = asyncio.get_running_loop().create_future()
+        asked = {"id": number, "kind": constraint.kind, "source": constraint.source, "seconds": SECONDS}
+        try:
+            _write(process, asked)
+            async with asyncio.timeout(_SILENT_S):
+                answer = await awaited
+        except TimeoutError as error:
+            await self._kill()
+            raise UnavailableError("what checks constraints does not answer") from error
+        finally:
+            del self._answers[number]
+        match answer.get("end"):
+            case None:
+                return str(answer["why"])
+            case check_process.TOO_SLOW:
+                return f"takes longer than {SECONDS:g} seconds to compile"
+            case _:
+                return "too deeply nested to compile"  # a stack that overflows ends a process
 
-    async def _post_mortem(self, process: Process) -> str:
-        """Return the fault of the constraint that ended the process."""
-        self._process = None
-        if await process.wait() == TOO_SLOW:
-            return f"takes longer than {SECONDS:g} seconds to compile"
-        return "too deeply nested to compile"  # a stack that overflows ends it, too
+    async def _running(self) -> Process:
+        """Return the process, started if there is none."""
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                self._process = await self._start()
+                self._reader = asyncio.create_task(self._read(self._process))
+            return self._process
+
+    async def _read(self, process: Process) -> None:
+        """Hand out answers until the process ends; what is still awaited then fails."""
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            answer = json.loads(line)
+            awaited = self._answers.get(answer["id"])
+            if awaited is not None and not awaited.done():
+                awaited.set_result(answer)
+        await process.wait()
+        for awaited in self._answers.values():
+            if not awaited.done():
+                awaited.set_exception(UnavailableError("what checks constraints has ended"))
 
     async def _start(self) -> Process:
         command = ending_with_us([sys.executable, "-m", "specinfer.constraints.check_process"])
@@ -100,13 +129,17 @@ class Checker:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=_LINE_BYTES
         )
+        assert process.stdout is not None
+        ready = b""
         try:
+            _write(process, self._compiler)
             async with asyncio.timeout(_STARTING_S):
-                ready = await _exchange(process, self._compiler)
+                ready = await process.stdout.readline()
         except TimeoutError:
-            ready = None
-        if ready is None:
-            process.kill()
+            pass
+        if not ready:
+            if process.returncode is None:
+                process.kill()
             await process.wait()
             raise UnavailableError("what checks constraints does not start")
         return process
@@ -117,17 +150,11 @@ class Checker:
             if process.returncode is None:
                 process.kill()
             await process.wait()
+        if self._reader is not None:
+            await self._reader
 
 
-async def _exchange(process: Process, question: object) -> dict[str, str] | None:
-    """Return the answer to a question; None if the process has ended."""
+def _write(process: Process, line: Mapping[str, Any]) -> None:
+    """Write a line, which is sent as the process reads: 64 of 64 kB are the most that wait."""
     assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(json.dumps(question).encode() + b"\n")
-        await process.stdin.drain()
-        line = await process.stdout.readline()
-    except ConnectionError:
-        return None
-    answer: dict[str, str] | None = json.loads(line) if line else None
-    return answer
+    process.stdin.write(json.dumps(line).encode() + b"\n")

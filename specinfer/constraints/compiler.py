@@ -4,12 +4,14 @@ Compiling takes a millisecond, for large schemas a hundred. Bounds of llguidance
 of a matcher below some 20 ms; what takes longer to compile than `Checker` allows is refused there.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from specinfer.constraints.background_work import background_threads
 from specinfer.constraints.constraint import Constraint
 from specinfer.constraints.grammars import grammar_of
 from specinfer.constraints.matcher import Matcher
@@ -28,7 +30,8 @@ class Compiler:
 
         Args:
             tokenizer: the content of `tokenizer.json`.
-            vocab_size: of the model, which may have more token ids than the tokenizer.
+            vocab_size: of the model, which may have more token ids than the tokenizer; those of added tokens
+                that it lacks are left out.
             eos_token_ids: may follow a text that is complete.
 
         Raises:
@@ -36,13 +39,14 @@ class Compiler:
         """
         try:
             self._tokenizer = LLTokenizer(
-                tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+                _within(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
             )
         except ValueError as error:
             raise IncompatibleError(f"no constraints with this tokenizer: {error}") from error
         self._vocab_size = vocab_size
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="constraints")
+        self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
+        self._dear: OrderedDict[Constraint, None] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Matcher:
         """Compile in this thread, without keeping the result.
@@ -76,6 +80,24 @@ class Compiler:
             wait([future], patience_s)
         return future.result().copy() if future.done() else None
 
+    def note_dear(self, constraint: Constraint) -> None:
+        """Note that a constraint is too dear to match drafts to."""
+        self._dear[constraint] = None
+        while len(self._dear) > _REMEMBERED:
+            self._dear.popitem(last=False)
+
+    def is_dear(self, constraint: Constraint) -> bool:
+        """Return whether that was noted of a constraint."""
+        return constraint in self._dear
+
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _within(tokenizer: str, vocab_size: int) -> str:
+    """Return a `tokenizer.json` without added tokens that a model has no row for."""
+    stages = json.loads(tokenizer)
+    added = stages.get("added_tokens") or []
+    kept = [token for token in added if token["id"] < vocab_size]
+    return tokenizer if len(kept) == len(added) else json.dumps(stages | {"added_tokens": kept})

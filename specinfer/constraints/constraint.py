@@ -35,7 +35,10 @@ class Constraint:
     def __post_init__(self) -> None:
         if not self.source:
             raise self.error("must not be empty")
-        size = len(self.source.encode())
+        try:
+            size = len(self.source.encode())
+        except UnicodeEncodeError as error:
+            raise self.error("half of a surrogate pair, which is no character") from error
         if size > MAX_BYTES:
             raise InvalidInputError(self.field, size, f"bytes, at most {MAX_BYTES}")
 

@@ -1,12 +1,14 @@
 """Constraints in the notation of llguidance."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from llguidance import LLMatcher
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.matcher import first_line
 
 _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
 """White space between the parts of JSON; without a bound a small model may write nothing else."""
@@ -20,12 +22,7 @@ def grammar_of(constraint: Constraint) -> str:
     """
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            own = _guidance(_parse(constraint))
-            if "whitespace_flexible" in own:
-                return LLMatcher.grammar_from_json_schema(constraint.source)
-            return LLMatcher.grammar_from_json_schema(
-                constraint.source, defaults={"whitespace_pattern": _GAP}
-            )
+            return _of_schema(constraint, _parse(constraint))
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(constraint.source)
         case ConstraintKind.GRAMMAR:
@@ -35,6 +32,32 @@ def grammar_of(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_lark(f"start: {texts}")
 
 
+def check_json(constraint: Constraint) -> None:
+    """Check the JSON of a schema or choice.
+
+    Raises:
+        InvalidInputError: as `grammar_of` does for what is no JSON.
+    """
+    if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE):
+        _parse(constraint)
+
+
+def _of_schema(constraint: Constraint, schema: Any) -> str:
+    source = "{}" if schema is True else constraint.source
+    try:
+        if "whitespace_flexible" in _guidance(schema):
+            return LLMatcher.grammar_from_json_schema(source)
+        return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": _GAP})
+    except ValueError as error:
+        raise constraint.error(first_line(str(error))) from error
+
+
+_DEEPEST = 100
+"""Deepest JSON: the parser of schemas overflows its stack soon after."""
+_SHOWN = 40
+"""Characters of a number that an error quotes."""
+
+
 def _guidance(schema: Any) -> Mapping[str, Any]:
     """Return a schema's own settings for llguidance, which a pattern of ours would overrule."""
     own = schema.get("x-guidance") if isinstance(schema, dict) else None
@@ -42,11 +65,41 @@ def _guidance(schema: Any) -> Mapping[str, Any]:
 
 
 def _parse(constraint: Constraint) -> Any:
+    """Return the JSON of a schema or choice.
+
+    Raises:
+        InvalidInputError: if it is no JSON, or has what the grammar's parser cannot hold.
+    """
+
+    def refuse(what: str) -> Any:
+        raise constraint.error(f"{what[:_SHOWN]}: no number of JSON")
+
+    def number(digits: str) -> float:
+        return found if math.isfinite(found := float(digits)) else refuse(digits)
+
     try:
-        parsed = json.loads(constraint.source)
+        parsed = json.loads(constraint.source, parse_constant=refuse, parse_float=number)
+        if _depth(parsed) > _DEEPEST:
+            raise constraint.error("too deeply nested")
+        json.dumps(parsed, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise constraint.error(f"no JSON at {where}: {error.msg}") from error
+    except UnicodeEncodeError as error:
+        raise constraint.error("half of a surrogate pair, which is no character") from error
     except RecursionError as error:
         raise constraint.error("too deeply nested") from error
+    except ValueError as error:  # of Python's: an integer of thousands of digits
+        raise constraint.error("a number has too many digits") from error
+    if constraint.kind is ConstraintKind.JSON_SCHEMA and not isinstance(parsed, dict | bool):
+        raise constraint.error("must be an object, true or false")
     return parsed
+
+
+def _depth(parsed: Any) -> int:
+    """Return the depth of lists and objects in each other."""
+    level, depth = [parsed], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [below for each in level for below in (each.values() if isinstance(each, dict) else each)]
+    return depth

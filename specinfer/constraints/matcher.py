@@ -1,6 +1,8 @@
 """Matchers: the tokens that may follow the generated ones. No two threads may use one at once."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from llguidance import LLMatcher
@@ -16,6 +18,8 @@ class Matcher:
 
     def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
         self._inner, self._vocab_size = inner, vocab_size
+        self.seconds = 0.0
+        """Processor time of reading tokens, masks and forced text so far."""
 
     def copy(self) -> "Matcher":
         """Return an independent copy in the same state."""
@@ -43,7 +47,8 @@ class Matcher:
         Raises:
             ConstraintError: if it is too complex.
         """
-        read = self._inner.try_consume_tokens(list(tokens))
+        with self._timed():
+            read = self._inner.try_consume_tokens(list(tokens))
         self._check()
         return read
 
@@ -59,7 +64,8 @@ class Matcher:
         Raises:
             ConstraintError: if it is too complex.
         """
-        bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
+        with self._timed():
+            bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 
@@ -68,14 +74,23 @@ class Matcher:
 
         The same text may be cut otherwise, so a target may choose other tokens.
         """
-        tokens = [] if self.finished else self._inner.compute_ff_tokens()
+        with self._timed():
+            tokens = [] if self.finished else self._inner.compute_ff_tokens()
         self._check()
         return list(tokens)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        before = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.thread_time() - before
 
     def _check(self) -> None:
         """Raise the error that llguidance has recorded: it raises none itself."""
         if self._inner.is_error():
-            raise ConstraintError(f"the constraint is too complex: {first_line(self._inner.get_error())}")
+            raise ConstraintError(f"too complex: {first_line(self._inner.get_error())}")
 
 
 def first_line(text: str) -> str:

@@ -20,6 +20,8 @@ def part_of(compiler: Compiler, constraint: Constraint) -> str:
         schema = json.loads(constraint.source)
     except (ValueError, RecursionError):
         return ""
+    if not isinstance(schema, dict):
+        return ""
     pointer, part = "", schema
     while (found := next(_refused(compiler, part, schema), None)) is not None:
         pointer, part = f"{pointer}/{found[0]}", found[1]

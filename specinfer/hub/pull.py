@@ -20,11 +20,12 @@ from specinfer.errors import NotFoundError, UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
 from specinfer.hub.registry import WheelSource, find_model, known_models
 from specinfer.hub.resolve import gguf_name, is_hub_id, model_directory
+from specinfer.special_tokens import TOKENIZER_FILES
 
 Report = Callable[[int, int, str], None]
 Fetch = Callable[[Path, Report], None]
 _CHUNK = 1 << 20
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TOKENIZER = (*TOKENIZER_FILES, "*.jinja", "chat_template.json")
 """Files that a gateway reads of a model."""
 _MODEL = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specinfer.errors import SpecInferError
+from specinfer.errors import ConstraintError, SpecInferError
 from specinfer.outcomes import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
@@ -85,7 +85,8 @@ class CompletionBuilder:
 
     def __init__(self, state: RequestState, tokenizer: Tokenizer, index: int) -> None:
         self.state, self._tokenizer = state, tokenizer
-        self._text = TextStream(tokenizer, state.request.stop_strings, state.request.prompt)
+        asked = state.request
+        self._text = TextStream(tokenizer, asked.stop_strings, asked.prompt, asked.stop_token_ids)
         self.output = CompletionOutput(index, logprobs=[] if state.request.logprobs else None)
 
     def add(self, progress: Progress) -> int | None:
@@ -108,7 +109,8 @@ class CompletionBuilder:
         assert self.state.finish is not None
         self.output.finish_reason = _REASONS[self.state.finish]
         failed = self.state.finish is FinishReason.ERROR
-        return SpecInferError(self.state.error) if failed else None
+        kind = ConstraintError if self.state.invalid else SpecInferError
+        return kind(self.state.error) if failed else None
 
     def _row(self, token: int, row: LogprobRow) -> dict[int, Logprob]:
         text = self._tokenizer.text_of_token

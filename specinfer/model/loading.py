@@ -44,6 +44,8 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
     """
     check_options(options)
     hf, generation = load_transformers_config(directory)
+    if adapter := next(directory.glob("adapter_*"), None):
+        raise IncompatibleError(f"{adapter}: adapters are not applied; merge it into the weights")
     if options.executor != "generic":
         try:
             config = from_transformers(hf, generation)
@@ -66,6 +68,8 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
 
     num_blocks = blocks_for(options.kv_tokens)
     executor = GenericExecutor(model, num_blocks, options.device)
+    if executor.limit:
+        log.warning("model_type = %r: %s", hf.model_type, executor.limit)
     return LoadedModel(generic_config(hf, generation), executor, num_blocks)
 
 

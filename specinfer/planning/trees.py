@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from specinfer.constraints.compiler import Compiler
+from specinfer.constraints.matcher import Matcher
 from specinfer.errors import ConstraintError, InvalidInputError
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import Drafts
@@ -20,19 +21,43 @@ from specinfer.tree import (
 from specinfer.tree.cut import Keeps
 
 T = TypeVar("T")
+MATCHING_S, MATCHING_LEAST_S = 0.01, 0.001
+"""Processor time of a step for matching drafts to constraints, and the least that is too much for one request."""
 
 
 def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> None:
-    """Give requests that want drafts the matchers of their constraints, as soon as those are compiled."""
-    for state in states:
+    """Give requests that want drafts the matchers of their constraints, as soon as those are compiled.
+
+    The dearest are taken away if together they took too long in the step before, so that others' steps do not wait
+    for them: drafts that they would have changed are verified as they are.
+    """
+    if compiler is None:
+        return
+    constrained = [state for state in states if state.request.constraint is not None]
+    _take_dearest(constrained, compiler)
+    for state in constrained:
         constraint = state.request.constraint
-        if constraint is None or state.matcher is not None or compiler is None:
+        assert constraint is not None
+        if state.matcher is not None or state.request.speculation is Speculation.OFF:
             continue
-        if state.request.speculation is not Speculation.OFF:
+        if not compiler.is_dear(constraint):
             try:
                 state.matcher = compiler.ready(constraint)
             except InvalidInputError:  # recorded by a gateway that knew more kinds
                 continue
+
+
+def _take_dearest(states: Sequence[RequestState], compiler: Compiler) -> None:
+    """Take the matchers away that made a step too long."""
+    spent = [(state.matcher.seconds, state) for state in states if isinstance(state.matcher, Matcher)]
+    total = sum([seconds for seconds, _ in spent])
+    for seconds, state in sorted(spent, key=lambda pair: -pair[0]):
+        if total > MATCHING_S and seconds > MATCHING_LEAST_S and state.request.constraint is not None:
+            compiler.note_dear(state.request.constraint)
+            state.matcher = None
+        elif isinstance(state.matcher, Matcher):
+            state.matcher.seconds = 0.0
+        total -= seconds
 
 
 def trees_to_verify(

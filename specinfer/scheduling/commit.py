@@ -33,7 +33,7 @@ def apply_verdict(
         if now - state.put_off_since <= MOST_PUT_OFF_S:
             return None
     if verdict.status is not EntryStatus.OK:
-        return _fail(state, verdict.message, now, verdict.status is EntryStatus.EXHAUSTED)
+        return _fail(state, verdict, now)
     state.put_off_since = None
     state.verifier_len = verdict.held_len
     return None if tree is None else _accept(state, tree, verdict, now)
@@ -56,6 +56,7 @@ def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: fl
     return Progress(state, kept, logprobs, start, reason is not None, since_s, outcome)
 
 
-def _fail(state: RequestState, message: str, now: float, retryable: bool) -> Progress:
-    state.end(FinishReason.ERROR, now, message, retryable)
+def _fail(state: RequestState, verdict: VerdictEntry, now: float) -> Progress:
+    retryable, invalid = verdict.status is EntryStatus.EXHAUSTED, verdict.status is EntryStatus.INVALID
+    state.end(FinishReason.ERROR, now, verdict.message, retryable, invalid)
     return Progress(state, [], [], state.new_tokens, True)

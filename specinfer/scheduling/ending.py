@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.errors import ConstraintError, SpecInferError, UnavailableError
 from specinfer.outcomes import FinishReason
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import RequestSpeculation
@@ -22,6 +22,8 @@ class Ending:
     error: str = ""
     retryable: bool = True
     """True if the same request may succeed later, if it ended with an error."""
+    invalid: bool = False
+    """True if it ended with an error of its caller's."""
     prompt_tokens: int = 0
     new_tokens: int = 0
     ttft_s: float = 0.0
@@ -46,6 +48,7 @@ class Ending:
             state.finish,
             state.error,
             state.retryable,
+            state.invalid,
             prompt_tokens=len(state.request.prompt),
             new_tokens=state.new_tokens,
             ttft_s=(state.first_token_at or end) - state.queued_at,
@@ -66,6 +69,8 @@ class Ending:
         if self.finish is not FinishReason.ERROR:
             return None
         # it has ended: a repetition needs another id, so a client must not come back for this one
+        if self.invalid:
+            return ConstraintError(self.error)
         final = UnavailableError(self.error, retry_after_s=_NEVER_S)
         return final if self.retryable else SpecInferError(self.error)
 

@@ -132,6 +132,8 @@ class RequestState:
     error: str = ""
     retryable: bool = True
     """True if the same request may succeed later, if it ended with an error."""
+    invalid: bool = False
+    """True if it ended with an error of its caller's."""
     put_off_since: float | None = None
     """Time since which the verifier puts it off in every step; None if it does not."""
     cancelled: bool = False
@@ -210,7 +212,14 @@ class RequestState:
         self.tokens.extend(kept)
         return kept
 
-    def end(self, reason: FinishReason, now: float, error: str = "", retryable: bool = True) -> None:
+    def end(
+        self,
+        reason: FinishReason,
+        now: float,
+        error: str = "",
+        retryable: bool = True,
+        invalid: bool = False,
+    ) -> None:
         """Record the reason and the time of its end."""
         self.finish, self.finished_at = reason, now
-        self.error, self.retryable = error, retryable
+        self.error, self.retryable, self.invalid = error, retryable, invalid

@@ -3,7 +3,7 @@
 Incomplete characters and possible beginnings of stop strings are held back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from specinfer.detokenizer import Detokenizer
@@ -28,9 +28,17 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_strings: Sequence[str], prompt: Sequence[int] | None = None
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str],
+        prompt: Sequence[int] | None = None,
+        ends: Set[int] = frozenset(),
     ) -> None:
-        """Begin behind the tokens of a prompt; None: it is not known, and has a text."""
+        """Begin behind the tokens of a prompt; None: it is not known, and has a text.
+
+        `ends` are tokens that end a request: they are no part of the text, special or not.
+        """
+        self._ends = ends
         self._detokenizer = Detokenizer(tokenizer, prompt)
         self._stops = tuple(stop_strings)
         self._stop_tokens = {tokenizer.special_token(stop) for stop in self._stops} - {None}
@@ -42,7 +50,7 @@ class TextStream:
 
     def skip(self, token_ids: Sequence[int]) -> bool:
         """Read a beginning that is not returned; return whether it has a stop string."""
-        self._held += self._detokenizer.push(token_ids)
+        self._held += self._detokenizer.push(self._told(token_ids))
         self._over = (
             self._over or self._find_stop(0) is not None or not self._stop_tokens.isdisjoint(token_ids)
         )
@@ -54,7 +62,7 @@ class TextStream:
         if self._over:
             return TextPiece("", 0, True)
         if not self._stops:
-            text = self._detokenizer.push(token_ids)
+            text = self._detokenizer.push(self._told(token_ids))
             return TextPiece(text + (self._detokenizer.flush() if last else ""), len(token_ids), False)
         told = []
         for index, token in enumerate(token_ids):
@@ -66,7 +74,7 @@ class TextStream:
                 return TextPiece(
                     "".join(told) + self._take(len(self._held) if end is None else end), index + 1, True
                 )
-            if (end := self._add(self._detokenizer.push([token]))) is not None:
+            if (end := self._add(self._detokenizer.push(self._told([token])))) is not None:
                 self._over = True
                 return TextPiece("".join(told) + self._take(end), index + 1, True)
         if last and (end := self._add(self._detokenizer.flush())) is not None:
@@ -74,6 +82,9 @@ class TextStream:
             return TextPiece("".join(told) + self._take(end), len(token_ids), True)
         rest = self._take(len(self._held) - (0 if last else self._possible_stop()))
         return TextPiece("".join(told) + rest, len(token_ids), False)
+
+    def _told(self, token_ids: Sequence[int]) -> Sequence[int]:
+        return [token for token in token_ids if token not in self._ends] if self._ends else token_ids
 
     def _add(self, text: str) -> int | None:
         """Add to the held text; return the start of the first stop string that this completes."""
@@ -117,7 +128,7 @@ class StopStrings:
         if not request.stop_strings:
             return False
         self._texts[request.request_id] = text = TextStream(
-            self._tokenizer, request.stop_strings, request.prompt
+            self._tokenizer, request.stop_strings, request.prompt, request.stop_token_ids
         )
         return text.skip(generated)
 

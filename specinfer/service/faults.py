@@ -9,7 +9,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
@@ -29,16 +29,21 @@ Places: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Takes a place for a call, or raises."""
 MESSAGE_S = 20.0
 """Seconds in which the message of a stream must come once its headers have."""
-KEYLESS_STREAMS = 64
-"""Most streams of health and of reflection at once, each: nobody needs a key for them."""
+KEYLESS_STREAMS, _KEYLESS_PART = 64, 8
+"""Most calls of each method of health and of reflection at once, which need no key; and the part of all calls that
+they may be."""
 KEYLESS_S = 3600.0
 """Seconds after which such a stream ends; who watches health begins again."""
 
 
 class KeylessInterceptor(grpc.aio.ServerInterceptor):
-    """Bounds the streams of health and reflection, so that they do not use up the calls of a server."""
+    """Bounds the calls of health and reflection, so that they do not use up those of a server."""
 
-    def __init__(self, most: int = KEYLESS_STREAMS, seconds: float = KEYLESS_S) -> None:
+    def __init__(
+        self, most: int = KEYLESS_STREAMS, seconds: float = KEYLESS_S, max_calls: int | None = None
+    ) -> None:
+        if max_calls is not None:
+            most = max(1, min(most, max_calls // _KEYLESS_PART))
         self._most, self._seconds, self._open = most, seconds, Counter[str]()
 
     async def intercept_service(
@@ -46,16 +51,21 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Return the method's handler; of a foreign stream one that is counted."""
+        """Return the method's handler; of health and reflection one that is counted.
+
+        Messages of all methods without a stream must come in time.
+        """
         handler, name = await continuation(handler_call_details), handler_call_details.method
-        if handler is None or name.startswith(OURS) or handler.unary_unary is not None:
+        if handler is None or (name.startswith(OURS) and handler.unary_unary is None):
             return handler
+        if name.startswith(OURS):
+            return placed(handler, nullcontext)
         return placed(handler, partial(self._place, name), self._seconds)
 
     @contextmanager
     def _place(self, name: str) -> Iterator[None]:
         if self._open[name] >= self._most:
-            raise ExhaustedError(f"{name}: {self._most} streams are open")
+            raise ExhaustedError(f"{name}: {self._most} calls are open")
         self._open[name] += 1
         try:
             yield
@@ -64,25 +74,28 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
 
 
 def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, most_s: float | None = None) -> Handler:
-    """Return the handler of a streaming method whose calls take a place first.
+    """Return the handler of a method whose calls take a place first.
 
     The place is taken when headers have come, and given back if no message comes in time. gRPC's handlers of
     one message begin with that message, however long it takes, so this one reads it itself.
 
     Args:
-        handler: of a method that streams its replies.
+        handler: of a method with one message, or with a stream of replies.
         place: raises a `SpecInferError` if there is none.
         most_s: seconds that a call may take; None: any.
     """
-    method: Method | None = handler.unary_stream or handler.stream_stream
-    assert method is not None, "a method that streams its replies"
-    takes_stream = handler.unary_stream is None
+    method: Method | None = handler.unary_unary or handler.unary_stream or handler.stream_stream
+    assert method is not None, "not one that takes a stream and has one reply"
+    takes_stream, replies_once = handler.stream_stream is not None, handler.unary_unary is not None
 
     async def call(messages: AsyncIterator[Any], context: Context) -> None:
         try:
             with place():
                 message = messages if takes_stream else await _first(messages)
                 async with asyncio.timeout(most_s):
+                    if replies_once:
+                        await context.write(await method(message, context))
+                        return
                     if not inspect.isasyncgenfunction(method):
                         await method(message, context)
                         return

@@ -52,7 +52,7 @@ class ServiceServer:
         self._names = list(service_names)
         self._serving = True
         self.grpc = grpc.aio.server(
-            interceptors=[KeylessInterceptor(), *interceptors, FaultInterceptor()],
+            interceptors=[KeylessInterceptor(max_calls=max_calls), *interceptors, FaultInterceptor()],
             options=[*channel_options(MOST_MESSAGE_BYTES), *_OPTIONS],
             maximum_concurrent_rpcs=max_calls,
         )

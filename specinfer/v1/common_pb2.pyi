@@ -14,11 +14,13 @@ class EntryStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENTRY_STATUS_RESYNC: _ClassVar[EntryStatus]
     ENTRY_STATUS_ERROR: _ClassVar[EntryStatus]
     ENTRY_STATUS_EXHAUSTED: _ClassVar[EntryStatus]
+    ENTRY_STATUS_INVALID: _ClassVar[EntryStatus]
 ENTRY_STATUS_UNSPECIFIED: EntryStatus
 ENTRY_STATUS_OK: EntryStatus
 ENTRY_STATUS_RESYNC: EntryStatus
 ENTRY_STATUS_ERROR: EntryStatus
 ENTRY_STATUS_EXHAUSTED: EntryStatus
+ENTRY_STATUS_INVALID: EntryStatus
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "typical_epsilon", "typical_delta", "logit_bias", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty")

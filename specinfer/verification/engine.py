@@ -7,12 +7,12 @@ want of a layer is no entry's fault: its entries are EXHAUSTED and come again.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specinfer.constraints.compiler import Compiler
-from specinfer.constraints.matcher import Matcher
-from specinfer.errors import ExhaustedError, FaultError, SpecInferError, UnavailableError
+from specinfer.constraints.masks import MaskThreads
+from specinfer.errors import ConstraintError, ExhaustedError, FaultError, SpecInferError, UnavailableError
 from specinfer.log_lines import about
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
@@ -21,15 +21,13 @@ from specinfer.outcomes import EntryStatus
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import Target
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
+from specinfer.verification.constraining import Constraining
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, check_job
 from specinfer.verification.target import Rows
 from specinfer.verification.tree_verifier import TreeVerifier, Verification
 
 log = logging.getLogger(__name__)
-_COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
-"""Seconds for which a step waits for constraints to be compiled, beside other requests and for one alone.
-Most take a millisecond; for others the gateway comes again."""
 
 
 @dataclass(slots=True)
@@ -49,8 +47,9 @@ class VerifierEngine:
         limits: EngineLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         compiler: Compiler | None = None,
+        masks: MaskThreads | None = None,
     ) -> None:
-        """Start with empty caches; without `compiler` constraints are refused."""
+        """Start with empty caches; without `compiler` constraints are refused. `masks` makes their masks."""
         self.runner, self.limits = runner, limits or EngineLimits()
         self._trees = TreeVerifier(acceptance, self.runner.chooser)
         self._held: dict[str, _Held] = {}
@@ -62,7 +61,7 @@ class VerifierEngine:
         """Tokens and nodes of each pass of the last step, and its seconds."""
         self.faults = 0
         """Number of unforeseen failures since the start."""
-        self._clock, self._compiler = clock, compiler
+        self._clock, self._constraining = clock, Constraining(compiler, masks, clock)
         self.on_release: Callable[[Sequence[str]], None] = lambda _: None
         """Called with requests that are forgotten, or start over."""
 
@@ -72,31 +71,19 @@ class VerifierEngine:
         self._forget_idle()
         self.passes = []
         outcomes: dict[int, VerifyOutcome] = {}
-        ready: list[int] = []
         segments: dict[int, Segment] = {}
-        room = self.limits.max_step_tokens
-        waits_until = self._clock() + (_COMPILING_ALONE_S if len(jobs) == 1 else _COMPILING_S)
-        for index, job in enumerate(jobs):
-            try:
-                if job.base_len == 0:
-                    self.release([job.request_id])  # whatever was held, this starts over
-                held_len = self._held_len(job.request_id)
-                if held_len != job.base_len:
-                    outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
-                    continue
-                segments[index] = self._admit(job, room, self._matcher(job, waits_until))
-            except SpecInferError as error:
-                outcomes[index] = self._refused(job, error)
-                continue
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
-                outcomes[index] = self._faulty(job, error)
-                continue
-            room -= len(job.delta) + len(segments[index].nodes)
-            ready.append(index)
+        self._constraining.begin_step(jobs)
+        self._admit_all(jobs, range(len(jobs)), outcomes, segments)
+        if not segments and self._constraining.wait_for_late(jobs):
+            again = [i for i, outcome in outcomes.items() if outcome.status is EntryStatus.EXHAUSTED]
+            self._admit_all(jobs, again, outcomes, segments)
+        ready = sorted(segments)
         asking = sum([job.features_from is not None for job in jobs])
         most = MESSAGE_BYTES // max(asking, 1)
-        logits = self._forward([segments[index] for index in ready])
         adjustments = [self._held[jobs[index].request_id].adjustment for index in ready]
+        self._constraining.begin_pass([jobs[index] for index in ready], adjustments)
+        logits = self._forward([segments[index] for index in ready])
+        self._constraining.end_pass()
         targets = self._targets([jobs[index] for index in ready], logits, adjustments)
         for index, rows, target, adjustment in zip(ready, logits, targets, adjustments, strict=True):
             try:
@@ -105,6 +92,32 @@ class VerifierEngine:
             except Exception as error:  # noqa: BLE001  # as above
                 outcomes[index] = self._faulty(jobs[index], error)
         return [outcomes[index] for index in range(len(jobs))]
+
+    def _admit_all(
+        self,
+        jobs: Sequence[VerifyJob],
+        indexes: Iterable[int],
+        outcomes: dict[int, VerifyOutcome],
+        segments: dict[int, Segment],
+    ) -> None:
+        """Add the parts of these jobs to a pass, or their outcomes."""
+        room = self.limits.max_step_tokens
+        for index in indexes:
+            job = jobs[index]
+            try:
+                if job.base_len == 0:
+                    self._release([job.request_id])  # whatever was held, this starts over
+                held_len = self._held_len(job.request_id)
+                if held_len != job.base_len:
+                    outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
+                    continue
+                segments[index] = self._admit(job, room)
+            except SpecInferError as error:
+                outcomes[index] = self._refused(job, error)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
+                outcomes[index] = self._faulty(job, error)
+            else:
+                room -= len(job.delta) + len(segments[index].nodes)
 
     def settle(self) -> None:
         """Keep in the cache what the last step accepted, and drop the rest.
@@ -123,6 +136,11 @@ class VerifierEngine:
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Forget requests; return how many were known."""
+        self._constraining.forget(request_ids)
+        return self._release(request_ids)
+
+    def _release(self, request_ids: Sequence[str]) -> int:
+        """Forget all of requests but the constraints of those that start over."""
         self.settle()
         known = [request_id for request_id in request_ids if request_id in self._held]
         for request_id in known:
@@ -145,6 +163,11 @@ class VerifierEngine:
         self.release(request_ids)
 
     @property
+    def masks(self) -> MaskThreads:
+        """Threads that make masks, with their counts."""
+        return self._constraining.threads
+
+    @property
     def held_requests(self) -> int:
         """Requests with something in the cache."""
         return len(self._held)
@@ -153,30 +176,16 @@ class VerifierEngine:
         held = self._held.get(request_id)
         return held.sequence.length if held else 0
 
-    def _matcher(self, job: VerifyJob, waits_until: float) -> Matcher | None:
-        """Return the matcher of the constraint with which a request starts over.
-
-        Raises:
-            InvalidInputError: if it cannot be compiled.
-            ExhaustedError: while it is being compiled: the other jobs do not wait for it.
-        """
-        if job.constraint is None or job.base_len:
-            return None
-        if self._compiler is None:
-            raise job.constraint.error("not supported by this verifier")
-        matcher = self._compiler.ready(job.constraint, max(0.0, waits_until - self._clock()))
-        if matcher is None:
-            raise ExhaustedError("its constraint is being compiled")
-        return matcher
-
-    def _admit(self, job: VerifyJob, room: int, matcher: Matcher | None) -> Segment:
+    def _admit(self, job: VerifyJob, room: int) -> Segment:
         """Check a job, reserve its cache and return its part of the pass."""
         check_job(job, room, self.runner.config.vocab_size, self.limits)
-        held = self._held.get(job.request_id)
+        held, opened = self._held.get(job.request_id), self._constraining.open(job)
+        adjustment = held.adjustment if held is not None else None
+        self._constraining.check(job, opened, adjustment)
         if held is None:
             if len(self._held) >= self.limits.max_requests:
                 raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
-            adjustment = adjustment_of(job, self.runner.config.vocab_size, matcher)
+            adjustment = adjustment_of(job, self.runner.config.vocab_size, opened)
             held = self._held[job.request_id] = _Held(self.runner.open(), 0.0, adjustment)
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         held.last_used = self._clock()
@@ -191,6 +200,8 @@ class VerifierEngine:
             raise
         if held.adjustment is not None:
             held.adjustment.read(job.base_len, job.delta)
+        if opened is not None:
+            self._constraining.forget([job.request_id])  # its masks are held from now on
         return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
 
     def _forward(self, segments: list[Segment]) -> list[Rows]:
@@ -236,14 +247,15 @@ class VerifierEngine:
     ) -> VerifyOutcome:
         if isinstance(verified, SpecInferError):
             self.release([job.request_id])
-            again = isinstance(verified, UnavailableError)
-            status = EntryStatus.EXHAUSTED if again else EntryStatus.ERROR
-            return VerifyOutcome(job.request_id, status, verified.for_logs)
+            return VerifyOutcome(job.request_id, _status_of(verified), verified.for_logs)
         held = self._held[job.request_id]
         sequence = held.sequence
+        self._constraining.threads.cut += verified.cut
         accepted = verified.verdict.accepted if verified.verdict is not None else ()
         if held.adjustment is not None and job.tree is not None:
             held.adjustment.read(sequence.length, job.tree.token_ids[list(accepted)].tolist())
+            if held.adjustment.masks is not None and verified.verdict is not None and not verified.finished:
+                self._constraining.settle(held.adjustment.masks, verified.verdict.bonus)
         self._unsettled.append((sequence, [node - 1 for node in accepted]))
         return VerifyOutcome(
             job.request_id,
@@ -284,9 +296,9 @@ class VerifierEngine:
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
         held = self._held.get(job.request_id)
         if held is not None and not held.sequence.blocks:
-            self.release([job.request_id])  # opened for this very entry
-        status = EntryStatus.EXHAUSTED if isinstance(error, ExhaustedError) else EntryStatus.ERROR
-        return VerifyOutcome(job.request_id, status, error.for_logs, held_len=self._held_len(job.request_id))
+            self._release([job.request_id])  # opened for this very entry
+        held_len = self._held_len(job.request_id)
+        return VerifyOutcome(job.request_id, _status_of(error), error.for_logs, held_len=held_len)
 
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
         """Return the outcome of a job that meets a fault of ours, and drop its cache in any state."""
@@ -301,6 +313,13 @@ class VerifierEngine:
         idle = [request_id for request_id, held in self._held.items() if held.last_used < limit]
         if idle:
             log.warning("forgetting %d idle requests", self.release(idle))
+
+
+def _status_of(error: SpecInferError) -> EntryStatus:
+    """Return the status of an entry that is refused with an error, or fails with it."""
+    if isinstance(error, (ExhaustedError, UnavailableError)):
+        return EntryStatus.EXHAUSTED
+    return EntryStatus.INVALID if isinstance(error, ConstraintError) else EntryStatus.ERROR
 
 
 def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:

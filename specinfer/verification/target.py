@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import torch
 
+from specinfer.constraints.masks import MaskLateError
 from specinfer.errors import SpecInferError
 from specinfer.model.sampling.choices import Choices, ChoiceTask, Chooser
 from specinfer.model.sampling.distributions import probabilities
@@ -33,6 +34,14 @@ Rows: TypeAlias = "torch.Tensor | Exception"
 
 class BrokenModelError(SpecInferError):
     """The model's output is not usable."""
+
+
+class LateNodeError(SpecInferError):
+    """The target of a node is not known in time; that of the nodes above it is."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__("its masks are being made")
+        self.node = node
 
 
 class LogitsTarget:
@@ -96,10 +105,18 @@ class AdjustedTarget(LogitsTarget):
         """Changed logits by node: rules may request a node twice."""
 
     def row(self, node: int) -> torch.Tensor:
-        """Return the logits [V] behind a node."""
+        """Return the logits [V] behind a node.
+
+        Raises:
+            LateNodeError: if the mask behind it is not made in time.
+            ConstraintError: if the constraint cannot be followed on.
+        """
         if node not in self._rows:
             row = self.logits[node].cpu().numpy().copy()
-            self._adjustment.change(row, self._tree.token_ids[self._tree.path_to(node)].tolist())
+            try:
+                self._adjustment.change(row, self._tree.token_ids[self._tree.path_to(node)].tolist())
+            except MaskLateError:
+                raise LateNodeError(node) from None
             self._rows[node] = torch.from_numpy(row)
         return self._rows[node]
 

@@ -16,7 +16,7 @@ from specinfer.verification.acceptance.typical import TypicalAcceptance
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.jobs import VerifyJob
 from specinfer.verification.logprobs import logprobs_of
-from specinfer.verification.target import BrokenModelError, Rows, targets_of
+from specinfer.verification.target import BrokenModelError, LateNodeError, Rows, targets_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Verification:
     top_k: tuple[tuple[int, ...], ...] = ()
     finished: bool = False
     """True if the bonus token completes the constrained text."""
+    cut: bool = False
+    """True if the verdict ends before a node whose mask was late."""
 
 
 class TreeVerifier:
@@ -63,13 +65,17 @@ class TreeVerifier:
             return Verification()
         rule = self._rule(job.sampling)
         randomness = RequestRandomness(job.sampling, job.base_len + len(job.delta))
+        cut = False
         try:
-            verdict = rule(job.tree, target, randomness)
+            try:
+                verdict = rule(job.tree, target, randomness)
+            except LateNodeError as error:
+                verdict, cut = _up_to(job.tree, error.node), True
             verdict, finished = _up_to_end(job.tree, verdict, adjustment)
         except (BrokenModelError, ConstraintError) as error:
             return error
         logprobs = logprobs_of(job.tree, verdict, rows, job.top_logprobs) if job.logprobs else ()
-        return Verification(verdict, logprobs, _top_k(rows, job.top_k), finished)
+        return Verification(verdict, logprobs, _top_k(rows, job.top_k), finished, cut)
 
     def _rule(self, sampling: Sampling) -> AcceptanceRule:
         if sampling.greedy:
@@ -77,6 +83,16 @@ class TreeVerifier:
         if sampling.lossless:
             return self._stochastic
         return TypicalAcceptance(sampling.typical_epsilon, sampling.entropy_factor)
+
+
+def _up_to(tree: TokenTree, node: int) -> Verdict:
+    """Return the verdict that ends with a node which the rule has reached: its token becomes the bonus token.
+
+    A rule accepts a node before it looks behind it, so the text is the same: the next step begins there.
+    """
+    assert node, "a pass takes no request whose root has no mask"
+    *accepted, last = tree.path_to(node)
+    return Verdict(tuple(accepted), int(tree.token_ids[last]))
 
 
 def _up_to_end(

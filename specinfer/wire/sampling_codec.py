@@ -1,5 +1,7 @@
 """Sampling <-> `specinfer.v1.Sampling`: the defaults of unset fields live here."""
 
+from functools import lru_cache
+
 from specinfer.sampling import Sampling
 from specinfer.v1 import common_pb2
 
@@ -31,9 +33,17 @@ def encode_sampling(
 def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> Sampling:
     """Return the parameters of a message. An unset temperature is 1, not greedy.
 
+    Every step of a request brings the same message: those that were read are kept.
+
     Raises:
         InvalidInputError: naming the field and its value.
     """
+    return _decoded(message.SerializeToString(), default_seed)
+
+
+@lru_cache(maxsize=1024)
+def _decoded(data: bytes, default_seed: int) -> Sampling:
+    message = common_pb2.SamplingParams.FromString(data)
     return Sampling(
         temperature=message.temperature if message.HasField("temperature") else 1.0,
         top_k=message.top_k,

@@ -15,6 +15,8 @@ _NODE, _CANDIDATE, _SUPPORT = 5 + 10 + 4, 5 + 5, 5 + 4
 """Bytes of a node: token, parent, score; of a candidate; of a token of q and its probability."""
 _PROPOSAL, _TREE = 40, 64
 """Bytes of the rest of a proposal, and of a tree: small numbers, tags and lengths."""
+_ROOT_PARENTS, _ROOT_SCORES = np.array([-1], np.int32), np.ones(1, np.float32)
+_ROOT_PARENTS.flags.writeable = _ROOT_SCORES.flags.writeable = False  # shared by all trees of plain decoding
 
 
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
@@ -58,6 +60,8 @@ def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> T
     """
     try:
         token_ids = np.array(message.token_ids[:], np.int64).astype(np.int32)
+        if len(token_ids) == 1 and _is_bare_root(message):  # as in each plain step
+            return TokenTree(token_ids, _ROOT_PARENTS, (), _ROOT_SCORES)
         scores = np.array(message.scores[:], np.float32)
         if not len(scores):
             scores = np.ones(len(token_ids), np.float32)
@@ -70,6 +74,12 @@ def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> T
         )
     except (ValueError, OverflowError) as error:
         raise MalformedTreeError("tree", str(message)[:80], str(error)) from error
+
+
+def _is_bare_root(message: tree_pb2.TokenTree) -> bool:
+    """Return whether the message of one token is what `TokenTree.root_only` makes."""
+    bare = not message.proposals and not message.order
+    return bare and message.parents[:] == [-1] and message.scores[:] in ([], [1.0])
 
 
 def _decode_proposal(message: tree_pb2.Proposal, speculator: int | None) -> Proposal:

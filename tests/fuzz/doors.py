@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from tests.fuzz.bodies import BodyDoor
 from tests.fuzz.descriptions import DescriptionDoor
 from tests.fuzz.door import Door
 from tests.fuzz.generate import GenerateDoor
@@ -10,6 +11,7 @@ from tests.fuzz.requests import RequestDoor
 
 DOORS: dict[str, Callable[[], Door]] = {
     "generate": GenerateDoor,
+    "http-body": BodyDoor,
     "draft-reply": lambda: ReplyDoor("drafts"),
     "verify-reply": lambda: ReplyDoor("verdicts"),
     "describe-reply": DescriptionDoor,

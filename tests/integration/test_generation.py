@@ -211,6 +211,7 @@ async def test_the_end_of_sequence_cuts_an_accepted_path(redis_url: str) -> None
     assert [t for r in replies for t in r.token_ids] == cut
     assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_STOP_TOKEN
     assert replies[-1].summary.new_tokens == len(cut)
+    assert "".join([r.text for r in replies]) == text_of(cut[:-1]), "the token that ends it is no text"
 
 
 async def test_the_models_own_end_of_sequence_is_obeyed_unless_ignored(redis_url: str) -> None:

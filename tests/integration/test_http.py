@@ -178,6 +178,13 @@ async def test_stops_and_parts_and_roles(redis_url: str) -> None:
         answer = (await http.plain.post(CHAT, json={**ASKED, "stop": text[5]})).json()
         assert answer["choices"][0]["message"]["content"] == text[: text.index(text[5])]
         assert answer["choices"][0]["finish_reason"] == "stop"
+        special = {**ASKED, "logit_bias": {"1": 100}, "stop": ["<bos>"]}  # its text is empty
+        answer = (await http.plain.post(CHAT, json=special)).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert (answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]) == ("", 1)
+        lines = (await http.plain.post(CHAT, json={**special, "stream": True})).text
+        assert data_of(lines)[-1]["choices"][0]["finish_reason"] == "stop"
+        assert text_in(data_of(lines)) == ""
         parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
         messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
         answer = (await http.plain.post(CHAT, json={**ASKED, "messages": messages})).json()

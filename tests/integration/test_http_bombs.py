@@ -98,7 +98,9 @@ async def test_no_byte_of_a_body_is_read_without_a_key() -> None:
         async with http_service(gateway.address, patience_seconds=0.0) as http:
             host, port = http.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n{{".encode())
+            writer.write(
+                f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n{{".encode()
+            )
             assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
             writer.close()
             assert (await http.plain.post(CHAT, content=b"no JSON")).status_code == 401
@@ -133,3 +135,30 @@ async def test_calls_that_wait_for_their_key_are_counted() -> None:
             assert (await http.plain.post(CHAT, json=ASKED)).status_code == 503
             gateway.silent.set()
             assert (await waiting).status_code == 200
+
+
+async def test_bodies_that_no_gateway_can_be_sent_are_their_callers_fault() -> None:
+    """Half a surrogate pair is JSON and no text; a tool of 300 levels is more than its JSON may have again."""
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"properties": deep}
+
+    def tool(parameters: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    bodies = [
+        chat(tools=[tool({"x": "\udfff"})]),
+        chat(tools=[tool(deep)]),
+        chat(messages=said("\ud800")),
+        chat(stop="\ud800"),
+        chat(structured_outputs={"regex": "\ud800"}),
+    ]
+    async with fake_gateways([]) as (gateway,):
+        gateway.states.append(MODEL)
+        async with http_service(gateway.address) as http:
+            for body in bodies:
+                headers = {"Content-Type": "application/json"}
+                reply = await http.plain.post(CHAT, content=json.dumps(body), headers=headers)
+                assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error"), (
+                    body
+                )

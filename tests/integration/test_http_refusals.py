@@ -414,6 +414,21 @@ async def test_a_lost_gateway_is_not_noticed() -> None:
     assert len(other.calls) == 1
 
 
+async def test_a_model_is_called_by_the_names_that_it_is_given() -> None:
+    async with served(served_model_name="gpt-4o, mini") as (_, http):
+        listed = (await http.plain.get("/v1/models")).json()["data"]
+        assert [(model["id"], model["max_model_len"]) for model in listed] == [("gpt-4o", 512), ("mini", 512)]
+        assert (await http.plain.get("/v1/models/mini")).json() == listed[1]
+        whole = await http.plain.post(CHAT, json={**ASKED, "model": "mini"})
+        streamed = await http.plain.post(CHAT, json={**ASKED, "model": "mini", "stream": True})
+        assert whole.json()["model"] == "gpt-4o"
+        assert '"model":"gpt-4o"' in streamed.text.replace(" ", "")
+        assert '"mini"' not in streamed.text
+        for name in ("tiny", "gpt-4o, mini", ""):
+            reply = await http.plain.post(CHAT, json={**ASKED, "model": name})
+            assert (reply.status_code, error_of(reply)["code"]) == (404, "model_not_found")
+
+
 async def test_models_and_paths_that_do_not_exist() -> None:
     async with served() as (_, http):
         reply = await http.plain.post(CHAT, json={**ASKED, "model": "gpt-4"})

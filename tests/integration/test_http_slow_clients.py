@@ -90,7 +90,7 @@ async def test_an_idle_connection_stays_open_for_its_own_time() -> None:
             assert b"HTTP/1.1 200 " in await reader.readuntil(b"HTTP/1.1 200 ")
 
 
-HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
 
 
 async def test_a_body_that_does_not_come_gives_its_place_back() -> None:
@@ -134,3 +134,34 @@ async def test_a_slow_body_above_the_rate_is_taken() -> None:
 
         reply = await http.plain.post(CHAT, content=body(), headers={"Content-Type": "application/json"})
         assert reply.status_code == 200
+
+
+async def test_connections_without_a_call_give_way_to_new_ones() -> None:
+    """Whoever opens many keeps nobody out; a connection with a call is not closed for others."""
+    async with bounded(max_connections=4, header_seconds=60.0) as (_, connect):
+        busy, writer = await connect(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+        writer.write(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n")
+        idle = [(await connect(HALF))[0] for _ in range(3)]
+        for _ in range(10):
+            reader, _ = await connect(WHOLE)
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        assert [await rest(reader) for reader in idle] == [b""] * 3
+        writer.write(b"{}       ")
+        assert (await busy.readuntil(b"\r\n")).startswith(b"HTTP/1.1 4")
+
+
+async def test_names_of_others_are_refused() -> None:
+    """A page of a name that was rebound to this machine calls by that name."""
+    async with bounded() as (http, _):
+        for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "[::x]"):
+            reply = await http.plain.get("/v1/models", headers={"Host": host})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (421, "Host"), host
+            assert (await http.plain.get("/", headers={"Host": host})).status_code == 421
+            assert (await http.plain.get("/metrics", headers={"Host": host})).status_code == 200
+        for host in ("localhost:1", "127.0.0.1", "[::1]:8000", "LOCALHOST."):
+            assert (await http.plain.get("/v1/models", headers={"Host": host})).status_code != 421, host
+    async with bounded(allowed_hosts="api.example, *.inner.example") as (http, _):
+        for host in ("api.example", "API.example:80", "a.b.inner.example"):
+            assert (await http.plain.get("/v1/models", headers={"Host": host})).status_code != 421, host
+        for host in ("inner.example", "xinner.example", "localhost"):
+            assert (await http.plain.get("/v1/models", headers={"Host": host})).status_code == 421, host

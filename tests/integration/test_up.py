@@ -101,7 +101,7 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
     monkeypatch.setenv("REDIS_URL", redis_url)
     address, http = (f"127.0.0.1:{port}" for port in free_ports(2))
     flags = ["--model", str(model), "--dtype", "float32", "--device", "cpu", "--listen", address]
-    flags += ["--http-listen", http, "--explain"]
+    flags += ["--http-listen", http, "--explain", "--served-model-name", "tiny,other"]
     with subprocess.Popen(
         in_background(up(*flags)),
         stderr=subprocess.PIPE,
@@ -122,8 +122,9 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
             names = {"verifier.log", "suffix.log", "gateway.log", "http.log"}
             assert {path.name for path in logs.iterdir()} == names
             with OpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=0) as client:
-                assert [each.id for each in client.models.list().data] == [str(model)]
-                answer = client.completions.create(model=str(model), prompt="hi", max_tokens=2)
+                assert [each.id for each in client.models.list().data] == ["tiny", "other"]
+                answer = client.completions.create(model="other", prompt="hi", max_tokens=2)
+                assert answer.model == "tiny"
                 assert answer.usage is not None
                 assert answer.usage.completion_tokens == 2
             process.send_signal(signal.SIGINT)

@@ -126,6 +126,8 @@ class Gguf:
                     writer.add_uint32(name, value)
                 case float():
                     writer.add_float32(name, value)
+                case list():
+                    writer.add_array(name, value)
                 case _:
                     writer.add_string(name, str(value))
         for name, array in tensors.items():

@@ -1,20 +1,21 @@
 """A tokenizer is what all of its files say, as `transformers` reads them."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specinfer.detokenizer import Detokenizer
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.config import load_config
-from specinfer.scheduling.text import TextStream
+from specinfer.scheduling.text import TextPiece, TextStream
 from specinfer.special_tokens import tokenizer_end
 from specinfer.tokenizer import Tokenizer
 from tests.support.tiny_models import tiny_transformers
@@ -54,36 +55,49 @@ KINDS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "metaspace": 
 TEXTS = st.text(alphabet="The sky is blue!ä日🦙\n", max_size=24)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@given(text=TEXTS, cut=st.integers(0, 24), data=st.data())
-def test_prompt_and_answer_are_the_text_of_the_whole(kind: str, text: str, cut: int, data: Any) -> None:
-    """Whatever the pieces: `transformers`' text of all tokens is that of the prompt, then what is streamed."""
-    fast = KINDS[kind]()
-    tokenizer, theirs = Tokenizer(fast, None, {}), PreTrainedTokenizerFast(tokenizer_object=fast)
+@cache
+def both(kind: str) -> tuple[Tokenizer, Any]:
+    """Our tokenizer of a kind, and that of `transformers`."""
+    return Tokenizer(KINDS[kind](), None, {}), PreTrainedTokenizerFast(tokenizer_object=KINDS[kind]())
+
+
+def check_text(kind: str, data: Any) -> None:
+    """Compare the text behind a prompt, in pieces and up to a stop, with `transformers`' text of all tokens."""
+    tokenizer, theirs = both(kind)
+    text = data.draw(TEXTS)
     ids = tokenizer.encode(text)
     assert ids == theirs(text)["input_ids"]
-    cut = min(cut, len(ids))
+    cut = data.draw(st.integers(0, len(ids)))
     whole, prompt = (theirs.decode(part, skip_special_tokens=True) for part in (ids, ids[:cut]))
-    stream, pieces, at = TextStream(tokenizer, (), [1, *ids[:cut]]), [], cut
-    while at < len(ids):
+    if "\ufffd" in prompt:  # a prompt cut within a character has no text of its own
+        return
+    rest = whole[len(prompt) :]
+    start = data.draw(st.integers(0, len(rest)))
+    stop = data.draw(st.sampled_from(["", "yi", rest[start : start + data.draw(st.integers(1, 5))]]))
+    stream = TextStream(tokenizer, (stop,) if stop else (), [1, *ids[:cut]])
+    pieces, at = list[TextPiece](), cut
+    while at < len(ids) and not (pieces and pieces[-1].stopped):
         size = data.draw(st.integers(1, 4))
-        pieces.append(stream.push(ids[at : at + size], last=at + size >= len(ids)).text)
+        pieces.append(stream.push(ids[at : at + size], last=at + size >= len(ids)))
         at += size
-    if "\ufffd" not in prompt:  # a prompt cut within a character has no text of its own
-        assert prompt + "".join(pieces) == whole
+    assert "".join(piece.text for piece in pieces) == (rest.partition(stop)[0] if stop else rest)
+    assert any(piece.stopped for piece in pieces) == (stop in rest and stop != "")
 
 
-@given(text=st.text(alphabet="The sky is blue!", min_size=1, max_size=24), data=st.data())
-def test_stop_strings_are_found_in_the_text_of_the_whole(text: str, data: Any) -> None:
-    tokenizer = Tokenizer(sentencepiece(), None, {})
-    ids = tokenizer.encode(text)
-    start = data.draw(st.integers(0, len(text) - 1))
-    stop = text[start : data.draw(st.integers(start + 1, len(text)))]
-    cut = data.draw(st.integers(1, len(ids)))
-    rest = tokenizer.decode(ids)[len(tokenizer.decode(ids[:cut])) :]
-    piece = TextStream(tokenizer, (stop,), ids[:cut]).push(ids[cut:], last=True)
-    assert piece.stopped == (stop in rest)
-    assert piece.text == rest.partition(stop)[0]
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=700)
+def test_prompt_and_answer_are_the_text_of_the_whole(kind: str, data: Any) -> None:
+    """On 2,100 texts, whatever the pieces: that of the prompt, then what is streamed, up to a stop string."""
+    check_text(kind, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=10_000)
+def test_prompt_and_answer_are_the_text_of_the_whole_on_many_texts(kind: str, data: Any) -> None:
+    check_text(kind, data)
 
 
 def test_a_stop_string_that_is_a_special_token_is_a_stop_token() -> None:
@@ -119,6 +133,12 @@ def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:
     assert len(tokenizer.encode("ab")) == 2
 
 
+def test_nothing_is_left_to_chance(tmp_path: Path) -> None:
+    fast = Fast(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.9))
+    tokenizer = Tokenizer.load(write(tmp_path, fast))
+    assert {tuple(tokenizer.encode("ab")) for _ in range(50)} == {(2,)}
+
+
 def test_tokens_of_the_files_beside_are_added_and_special(tmp_path: Path) -> None:
     size = byte_level().get_vocab_size()
     declared = {
@@ -131,8 +151,8 @@ def test_tokens_of_the_files_beside_are_added_and_special(tmp_path: Path) -> Non
         added_tokens_decoder=declared,
         eos_token="<|turn|>",
         bos_token="<s>",
+        pad_token="Z",
     )
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "Z"}))
     tokenizer, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     text = "a<|turn|>b[tool]"
     assert tokenizer.encode(text) == theirs(text)["input_ids"]
@@ -165,3 +185,31 @@ def test_ends_of_the_generation_configuration_and_of_the_tokenizer_both_end_an_a
     assert load_config(tmp_path).eos_token_ids == (5, 7, 0)
     write(tmp_path, byte_level())
     assert load_config(tmp_path).eos_token_ids == (5, 7)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 5, 99_999, -1]}))
+    assert load_config(tmp_path).eos_token_ids == (5,), "what is no token of the model ends nothing"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "</s>"}'])
+def test_a_generation_configuration_that_is_broken_is_named(content: str, tmp_path: Path) -> None:
+    tiny_transformers("llama").config.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises((SettingError, IncompatibleError), match=r"generation_config|eos_token_id = '</s>'"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
+        ("rope_scaling", "linear"),
+        ("num_attention_heads", 5),
+        ("rms_norm_eps", "1e-5"),
+        ("max_position_embeddings", None),
+        ("vocab_size", [97]),
+    ],
+)
+def test_a_configuration_with_impossible_values_is_named(name: str, value: object, tmp_path: Path) -> None:
+    config = tiny_transformers("llama").config.to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+    with pytest.raises(SettingError, match=r"config\.json: "):
+        load_config(tmp_path)

@@ -1,7 +1,7 @@
--- Records a new request. ARGV: prefix, id, owner ('' for none), edge, caller, content, idempotency key, most unfinished of the
+-- Records a new request; without content it looks at the caller's quota alone. ARGV: prefix, id, owner ('' for none), edge, caller, content, idempotency key, most unfinished of the
 -- caller, its most tokens per minute, seconds to live, most requests without an owner,
 -- seconds until its deadline ('' for none). Returns 'created', 'same',
--- 'other', 'concurrent', 'rate' or 'full'.
+-- 'other', 'concurrent', 'rate' or 'full'; without content 'free' in the place of 'created'.
 local prefix, id, owner, edge, caller, content, idempotency_key = unpack(ARGV, 1, 7)
 local most_open, most_tokens, ttl, most_unowned, seconds = unpack(ARGV, 8, 12)
 most_open, most_tokens = tonumber(most_open), tonumber(most_tokens)
@@ -23,6 +23,9 @@ if most_tokens > 0 then
   if used + before * (1 - (time[1] % 60) / 60) >= most_tokens then
     return 'rate'
   end
+end
+if content == '' then
+  return 'free'
 end
 if owner == '' and redis.call('ZCARD', prefix .. 'unowned') >= tonumber(most_unowned) then
   return 'full'

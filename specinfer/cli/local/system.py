@@ -87,6 +87,7 @@ class LocalOptions:
     """True if the gateway serves metrics, at its default port; the other services do not."""
     http: str | None = None
     """Address of the HTTP service; None for no such service."""
+    http_flags: Flags = field(default_factory=dict)
 
     @property
     def resident_speculators(self) -> str:
@@ -236,7 +237,9 @@ class LocalSystem:
 
     def _start_http(self, address: str) -> None:
         self.report("starting http")
-        self._spawn("http", "http_svc", {"listen": address, "gateways": self.address})
+        self._spawn(
+            "http", "http_svc", {"listen": address, "gateways": self.address, **self._options.http_flags}
+        )
         wait_for_port(self.children["http"], address, START_TIMEOUT_S)
 
     def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:

@@ -33,7 +33,14 @@ class GenericExecutor:
             raise IncompatibleError(f"model_type = {family!r}: takes no positions")
         self._capacity, self._device = num_blocks * BLOCK_TOKENS, device
         self._memory: Memory = {}
-        self._most = generic_positions(self.model.config.get_text_config())
+        text = self.model.config.get_text_config()
+        self._most = generic_positions(text)
+        self.limit = ""
+        """Why fewer positions are served than the model has; empty: all are."""
+        if self._most < text.max_position_embeddings:
+            self.limit = (
+                f"served up to {self._most}, its original_max_position_embeddings (rope_type = 'longrope')"
+            )
         self._keeps = "logits_to_keep" in taken
         self.attending: list[torch.nn.Module] = []
         """Modules that attended in the last pass."""
@@ -46,7 +53,7 @@ class GenericExecutor:
         """
         if batch.positions and max(batch.positions) >= self._most:
             raise IncompatibleError(
-                f"position {max(batch.positions)}: the model is served up to {self._most}"
+                f"position {max(batch.positions)}: the model is {self.limit or f'served up to {self._most}'}"
             )
         token_ids, positions, slots, rows = (
             torch.tensor(numbers, dtype=torch.int64, device=self._device)

@@ -85,11 +85,17 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
         raise SettingError("model", str(directory), "no config.json there")
     try:
         hf = AutoConfig.from_pretrained(directory)
-    except (OSError, ValueError) as error:  # no JSON; no `model_type` that it knows
-        raise SettingError("model", str(directory), f"config.json: {str(error).splitlines()[0]}") from error
-    generation = None
-    if (directory / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(directory)
+    except (
+        Exception
+    ) as error:  # no JSON, no `model_type` that it knows, values that do not go together: of any type
+        what = " ".join(str(error).split())
+        raise SettingError("model", str(directory), f"config.json: {what}") from error
+    generation, path = None, directory / "generation_config.json"
+    if path.is_file():
+        try:
+            generation = GenerationConfig.from_pretrained(directory)
+        except (OSError, ValueError, TypeError) as error:  # no JSON; no object; values that it does not take
+            raise SettingError("model", str(path), f"cannot be read: {str(error).splitlines()[0]}") from error
     end = tokenizer_end(directory)
     known = eos_token_ids(hf, generation)
     if end is not None and end not in known:
@@ -219,13 +225,21 @@ def generic_positions(text: Any) -> int:
 
 
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
-    """Return the ids that end a sequence; those of the generation configuration come first."""
+    """Return the ids that end a sequence: those of the generation configuration, else of the model's.
+
+    Numbers that are no token of the model's are left out.
+
+    Raises:
+        IncompatibleError: if there are other things than numbers.
+    """
     value = getattr(generation, "eos_token_id", None)
     if value is None:
-        value = hf.eos_token_id
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+        value = getattr(hf, "eos_token_id", None)
+    ids = value if isinstance(value, (list, tuple)) else [value] if value is not None else []
+    if not all(isinstance(token, int) for token in ids):
+        raise IncompatibleError(f"eos_token_id = {value!r}: must be a token id, or a list of them")
+    size = hf.get_text_config().vocab_size
+    return tuple(token for token in dict.fromkeys(ids) if 0 <= token < size)
 
 
 def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:

@@ -8,8 +8,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.weights.files import GgufWeights
-from specinfer.model.weights.gguf_files.metadata import end_tokens
+from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
 
 KEPT_GGUF = "source.gguf"
 """Name of the unchanged file beside the converted weights, for the `NATIVE` ways to hold a model."""
@@ -24,7 +25,17 @@ def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]
         IncompatibleError: if something in the file is not understood.
         OSError: if the result cannot be written.
     """
-    from transformers import AutoTokenizer, GenerationConfig
+    try:
+        _convert(gguf, directory, report)
+    except (SpecInferError, OSError):
+        raise
+    except Exception as error:  # raised for values of another kind than files have
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise IncompatibleError(f"cannot read {gguf} as a GGUF file: {what}") from error
+
+
+def _convert(gguf: Path, directory: Path, report: Callable[[int, int], None]) -> None:
+    from transformers import GenerationConfig
 
     weights = GgufWeights(gguf)
     config = weights.config()  # what is not understood is refused before anything is written
@@ -38,9 +49,9 @@ def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]
         raise OSError(str(error)) from error
     config.dtype = "bfloat16"
     config.save_pretrained(directory)
-    ends = end_tokens(weights.metadata)
+    ends = weights.vocabulary.end_tokens()
     if len(ends) > 1:  # `config.json` has one
         GenerationConfig(eos_token_id=ends).save_pretrained(directory)
     if weights.parts == 1:
         shutil.copyfile(gguf, directory / KEPT_GGUF)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+    save_tokenizer(gguf, weights.vocabulary, directory)

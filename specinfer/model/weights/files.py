@@ -5,6 +5,7 @@ Tensors are read one at a time on request, so that a model never lies twice in m
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,9 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.weights.gguf_files.metadata import Metadata, gguf_config
+from specinfer.model.weights.gguf_files.metadata import Metadata, gguf_config, one_count
 from specinfer.model.weights.gguf_files.names import ROPE_FACTORS, hf_names
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
+from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
 from specinfer.model.weights.quantise import Blocks
 
 _WHOLE = "model.safetensors"
@@ -159,12 +161,15 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         """Number of files."""
         self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self.metadata = Metadata(read_fields(readers[0]))
+        self._first = readers[0]
         family = self.metadata.architecture
         # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
         self._permuted, self._raised = family == "llama", family == "gemma3"
-        self._heads = int(self.metadata.get("attention.head_count"))
-        self._kv_heads = int(self.metadata.get("attention.head_count_kv"))
-        layers = int(self.metadata.get("block_count"))
+        self._heads = one_count(self.metadata, "attention.head_count")
+        self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
+        layers = self.metadata.count("block_count")
+        if layers > len(self._tensors):
+            raise IncompatibleError(f"GGUF: block_count = {layers}: there are {len(self._tensors)} tensors")
         self._names = {hf: name for hf, name in hf_names(family, layers) if name in self._tensors}
         self._check_tensors()
 
@@ -182,6 +187,11 @@ class GgufWeights(Mapping[str, torch.Tensor]):
                 raise IncompatibleError(
                     f"GGUF: {name} has type {tensor.tensor_type.name}: cannot be dequantised"
                 )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Metadata about the tokenizer."""
+        return Vocabulary({name: field.contents() for name, field in self._first.fields.items()})
 
     @property
     def rope_factors(self) -> list[float] | None:
@@ -223,11 +233,12 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return kind, self._in_order(name, torch.from_numpy(np.array(stored.data)))
 
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        if self._permuted and ".q_proj." in name:
-            return _unpermute(rows, self._heads)
-        if self._permuted and ".k_proj." in name:
-            return _unpermute(rows, self._kv_heads)
-        return rows
+        heads = self._heads if ".q_proj." in name else self._kv_heads
+        if not self._permuted or not (".q_proj." in name or ".k_proj." in name):
+            return rows
+        if len(rows) % (2 * heads):
+            raise IncompatibleError(f"{name} has {len(rows)} rows: must be twice a multiple of {heads} heads")
+        return _unpermute(rows, heads)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

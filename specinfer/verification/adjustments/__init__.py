@@ -9,7 +9,7 @@ node's change hangs on the tokens of its path; only the nodes that a rule visits
 
 A request's adjustment is held beside its cache and reads the tokens that the cache reads, so it is rebuilt
 whenever the cache is (base_len 0). A kind of adjustment is one file plus one line in `KINDS`; constraints
-come behind all of them: they need a matcher that the engine has compiled, and may end the text.
+come behind all of them: they need masks that the engine's threads make, and may end the text.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.constraints.matcher import Matcher
+from specinfer.constraints.masks import RequestMasks
 from specinfer.verification.adjustments.constrained import Constrained
 from specinfer.verification.adjustments.repetition import Repetition
 from specinfer.verification.jobs import VerifyJob
@@ -58,22 +58,28 @@ class RequestAdjustment:
         """
         self._prompt_len, self._constrained = prompt_len, constrained
         self._repetition = repetition
+        self.masks = constrained.masks if constrained is not None else None
+        """Masks of its constraint; None without one."""
         self._parts = [*parts, constrained] if constrained is not None else parts
 
     def read(self, position: int, tokens: Sequence[int]) -> None:
         """Read context tokens that were committed from a position on."""
         if self._repetition is not None:
             self._repetition.read(tokens)
-        generated = tokens[max(0, self._prompt_len - position) :]
+        generated = self.generated(position, tokens)
         if generated:
             for part in self._parts:
                 part.read(generated)
+
+    def generated(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the generated ones of context tokens from a position on."""
+        return generated_of(self._prompt_len, position, tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
         """Change the logits [V] behind a path in place.
 
         Raises:
-            ConstraintError: see `Constrained.change`.
+            ConstraintError, MaskLateError: see `Constrained.change`.
         """
         if self._repetition is not None:
             self._repetition.change(row, path)
@@ -85,16 +91,21 @@ class RequestAdjustment:
         return None if self._constrained is None else self._constrained.end(tokens)
 
 
+def generated_of(prompt_len: int, position: int, tokens: Sequence[int]) -> Sequence[int]:
+    """Return the generated ones of context tokens from a position on."""
+    return tokens[max(0, prompt_len - position) :]
+
+
 def adjustment_of(
-    job: VerifyJob, vocab_size: int, matcher: Matcher | None = None
+    job: VerifyJob, vocab_size: int, masks: RequestMasks | None = None
 ) -> RequestAdjustment | None:
-    """Return a request's adjustments from its first job; None if it has none. `matcher`: of its constraint.
+    """Return a request's adjustments from its first job; None if it has none. `masks`: of its constraint.
 
     Raises:
         InvalidInputError: naming the field and its value.
     """
     parts = [part for kind in KINDS if (part := _find(kind)(job, vocab_size)) is not None]
-    constrained = None if matcher is None else Constrained(matcher)
+    constrained = None if masks is None else Constrained(masks)
     repetition = Repetition(job.sampling, vocab_size) if job.sampling.repeats else None
     if not parts and constrained is None and repetition is None:
         return None

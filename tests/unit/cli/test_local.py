@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 
 import pytest
+from typer.testing import CliRunner
 
 from specinfer.cli.local import system as local
 from specinfer.cli.local.processes import check_http
 from specinfer.cli.local.system import LocalOptions, LocalSystem, _arguments
+from specinfer.cli.main import app
 from specinfer.drafters.pools import default_speculators, read_resident, read_speculators
 from specinfer.errors import InvalidInputError
 
@@ -86,6 +88,13 @@ def test_the_gateway_asks_services_that_run_already_beside_those_that_are_starte
     system._start()
     given = started["gateway"][started["gateway"].index("--speculators") + 1].split(",")
     assert given == [started["suffix"][started["suffix"].index("--listen") + 1], "127.0.0.1:7", "other:8"]
+
+
+def test_names_over_http_need_the_http_service() -> None:
+    flags = ["up", "--http-listen", "none", "--served-model-name", "x"]
+    found = CliRunner().invoke(app, flags)
+    assert isinstance(found.exception, InvalidInputError)
+    assert str(found.exception) == "served_model_name = 'x': only for the HTTP service"
 
 
 def test_what_the_http_service_needs_is_missed_before_anything_starts(

@@ -1,28 +1,67 @@
 """`specinfer models check`: right, or one line that says why not."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from specinfer.cli.models import models_app
 from specinfer.errors import IncompatibleError
+from specinfer.model.probe.texts import describe_texts
 from tests.support.families import save_random
+from tests.unit.test_tokenizer_files import sentencepiece
 
 
 def test_a_right_model_is_shown_with_its_distances(tmp_path: Path) -> None:
     save_random("gemma2", tmp_path)
     found = CliRunner().invoke(models_app, ["check", str(tmp_path)])
     assert found.exit_code == 0, found.output
-    *ways, verdict = found.stdout.splitlines()
-    assert [line.split("\t")[0] for line in ways] == [
+    *lines, verdict = found.stdout.splitlines()
+    assert [line.split("\t")[0] for line in lines] == [
         "whole",
         "token by token",
         "in two chunks",
         "beside another request",
         "as a tree",
         "far from zero",
+        "context",
+        "tokenizer",
+    ]
+    assert lines[-2:] == [
+        "context\t512",
+        f"tokenizer\ttokenizer = {str(tmp_path)!r}: no tokenizer.json there",
     ]
     assert verdict.startswith("right: generic executor")
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "tokenizer", "conversations"),
+    [
+        ("phi3, longrope", {}, "as transformers has it", "a template"),
+        ("llama", {"chat_template": None}, "as transformers has it", "no template"),
+        ("llama", {"chat_template": "{% if %}"}, "as transformers has it", "default: Expected an expression"),
+        (
+            "llama",
+            {"tokenizer_class": "LlamaTokenizer"},
+            "as tokenizer.json has it; LlamaTokenizer of transformers differs for ' The sky'",
+            "a template",
+        ),
+    ],
+)
+def test_texts_of_a_checkpoint_are_described(
+    model: str, changes: dict[str, Any], tokenizer: str, conversations: str, tmp_path: Path
+) -> None:
+    save_random(model, tmp_path)
+    sentencepiece().save(str(tmp_path / "tokenizer.json"))
+    config = {"eos_token": "</s>", "chat_template": "{{ messages }}"} | changes
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    described = dict(describe_texts(tmp_path))
+    long = model != "llama"
+    assert described["context"] == ("64 of 512 (rope_type = 'longrope')" if long else "512")
+    assert (described["ends"], described["tokenizer"]) == ("2 '</s>'", tokenizer)
+    assert described["conversations"].startswith(conversations)
 
 
 def test_a_model_that_cannot_be_right_is_refused(tmp_path: Path) -> None:

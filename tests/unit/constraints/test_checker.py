@@ -12,7 +12,8 @@ from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import ExhaustedError, InvalidInputError
 from tests.support.system import VOCABULARY, ascii_tokenizer
 
-REGEX, GRAMMAR, SCHEMA = ConstraintKind.REGEX, ConstraintKind.GRAMMAR, ConstraintKind.JSON_SCHEMA
+REGEX, GRAMMAR = ConstraintKind.REGEX, ConstraintKind.GRAMMAR
+SCHEMA, CHOICE = ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE
 RULES = "\n".join([f"r{i}: r{i + 1}" for i in range(4000)])
 DEEP = Constraint(GRAMMAR, f'start: r0\n{RULES}\nr4000: "a"')
 """Overflows a stack of 8 MiB."""
@@ -41,6 +42,43 @@ async def test_what_kills_or_stalls_the_process_is_refused_and_others_go_on(
         await checking.check(SLOW)
     monkeypatch.undo()
     await checking.check(Constraint(REGEX, "c+"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "why"),
+    [
+        (SCHEMA, '{"enum": ["\\ud800"]}', "half of a surrogate pair"),
+        (CHOICE, '["\\udfff"]', "half of a surrogate pair"),
+        (SCHEMA, '{"minimum": Infinity}', "Infinity: no number of JSON"),
+        (SCHEMA, '{"const": NaN}', "NaN: no number of JSON"),
+        (SCHEMA, '{"minimum": 1e999}', "1e999: no number of JSON"),
+        (SCHEMA, f'{{"maxLength": {"9" * 400}}}', "number out of range"),
+        (SCHEMA, f'{{"maxLength": {"9" * 5000}}}', "a number has too many digits"),
+        (SCHEMA, "[]", "must be an object, true or false"),
+        (SCHEMA, "3", "must be an object, true or false"),
+        (SCHEMA, '"text"', "must be an object, true or false"),
+        (SCHEMA, "null", "must be an object, true or false"),
+        (SCHEMA, '{"items":' * 130 + "{}" + "}" * 130, "too deeply nested"),
+    ],
+)
+async def test_what_is_wrong_with_a_source_is_said_and_ends_no_process(
+    checking: Checker, kind: ConstraintKind, source: str, why: str
+) -> None:
+    await checking.check(Constraint(REGEX, "a+"))
+    process = checking._process
+    with pytest.raises(InvalidInputError, match=why):
+        await checking.check(Constraint(kind, source))
+    await checking.check(Constraint(SCHEMA, "true"))
+    assert checking._process is process
+
+
+async def test_a_slow_constraint_keeps_no_other_from_being_checked(checking: Checker) -> None:
+    slow = asyncio.create_task(checking.check(SLOW))
+    await asyncio.sleep(0)
+    await checking.check(Constraint(REGEX, "a+"))
+    assert not slow.done()
+    with pytest.raises(InvalidInputError, match="takes longer than"):
+        await slow
 
 
 async def test_a_caller_that_leaves_takes_nobody_with_it(checking: Checker) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.callers import Caller
+from gateway.api.callers import ANYBODY, Caller
 from gateway.api.turns import FairPlaces
 from specinfer.errors import ExhaustedError
 
@@ -45,6 +45,28 @@ async def test_a_key_of_few_requests_may_let_few_wait() -> None:
         with pytest.raises(ExhaustedError, match="key few: 2 requests wait to be read"):
             await work()
     await asyncio.gather(*waiting)
+
+
+async def test_no_key_holds_all_places() -> None:
+    """So long pieces of work of one caller delay no other at all; where there are no keys, all places are used."""
+    places, release = FairPlaces(2), asyncio.Event()
+
+    async def hold(caller: Caller) -> None:
+        async with places.take(caller):
+            await release.wait()
+
+    long = [asyncio.create_task(hold(EVIL)) for _ in range(5)]
+    await asyncio.sleep(0)
+    async with places.take(GOOD):
+        assert not release.is_set()
+    release.set()
+    await asyncio.gather(*long)
+    release.clear()
+    anybody = [asyncio.create_task(hold(ANYBODY)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert places._free == 0
+    release.set()
+    await asyncio.gather(*anybody)
 
 
 @given(

@@ -9,8 +9,9 @@ import pytest
 
 from http_svc.errors import ApiError
 from http_svc.models import GatewayHealth, Models
+from http_svc.settings import HttpSettings
 from specinfer.client import AsyncClient
-from specinfer.errors import UnavailableError
+from specinfer.errors import SettingError, UnavailableError
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import ClientTls
@@ -44,7 +45,8 @@ async def test_a_model_was_created_when_it_was_first_served() -> None:
     gateway, models = Gateway(), Models(wall_clock=lambda: next(clock))
     gateway.gate.set()
     for _ in range(2):
-        assert (await models.describe(cast(AsyncClient, gateway)))["created"] == 100
+        (model,) = await models.describe(cast(AsyncClient, gateway))
+        assert model["created"] == 100
     models.remember(generation_pb2.StatusReply(model="other"))
     assert next(clock, None) is None
 
@@ -53,7 +55,7 @@ async def test_calls_at_the_same_moment_ask_once() -> None:
     now = 100.0
     gateway, models = Gateway(), Models(lambda: now)
     results = await gateway.checks(models, *["tiny"] * 50, "other")
-    assert results[:50] == [None] * 50
+    assert results[:50] == ["tiny"] * 50
     assert isinstance(results[50], ApiError)
     assert gateway.asked == 1
     now += 4.0
@@ -64,12 +66,31 @@ async def test_calls_at_the_same_moment_ask_once() -> None:
     assert gateway.asked == 2
 
 
+async def test_names_that_are_given_are_the_only_ones_and_the_first_is_the_answers() -> None:
+    gateway, models = Gateway(), Models(given=["gpt-4o", "mini"])
+    gateway.gate.set()
+    good, other, own = await gateway.checks(models, "mini", "gpt", "tiny")
+    assert (good, gateway.asked) == ("gpt-4o", 0)
+    assert [error.detail for error in (other, own)] == [
+        f"model = {name!r}: not served here; 'gpt-4o', 'mini' are" for name in ("gpt", "tiny")
+    ]
+    client = cast(AsyncClient, gateway)
+    assert [one["id"] for one in await models.describe(client)] == ["gpt-4o", "mini"]
+    assert [one["id"] for one in await models.describe(client, "mini")] == ["mini"]
+
+
+@pytest.mark.parametrize("names", ["a,", ",", "a, a", " "])
+def test_names_that_are_none_are_refused(names: str) -> None:
+    with pytest.raises(SettingError, match="served_model_name"):
+        HttpSettings.load("http_svc", ["--served-model-name", names])
+
+
 async def test_who_waited_in_vain_asks_himself() -> None:
     """The error may be about the other's key."""
     gateway, models = Gateway(UnavailableError("no such key")), Models(lambda: 100.0)
     first, second = await gateway.checks(models, "tiny", "tiny")
     assert isinstance(first, UnavailableError)
-    assert second is None
+    assert second == "tiny"
     assert gateway.asked == 2
 
 

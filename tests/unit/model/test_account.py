@@ -92,6 +92,13 @@ def test_a_tied_head_must_be_the_embedding(checkpoints: dict[str, Path], tmp_pat
         load_model(other, OPTIONS)
 
 
+def test_an_adapter_beside_the_weights_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    directory = changed(checkpoints["llama"], tmp_path, load_file(checkpoints["llama"] / TENSORS))
+    (directory / "adapter_config.json").write_text("{}")
+    with pytest.raises(IncompatibleError, match=r"adapter_config\.json: adapters are not applied"):
+        load_model(directory, OPTIONS)
+
+
 @pytest.mark.native
 def test_no_pointer_to_a_matrix_of_another_shape_leaves_python() -> None:
     """Also where no file is accounted for: `ModelRunner.build`."""

@@ -1,5 +1,6 @@
 """A GGUF file is read with all that its metadata says about arithmetic, or refused by name."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.account import check_tensors
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.files import GgufWeights
-from specinfer.model.weights.gguf_files.metadata import end_tokens
 from tests.support.gguf_files import Gguf
 from tests.support.tiny_models import reference_logits
 
@@ -157,6 +160,43 @@ def test_every_key_about_arithmetic_is_read(tmp_path: Path) -> None:
         assert found == whole or key in str(found), key
 
 
+@pytest.mark.parametrize("value", [0, -1, 4_000_000_000, "x", True, 0.5, [1, 2]])
+def test_a_key_with_an_impossible_value_is_named(value: Any, tmp_path: Path) -> None:
+    for key, right in Gguf.of(random_llama()).values.items():
+        if isinstance(right, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+            continue
+        file = Gguf.of(random_llama())
+        file.values[key] = value if value != -1 else "-1"
+        with pytest.raises(IncompatibleError, match=re.escape(key.rpartition(".")[2])):
+            GgufWeights(file.write(tmp_path / "model.gguf")).config()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_one_tensor_dropped_or_reshaped_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
+    """By the conversion, or when what it wrote is loaded."""
+    file, directory = Gguf.of(random_llama()), tmp_path_factory.mktemp("changed")
+    name = data.draw(st.sampled_from(sorted(file.tensors.keys() - {"output.weight"})))
+    match data.draw(st.sampled_from(["drop", "fewer rows", "fewer columns"])):
+        case "drop":
+            del file.tensors[name]
+        case "fewer rows":
+            file.tensors[name] = np.ascontiguousarray(file.tensors[name][:-1])
+        case "fewer columns":
+            file.tensors[name] = np.ascontiguousarray(file.tensors[name][..., :-1])
+    with pytest.raises(IncompatibleError):
+        account(file.write(directory / "model.gguf"))
+
+
+def account(path: Path) -> None:
+    """Read all of a file, and compare its tensors with its configuration."""
+    weights = GgufWeights(path)
+    hf = weights.config()
+    check_tensors(hf, from_transformers(hf), {name: weights[name] for name in weights})
+
+
 def outcome(path: Path) -> dict[str, Any] | str:
     """The configuration of a file, or why it is refused."""
     try:
@@ -190,15 +230,6 @@ def test_bytes_that_are_no_gguf_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"nothing of that kind" * 10)
     with pytest.raises(IncompatibleError, match="cannot read"):
         GgufWeights(tmp_path / "model.gguf")
-
-
-def test_all_ends_of_an_answer_are_read(tmp_path: Path) -> None:
-    file = Gguf.of(random_llama())
-    for name, token in (("eos", 2), ("eot", 7), ("eom", 9), ("bos", 1)):
-        file.others[f"tokenizer.ggml.{name}_token_id"] = token
-    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
-    assert end_tokens(weights.metadata) == [2, 7, 9]
-    assert weights.config().eos_token_id == 2
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0"])

@@ -187,6 +187,23 @@ def test_float8_without_scales_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_without_what_its_configuration_says_is_refused(kind: str, tmp_path: Path) -> None:
+    plain = tiny_transformers("llama-untied", **SHAPE)
+    quantised(kind, tmp_path)
+    save_file(dict(plain.state_dict()), tmp_path / "model.safetensors")
+    with pytest.raises(IncompatibleError, match=r"quantization_config says .*, but no tensor is quantised"):
+        load_model(tmp_path, OPTIONS)
+
+
+def test_an_order_of_activations_must_be_there(tmp_path: Path) -> None:
+    _, tensors = quantised("gptq, order of activations", tmp_path)
+    rest = {name: tensor.contiguous() for name, tensor in tensors.items() if not name.endswith("g_idx")}
+    save_file(rest, tmp_path / "model.safetensors")
+    with pytest.raises(IncompatibleError, match=r"lack .*g_idx"):
+        load_model(tmp_path, OPTIONS)
+
+
 def test_a_quantised_checkpoint_of_another_family_is_refused(tmp_path: Path) -> None:
     from tests.support.families import save_random
 

@@ -125,13 +125,16 @@ def test_few_layers_have_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     probe_generic(random_model("gemma3_text"))
 
 
-def test_longrope_is_served_up_to_its_original_length(tmp_path: Path) -> None:
+def test_longrope_is_served_up_to_its_original_length(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Beyond it `transformers` turns all keys otherwise, those before the end too."""
     save_random("phi3, longrope", tmp_path)
     runner = ModelRunner.load(tmp_path, OPTIONS)
     assert runner.config.max_positions == 64 < SHAPE["max_position_embeddings"]
-    with pytest.raises(IncompatibleError, match="position 64: the model is served up to 64"):
+    with pytest.raises(IncompatibleError, match=r"position 64: .* up to 64, its original_max.*longrope"):
         runner.forward([Segment(runner.open(), [5] * 65, want_last=True)])
+    assert caplog.text.count("'phi3': served up to 64, its original_max_position_embeddings") == 1
 
 
 def test_the_table_has_more_than_forty_families() -> None:

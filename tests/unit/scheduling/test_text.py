@@ -46,6 +46,17 @@ def test_text_is_cut_before_the_first_stop_however_it_arrives(
     assert out == text[: min(at for end, at in ends if end == min(ends)[0])]
 
 
+@pytest.mark.parametrize("stops", [(), ("x.", "no")])
+def test_tokens_that_end_a_request_are_no_text(stops: tuple[str, ...]) -> None:
+    """Special or not: some tokenizers have ends of turns as plain tokens."""
+    end = TOKENIZER.encode(".")[0]
+    stream = TextStream(TOKENIZER, stops, ends={end})
+    first, last = stream.push(TOKENIZER.encode("ax"), last=False), stream.push([end], last=True)
+    assert (first.text + last.text, last.used, last.stopped) == ("ax", 1, False)
+    resumed = TextStream(TOKENIZER, stops, ends={end})
+    assert not resumed.skip([*TOKENIZER.encode("ax"), end])
+
+
 def test_possible_beginnings_of_a_stop_are_held_back() -> None:
     stream = TextStream(TOKENIZER, ["ab."])
     assert stream.push(TOKENIZER.encode("xa"), last=False).text == "x"

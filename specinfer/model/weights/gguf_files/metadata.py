@@ -1,6 +1,7 @@
 """The metadata of a GGUF file as a configuration of `transformers`; every key about arithmetic is used or refused."""
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from specinfer.errors import IncompatibleError
@@ -8,6 +9,7 @@ from specinfer.model.weights.gguf_files.names import LAYER_NAMES
 
 _ABOUT_MODELS = ("general.", "tokenizer.", "split.", "quantize.", "GGUF.")
 """Prefixes of keys that decide nothing about arithmetic, or that are checked apart."""
+_LARGEST_COUNT = 1 << 31
 _LARGEST_GEMMA3 = 62
 """Layers of Gemma 3 27B, whose attention is scaled otherwise (llama.cpp decides by them too)."""
 
@@ -43,6 +45,21 @@ class Metadata:
             raise IncompatibleError(f"the GGUF file has no field {key}")
         return value
 
+    def count(self, name: str, default: int | None = None) -> int:
+        """Return a value that must be a whole number above zero."""
+        value = self.get(name, default)
+        whole = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+        if not 0 < whole < _LARGEST_COUNT:
+            raise IncompatibleError(f"GGUF: {self.architecture}.{name} = {value!r}: must be a count")
+        return whole
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a value that must be a number."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise IncompatibleError(f"GGUF: {self.architecture}.{name} = {value!r}: must be a number")
+        return float(value)
+
     def other(self, key: str) -> Any:
         """Return a value of any key; None if there is none."""
         return self._values.get(key)
@@ -67,27 +84,29 @@ def gguf_config(meta: Metadata, shapes: Mapping[str, Sequence[int]], factors: Se
     Raises:
         IncompatibleError: naming keys that are missing, contradict each other or are not understood.
     """
-    heads = _one(meta, "attention.head_count")
-    hidden = int(meta.get("embedding_length"))
-    head_dim = int(meta.get("attention.key_length", hidden // heads))
+    heads = one_count(meta, "attention.head_count")
+    hidden = meta.count("embedding_length")
+    head_dim = meta.count("attention.key_length", hidden // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
-        if int(meta.get(name, head_dim)) != head_dim:
+        if meta.count(name, head_dim) != head_dim:
             raise IncompatibleError(f"GGUF: {name} = {meta.get(name)}: must be that of a head, {head_dim}")
+    if "token_embd.weight" not in shapes:
+        raise IncompatibleError("the GGUF file lacks token_embd.weight")
     vocab = shapes["token_embd.weight"][0]
-    if int(meta.get("vocab_size", vocab)) != vocab:
+    if meta.count("vocab_size", vocab) != vocab:
         raise IncompatibleError(
             f"GGUF: vocab_size = {meta.get('vocab_size')}: token_embd.weight has {vocab} rows"
         )
     common = {
         "vocab_size": vocab,
         "hidden_size": hidden,
-        "intermediate_size": _one(meta, "feed_forward_length"),
-        "num_hidden_layers": int(meta.get("block_count")),
+        "intermediate_size": one_count(meta, "feed_forward_length"),
+        "num_hidden_layers": meta.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _one(meta, "attention.head_count_kv", heads),
+        "num_key_value_heads": one_count(meta, "attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": float(meta.get("attention.layer_norm_rms_epsilon")),
-        "max_position_embeddings": int(meta.get("context_length")),
+        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": meta.count("context_length"),
         "tie_word_embeddings": "output.weight" not in shapes,
     }
     if not meta.get("attention.causal", True):
@@ -102,12 +121,12 @@ def rope_parameters(
     meta: Metadata, half: int, factors: Sequence[float] | None, base: float
 ) -> dict[str, Any]:
     """Return the rotary positions as `transformers` describes them."""
-    plain = {"rope_theta": float(meta.get("rope.freq_base", base))}
+    plain = {"rope_theta": meta.number("rope.freq_base", base)}
     kind = str(meta.get("rope.scaling.type", "none"))
-    factor = float(meta.get("rope.scaling.factor", 0.0)) or float(meta.get("rope.scale_linear", 0.0))
+    factor = meta.number("rope.scaling.factor", 0.0) or meta.number("rope.scale_linear", 0.0)
     if kind == "none" and factor not in (0.0, 1.0):
         kind = "linear"  # as files had it before there was a type
-    original = int(meta.get("rope.scaling.original_context_length", 0))
+    original = int(meta.number("rope.scaling.original_context_length", 0))
     meta.get("rope.scaling.finetuned", True)
     if factors is not None:
         if kind != "none" or len(factors) != half:
@@ -116,7 +135,7 @@ def rope_parameters(
             )
         # the one kind whose frequencies are divided by numbers of a list; the same for short texts and long
         each = {"short_factor": list(factors), "long_factor": list(factors), "attention_factor": 1.0}
-        length = int(meta.get("context_length"))
+        length = meta.count("context_length")
         return plain | each | {"rope_type": "longrope", "original_max_position_embeddings": length}
     match kind:
         case "none":
@@ -138,14 +157,16 @@ def _yarn(meta: Metadata, factor: float, original: int) -> dict[str, Any]:
     }
     for name, key in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if meta.has(f"rope.scaling.{name}"):
-            found[key] = float(meta.get(f"rope.scaling.{name}"))
+            found[key] = meta.number(f"rope.scaling.{name}")
     return found
 
 
-def _one(meta: Metadata, name: str, default: int | None = None) -> int:
+def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
     """Return a number that some files have for each layer, where it must be the same."""
     value = meta.get(name, default)
-    values = set(value) if isinstance(value, (list, tuple)) else {value}
+    if not isinstance(value, (list, tuple)):
+        return meta.count(name, default)
+    values = set(value)
     if len(values) != 1:
         raise IncompatibleError(
             f"GGUF: {meta.architecture}.{name} differs from layer to layer: {sorted(values)}"
@@ -159,12 +180,6 @@ def _special_ids(meta: Metadata) -> dict[str, int]:
     return {name: int(value) for name, value in found.items() if value is not None}
 
 
-def end_tokens(meta: Metadata) -> list[int]:
-    """Return the ids that end an answer: of a sequence, of a turn, of a message."""
-    found = [meta.other(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(int(value) for value in found if value is not None))
-
-
 Fields = dict[str, Any]
 _Make = Callable[[Metadata, Mapping[str, Sequence[int]], Fields, Fields], Any]
 """Adds a family's own fields, and returns its class of configurations."""
@@ -175,7 +190,7 @@ def _llama(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, 
 
     common |= {"rope_parameters": rope}
     if meta.has("attention.sliding_window"):
-        common |= {"sliding_window": int(meta.get("attention.sliding_window")) or None}
+        common |= {"sliding_window": int(meta.number("attention.sliding_window")) or None}
         return MistralConfig
     common |= {"attention_bias": "blk.0.attn_q.bias" in shapes}
     return LlamaConfig
@@ -194,14 +209,14 @@ def _qwen(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, r
 def _gemma3(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields) -> Any:
     from transformers import Gemma3TextConfig
 
-    pattern = int(meta.get("attention.sliding_window_pattern", 6))
+    pattern = meta.count("attention.sliding_window_pattern", 6)
     layers, heads = common["num_hidden_layers"], common["num_attention_heads"]
     scale = common["hidden_size"] // heads if layers == _LARGEST_GEMMA3 else common["head_dim"]
-    local = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base_swa", 10000.0))}
+    local = {"rope_type": "default", "rope_theta": meta.number("rope.freq_base_swa", 10000.0)}
     kinds = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)]
     common |= {
         "rope_parameters": {"full_attention": rope, "sliding_attention": local},
-        "sliding_window": int(meta.get("attention.sliding_window")),
+        "sliding_window": meta.count("attention.sliding_window"),
         "query_pre_attn_scalar": scale,
         "layer_types": kinds,
     }

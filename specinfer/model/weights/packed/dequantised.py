@@ -28,6 +28,8 @@ class DequantisedWeights(Mapping[str, torch.Tensor]):
         groups = self._scaled() if scheme.kind == "fp8" else self._grouped()
         self._parts: dict[str, dict[str, str]] = dict(groups)
         """Name of each quantised matrix -> parts and their names in the file."""
+        if not self._parts:
+            raise IncompatibleError(f"quantization_config says {scheme.kind}, but no tensor is quantised")
         used = {name for parts in self._parts.values() for name in parts.values()}
         if scheme.kind == "fp8":
             used |= {name for name in weights if name.endswith(_OF_ACTIVATIONS)}
@@ -38,7 +40,7 @@ class DequantisedWeights(Mapping[str, torch.Tensor]):
             base, _, kind = name.rpartition(".")
             if kind == "qweight":
                 parts = {part: f"{base}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
-                if parts["g_idx"] not in self._weights:
+                if parts["g_idx"] not in self._weights and not self._scheme.ordered:
                     del parts["g_idx"]
                 yield f"{base}.weight", self._complete(parts)
 

@@ -48,6 +48,8 @@ class Scheme:
     bits: int = 8
     group: int = -1
     """Inputs that share a scale; -1: all."""
+    ordered: bool = False
+    """True if groups follow an order of activations (`g_idx`)."""
     zero_offset: int = 0
     """Number added to the zeros of a file."""
     block: tuple[int, int] | None = None
@@ -63,7 +65,7 @@ def read_scheme(directory: Path) -> Scheme | None:
     path = directory / "config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
     found = config.get("quantization_config") or config.get("compression_config")
-    return None if found is None else scheme_of(found)
+    return scheme_of(found) if found else None
 
 
 def scheme_of(found: Mapping[str, Any]) -> Scheme:
@@ -97,7 +99,8 @@ def _gptq(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
         raise _refusal("checkpoint_format", layout, "gptq and gptq_v2 are supported")
     if found.get("is_marlin_format"):
         raise _refusal("is_marlin_format", True, "is not supported")
-    scheme = Scheme("gptq", bits, _group(found, "group_size"), zero_offset=int(layout == "gptq"))
+    group, ordered = _group(found, "group_size"), bool(found.get("desc_act"))
+    scheme = Scheme("gptq", bits, group, ordered, zero_offset=int(layout == "gptq"))
     return scheme, {"bits", "group_size", "checkpoint_format"}
 
 

@@ -166,13 +166,11 @@ struct GroupByteRows {
     words.resize(size_t(rows) * k / GROUP * BYTE_GROUP_WORDS);
     uint32_t* out = words.data();
     for (const Bf16::A* end = activations + size_t(rows) * k; activations < end; activations += GROUP, out += BYTE_GROUP_WORDS) {
-      int16_t shorts[GROUP];
-      const float scale = to_whole_numbers(activations, GROUP, 127, shorts);
-      int8_t bytes[GROUP];
-      int sum = 0;
-      for (int i = 0; i < GROUP; ++i) bytes[i] = int8_t(shorts[i]), sum += shorts[i];
-      const float total = scale * float(sum);
-      std::memcpy(out, bytes, sizeof bytes);
+      const Floats low = Bf16::load(activations), high = Bf16::load(activations + LANES);
+      const WholeScale whole(most(magnitudes(low), magnitudes(high)), 127);
+      const Words first = to_words(mul(low, whole.inverse)), second = to_words(mul(high, whole.inverse));
+      store_low_bytes(out, first), store_low_bytes(out + LANES / 4, second);
+      const float scale = whole.scale, total = scale * float(sum(add(first, second)));
       std::memcpy(out + GROUP / 4, &scale, sizeof scale), std::memcpy(out + GROUP / 4 + 1, &total, sizeof total);
     }
   }

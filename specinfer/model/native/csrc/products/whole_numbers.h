@@ -7,18 +7,31 @@
 
 namespace specinfer {
 
-// Some activations over their scale, to the nearest whole numbers from -limit to limit; returns the scale. It is not a
-// number, and so are all results, if one of them is not.
+// Bits of magnitudes: what is not a number is above all others, and not lost.
+inline Words magnitudes(Floats x) { return masked(as_words(x), 0x7FFFFFFF); }
+
+// What makes numbers of these magnitudes whole ones from -limit to limit. It is not a number, and so are all results, if one
+// of them is not.
+struct WholeScale {
+  float scale;
+  Floats inverse;
+
+  WholeScale(Words magnitudes, float limit) {
+    const uint32_t bits = largest(magnitudes);
+    float top;
+    std::memcpy(&top, &bits, sizeof top);
+    if (top < 1e-30f) top = 1e-30f;
+    scale = top / limit, inverse = spread(limit / top);
+  }
+};
+
+// Some activations over their scale, to the nearest whole numbers of 16 bits; returns the scale.
 inline float to_whole_numbers(const Bf16::A* x, int n, float limit, void* out) {
-  Words top = no_bits();  // magnitudes as their bits: what is not a number is above all others, and not lost
-  for (int i = 0; i < n; i += LANES) top = most(top, masked(as_words(Bf16::load(x + i)), 0x7FFFFFFF));
-  const uint32_t bits = largest(top);
-  float largest;
-  std::memcpy(&largest, &bits, sizeof largest);
-  if (largest < 1e-30f) largest = 1e-30f;
-  const Floats inverse = spread(limit / largest);
-  for (int i = 0; i < n; i += LANES) store_shorts(static_cast<int16_t*>(out) + i, mul(Bf16::load(x + i), inverse));
-  return largest / limit;
+  Words top = no_bits();
+  for (int i = 0; i < n; i += LANES) top = most(top, magnitudes(Bf16::load(x + i)));
+  const WholeScale whole(top, limit);
+  for (int i = 0; i < n; i += LANES) store_shorts(static_cast<int16_t*>(out) + i, mul(Bf16::load(x + i), whole.inverse));
+  return whole.scale;
 }
 
 }  // namespace specinfer

@@ -180,6 +180,18 @@ inline int largest(Words x) {
   const __m128i two = _mm_max_epi32(four, _mm_srli_si128(four, 8));
   return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_srli_si128(two, 4)));
 }
+inline int sum(Words x) {
+  const __m256i eight = _mm256_add_epi32(x.low, x.high);
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_srli_si128(four, 8));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_srli_si128(two, 4)));
+}
+inline Words add(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+inline Words to_words(Floats x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }  // the nearest
+inline void store_low_bytes(void* p, Words x) {  // of numbers that have room in them; packing interleaves halves of 128 bits
+  const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xD8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256(shorts, 1)));
+}
 inline Floats to_floats(Words x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
 
 // Sums of two products of 16 bits per lane: weights with the two activations in `a`. In assembly, because twelve vectors of

@@ -103,7 +103,11 @@ inline Floats load_halves(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_s
 inline Words sub(Words a, Words b) { return _mm512_sub_epi32(a, b); }
 inline Words most(Words a, Words b) { return _mm512_max_epi32(a, b); }
 inline int largest(Words x) { return _mm512_reduce_max_epi32(x); }
+inline int sum(Words x) { return _mm512_reduce_add_epi32(x); }
+inline Words add(Words a, Words b) { return _mm512_add_epi32(a, b); }
 inline Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
+inline Words to_words(Floats x) { return _mm512_cvtps_epi32(x); }  // the nearest
+inline void store_low_bytes(void* p, Words x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x)); }
 
 // Sums of two products of 16 bits per lane: weights with the two activations in `a`.
 inline Words dot_shorts(Words sums, Words weights, uint32_t a) {

@@ -1,0 +1,245 @@
+"""Masks of requests' constraints, made in threads beside the passes, within a budget for each request and step.
+
+    masks = threads.open(constraint, matcher)
+    masks.want([5])     begin the mask behind the committed tokens and token 5
+    masks.made([5])     True once it is made; whoever may wait waits until `threads.until`
+    masks.mask([5])     the mask
+    masks.read([5])     token 5 is committed
+
+Most masks take less than a millisecond; those of an ambiguous grammar take fifty. A request whose masks cost more
+than its budget is *dear* until later steps have made up for it. Masks of dear requests are made one after another
+in a thread of their own, and no step waits for them. Invariant: whether a mask is ready decides when a token
+comes, never which.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import NamedTuple
+
+from specinfer.constraints.background_work import LAST, background_threads
+from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.matcher import Bool, Matcher
+from specinfer.errors import ConstraintError, FaultError, SpecInferError
+
+BUDGET_S = 0.002
+"""Processor time for the masks of a request in each step."""
+MOST_OVER_S = 10.0
+"""Processor time beyond the budgets of its steps after which a request ends."""
+_VERY_DEAR = 20
+_THREADS = 2
+
+
+class MaskLateError(SpecInferError):
+    """A mask that is not made yet, and that no step may wait for."""
+
+
+class Behind(NamedTuple):
+    """State behind a path: the matcher that has read it, and its mask; None where the text is complete."""
+
+    matcher: Matcher
+    mask: Bool | None
+
+
+class MaskThreads:
+    """Threads for the masks of all requests of an engine."""
+
+    def __init__(self, budget_s: float = BUDGET_S, most_over_s: float = MOST_OVER_S) -> None:
+        """Create them with the budget of a request and step, and the most that a request may exceed it by."""
+        self.budget_s, self.most_over_s = budget_s, most_over_s
+        self.until = 0.0
+        """Time of `time.monotonic` up to which the present step waits for masks."""
+        self.seconds = 0.0
+        """Processor time of all masks since the start."""
+        self.put_off = self.cut = 0
+        """Entries that waited for their masks beside a step; verdicts that ended before a mask that was late."""
+        self._counting = threading.Lock()
+        self._shared = background_threads(_THREADS, "masks")
+        self._alone = background_threads(1, "dear-masks", LAST)
+
+    def wait_for(self, seconds: float) -> None:
+        """Let the present step wait for masks for so long from now on, all of its requests together."""
+        self.until = time.monotonic() + seconds
+
+    def open(self, constraint: Constraint, matcher: Matcher, dear: bool = False) -> "RequestMasks":
+        """Return the masks of a request; those of its constraint may be known to be dear."""
+        return RequestMasks(self, constraint, matcher, 2 * self.budget_s if dear else 0.0)
+
+    def submit(self, dear: bool, work: Callable[[], Behind | None]) -> "Future[Behind | None]":
+        """Begin to make a mask."""
+        return (self._alone if dear else self._shared).submit(work)
+
+    def count(self, seconds: float) -> None:
+        """Count the time of a mask."""
+        with self._counting:
+            self.seconds += seconds
+
+
+class RequestMasks:
+    """Masks of one request, behind its committed tokens and paths of tokens that may follow them.
+
+    Matchers are copied for every mask, so no two threads use one.
+    """
+
+    def __init__(
+        self, threads: MaskThreads, constraint: Constraint, matcher: Matcher, debt_s: float = 0.0
+    ) -> None:
+        self._threads, self.constraint = threads, constraint
+        self._base, self._unread = matcher, tuple[int, ...]()
+        """Matcher of the oldest state that is of use, and the committed tokens behind it."""
+        self._behind: dict[tuple[int, ...], Future[Behind | None]] = {}
+        """State behind each path from the base; None where making it ahead was given up."""
+        self._debt_s = debt_s
+        self._counting = threading.Lock()
+
+    @property
+    def dear(self) -> bool:
+        """True while its masks have cost more than its budgets."""
+        return self._debt_s > self._threads.budget_s
+
+    @property
+    def very_dear(self) -> bool:
+        """True if other requests with its constraint will be dear, too."""
+        return self._debt_s > _VERY_DEAR * self._threads.budget_s
+
+    def want(self, path: Sequence[int], ahead: bool = False) -> "Future[Behind | None]":
+        """Begin to make the mask behind a path; one that is made `ahead` is given up if the budget is spent."""
+        key = (*self._unread, *path)
+        known = self._behind.get(key)
+        if known is not None and (ahead or not _given_up(known)):
+            return known
+        matcher, rest = self._nearest(key)
+        future = self._threads.submit(self.dear, lambda: self._make(matcher, rest, ahead))
+        self._behind[key] = future
+        return future
+
+    def made(self, path: Sequence[int]) -> bool:
+        """Return whether the mask behind a path is made, after waiting for it if it is not of a dear request."""
+        future = self.want(path)
+        left = self._threads.until - time.monotonic()
+        if not future.done() and left > 0 and not self.dear:
+            wait([future], left)
+        return future.done() and not _given_up(future)
+
+    def mask(self, path: Sequence[int]) -> Bool | None:
+        """Return the mask [V] behind a path; None where the text is complete and nothing may follow.
+
+        Raises:
+            MaskLateError: if it is not made in time.
+            ConstraintError: if the constraint is too complex or too dear, or does not allow the path.
+        """
+        if not self.made(path):
+            raise MaskLateError("its masks are being made")
+        self._check_debt()
+        return self._state(path).mask
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read tokens that were committed."""
+        self._unread = (*self._unread, *tokens)
+        state = self._behind.get(self._unread)
+        if state is None or not _sound(state):
+            return
+        found = state.result()
+        assert found is not None
+        read, self._unread = self._unread, ()
+        self._base = found.matcher
+        for key in list(self._behind):
+            future = self._behind.pop(key)
+            if key[: len(read)] == read:
+                self._behind[key[len(read) :]] = future
+            else:
+                future.cancel()
+
+    def end_step(self) -> None:
+        """Give the request the budget of another step."""
+        with self._counting:
+            self._debt_s = max(0.0, self._debt_s - self._threads.budget_s)
+
+    def end(self, tokens: Sequence[int]) -> int | None:
+        """Count the tokens up to the one that completes the text; None if none does.
+
+        All but the last are of a path whose mask is made, and the last may follow it.
+        """
+        for count in range(len(tokens)):
+            if self._state(tokens[:count]).mask is None:
+                return count
+        matcher = self._state(tokens[:-1]).matcher.copy()
+        try:
+            matcher.read(tokens[-1:])
+        except ConstraintError as error:
+            raise self._named(error) from error
+        self._count(matcher.seconds)
+        return len(tokens) if matcher.finished else None
+
+    def _state(self, path: Sequence[int]) -> Behind:
+        found = self._behind[(*self._unread, *path)].result()
+        assert found is not None, "a state that was given up is of no use"
+        return found
+
+    def _nearest(self, key: tuple[int, ...]) -> tuple[Matcher, tuple[int, ...]]:
+        """Return a copy of the matcher that has read most of a path, and the rest of the path."""
+        parent = self._behind.get(key[:-1]) if key else None
+        if parent is not None and _sound(parent) and (found := parent.result()) is not None:
+            return found.matcher.copy(), key[-1:]
+        return self._base.copy(), key
+
+    def _make(self, matcher: Matcher, path: Sequence[int], ahead: bool) -> Behind | None:
+        """Read a path and make the mask behind it, in a thread."""
+        if ahead and self._debt_s >= self._threads.budget_s:
+            return None
+        before = matcher.seconds
+        try:
+            return _behind(matcher, path)
+        except ConstraintError as error:
+            raise self._named(error) from error
+        except Exception:
+            raise
+        except BaseException as error:  # noqa: BLE001  # what panics in the parser is no `Exception`
+            raise FaultError("a mask cannot be made", error) from None
+        finally:
+            self._count(matcher.seconds - before)
+
+    def _named(self, error: ConstraintError) -> ConstraintError:
+        return ConstraintError(f"{self.constraint.field}: {error}")
+
+    def _count(self, seconds: float) -> None:
+        self._threads.count(seconds)
+        with self._counting:
+            self._debt_s += seconds
+
+    def _check_debt(self) -> None:
+        threads = self._threads
+        if self._debt_s > threads.most_over_s:
+            budget = f"the budget of {threads.budget_s * 1000:g} ms in each step"
+            why = f"took {threads.most_over_s:g} s of the processor beyond {budget}"
+            raise ConstraintError(f"{self.constraint.field}: too complex: its masks {why}")
+
+
+def wait_for_any(masks: Sequence["Future[Behind | None]"], seconds: float) -> None:
+    """Wait until one of these masks is made."""
+    wait(masks, seconds, FIRST_COMPLETED)
+
+
+def _behind(matcher: Matcher, path: Sequence[int]) -> Behind:
+    for token in path:
+        if matcher.finished:
+            break
+        matcher.read([token])
+    if matcher.finished:
+        return Behind(matcher, None)
+    mask = matcher.mask()
+    if not mask.any():
+        raise ConstraintError("needs text of which the model has no tokens")
+    return Behind(matcher, mask)
+
+
+def _given_up(future: "Future[Behind | None]") -> bool:
+    """Return whether a mask was given up; one that failed was not."""
+    if future.cancelled():
+        return True
+    return future.done() and future.exception() is None and future.result() is None
+
+
+def _sound(future: "Future[Behind | None]") -> bool:
+    return future.done() and not _given_up(future) and future.exception() is None

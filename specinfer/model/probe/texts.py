@@ -1,0 +1,60 @@
+"""A checkpoint's texts described for people: context, ends of answers, tokenizer, conversations."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from specinfer.errors import SpecInferError
+from specinfer.model.probe.reference import quiet
+from specinfer.model.weights.config import eos_token_ids, generic_positions, load_transformers_config
+from specinfer.tokenizer import Tokenizer
+
+_TEXTS = (
+    *(
+        "The sky is blue.",
+        " The sky",
+        "two  blanks",
+        "a\n\n b\t",
+        "12345 678.9",
+        "don't I'LL",
+        "x_y(z) == {}",
+    ),
+    *("Größe, naïve", "日本語 текст", "🦙🇩🇪", "<s> a</s>b", "<|im_start|>user\nhi<|im_end|>", ""),
+)
+
+
+def describe_texts(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yield names and values."""
+    hf, generation = load_transformers_config(directory)
+    text = hf.get_text_config()
+    served, whole = generic_positions(text), text.max_position_embeddings
+    yield "context", f"{served}" if served == whole else f"{served} of {whole} (rope_type = 'longrope')"
+    try:
+        tokenizer = Tokenizer.load(directory)
+    except SpecInferError as error:
+        yield "tokenizer", str(error)
+        return
+    ends = [f"{token} {tokenizer.text_of_token(token)!r}" for token in eos_token_ids(hf, generation)]
+    yield "ends", ", ".join(ends) or "none: answers end at max_tokens"
+    yield "tokenizer", _compared(directory, tokenizer)
+    yield (
+        "conversations",
+        tokenizer.chat_problem or ("a template" if tokenizer.has_chat_template else "no template"),
+    )
+
+
+def _compared(directory: Path, tokenizer: Tokenizer) -> str:
+    """Compare tokens of some texts with those of `transformers`.
+
+    It makes tokenizers of some classes anew instead of reading `tokenizer.json`, which is what counts here.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet():
+            theirs = AutoTokenizer.from_pretrained(directory)
+    except Exception as error:  # noqa: BLE001  # it is the code of a tokenizer, which may raise anything
+        return f"transformers cannot load it: {type(error).__name__}: {' '.join(str(error).split())}"
+    other = [text for text in _TEXTS if tokenizer.encode(text) != theirs(text)["input_ids"]]
+    if not other:
+        return "as transformers has it"
+    return f"as tokenizer.json has it; {type(theirs).__name__} of transformers differs for {other[0]!r}"

@@ -1,0 +1,161 @@
+"""The tokenizer of a GGUF file: what its metadata say about texts, where `transformers` does not read them.
+
+Ends of answers are those that llama.cpp finds: the tokens of the keys `eos`, `eot` and `eom`, and those whose
+names are the ends of turns that models use, as many files have no such key.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from specinfer.errors import IncompatibleError
+
+_PREFIX = "tokenizer.ggml."
+_TEMPLATES = "tokenizer.chat_template."
+_KEYS = ("eos", "eot", "eom")
+_CONTROL = 3
+"""Type of tokens that are no text."""
+_TURN_ENDS = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>"),
+        *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+        *("<｜end▁of▁sentence｜>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>"),
+    }
+)
+"""Names that end an answer in any vocabulary."""
+_SEQUENCE_ENDS = frozenset({"</s>", "<eos>"})
+"""Names that do so as control tokens; else they are marks in a text."""
+_BOS_BY_DEFAULT = frozenset(
+    {
+        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        *("jina-v5-nano", "tekken"),
+    }
+)
+"""Kinds of splits (`tokenizer.ggml.pre`) whose vocabularies look words up before they merge, and begin with BOS."""
+_AS_GPT2 = frozenset({"default", "gpt-2", "phi-2", "smollm", "exaone4", "mellum", "a.x-4.0", "gigachat"})
+"""Kinds that are GPT-2's, or the same for their vocabularies."""
+
+
+class Vocabulary:
+    """Metadata of a GGUF file about its tokenizer."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        """Take all metadata, lists of tokens included."""
+        self._fields = fields
+        self.tokens: Sequence[str] = self._get("tokens", ())
+        self._types: Sequence[int] = self._get("token_type", ())
+
+    def _get(self, name: str, default: Any = None) -> Any:
+        return self._fields.get(_PREFIX + name, default)
+
+    def end_tokens(self) -> list[int]:
+        """Return the ids that end an answer: those of keys, then those of names."""
+        keyed = [self._get(f"{name}_token_id") for name in _KEYS]
+        named = set(self._named_ends())
+        return list(dict.fromkeys([*(int(value) for value in keyed if value is not None), *sorted(named)]))
+
+    def _named_ends(self) -> Iterator[int]:
+        ends = set(_TURN_ENDS)
+        if {"<|return|>", "<|call|>"} <= set(self.tokens):
+            ends.remove("<|end|>")  # there it ends a message of several in a turn
+        for token, name in enumerate(self.tokens):
+            control = bool(self._types) and self._types[token] == _CONTROL
+            if name in ends or (name in _SEQUENCE_ENDS and control):
+                yield token
+
+    def chat_templates(self) -> dict[str, str]:
+        """Return the chat templates beside the default one, by their names.
+
+        Raises:
+            IncompatibleError: if one has no name that a file can have.
+        """
+        found = {
+            key.removeprefix(_TEMPLATES): str(text)
+            for key, text in self._fields.items()
+            if key.startswith(_TEMPLATES)
+        }
+        if odd := [name for name in found if not re.fullmatch(r"[\w-]+", name)]:
+            raise IncompatibleError(f"GGUF: {_TEMPLATES}{odd[0]}: is no name of a chat template")
+        return found
+
+    def adapt(self, stages: dict[str, Any]) -> None:
+        """Change a `tokenizer.json` made by `transformers` to what the file says.
+
+        Raises:
+            IncompatibleError: naming a key that is not understood.
+        """
+        match self._get("model"):
+            case "gpt2":
+                self._adapt_bytes(stages)
+            case "llama":
+                self._adapt_pieces(stages)
+        for key in ("remove_extra_whitespaces", "add_sep_token"):
+            if self._get(key):
+                raise IncompatibleError(f"GGUF: {_PREFIX}{key} = True: is not supported")
+
+    def begins_with_bos(self) -> bool | None:
+        """Return whether texts begin with BOS where the file has no key for it; None: `transformers` decides."""
+        unsaid = self._get("add_bos_token") is None and self._get("model") == "gpt2"
+        return True if unsaid and self._get("pre") in _BOS_BY_DEFAULT else None
+
+    def _adapt_bytes(self, stages: dict[str, Any]) -> None:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+        kind = self._get("pre", "default")
+        if kind not in _AS_GPT2 | GGUF_PRE_TOKENIZER_SPLITS.keys():
+            raise IncompatibleError(f"GGUF: {_PREFIX}pre = {kind!r}: is not understood")
+        if self._get("add_space_prefix"):
+            raise IncompatibleError(f"GGUF: {_PREFIX}add_space_prefix = True: not for bytes (gpt2)")
+        if kind in _BOS_BY_DEFAULT:
+            stages["model"]["ignore_merges"] = True
+
+    def _adapt_pieces(self, stages: dict[str, Any]) -> None:
+        """Let the blank before a text be as `add_space_prefix` says, where that is said."""
+        prefix = self._get("add_space_prefix")
+        if prefix is None:
+            return
+        split, decoder = stages["pre_tokenizer"], stages["decoder"]
+        if prefix and (split is None or split["type"] != "Metaspace"):
+            raise IncompatibleError(
+                f"GGUF: {_PREFIX}add_space_prefix = True: is not supported for this family"
+            )
+        if not prefix and split is not None and split["type"] == "Metaspace":
+            split["prepend_scheme"] = "never"
+            decoder["decoders"] = [stage for stage in decoder["decoders"] if stage["type"] != "Strip"]
+
+
+def save_tokenizer(gguf: Path, vocabulary: Vocabulary, directory: Path) -> None:
+    """Write the tokenizer of a GGUF file into a model directory.
+
+    Raises:
+        IncompatibleError: naming a key that is not understood.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        with TemporaryDirectory() as alone:  # files of another tokenizer beside it would be read
+            (Path(alone) / gguf.name).symlink_to(gguf.resolve())
+            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=gguf.name)
+    except KeyError as error:
+        raise IncompatibleError(f"GGUF: the tokenizer lacks {error}") from error
+    except ValueError as error:
+        raise IncompatibleError(f"GGUF: the tokenizer is not understood: {error}") from error
+    if vocabulary.begins_with_bos() and tokenizer.bos_token is not None:
+        tokenizer.add_bos_token = True
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    plain = [token for token in vocabulary.end_tokens() if not (token in added and added[token].special)]
+    names = [name for token in plain if (name := tokenizer.backend_tokenizer.id_to_token(token)) is not None]
+    if names:
+        tokenizer.add_special_tokens({"additional_special_tokens": names}, replace_extra_special_tokens=False)
+    tokenizer.save_pretrained(directory)
+    path = directory / "tokenizer.json"
+    stages = json.loads(path.read_text())
+    vocabulary.adapt(stages)
+    path.write_text(json.dumps(stages, ensure_ascii=False))
+    for name, text in vocabulary.chat_templates().items():
+        other = directory / "additional_chat_templates" / f"{name}.jinja"
+        other.parent.mkdir(exist_ok=True)
+        other.write_text(text)

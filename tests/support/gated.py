@@ -1,0 +1,56 @@
+"""Constraints whose masks are made when a test lets them: real matchers behind a gate."""
+
+from threading import Event
+
+from specinfer.constraints.compiler import Compiler
+from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.matcher import Bool, Matcher
+from tests.support.system import VOCABULARY, ascii_tokenizer
+
+
+class GatedMatcher(Matcher):
+    """A matcher whose masks wait until as many tokens were let through as it has read."""
+
+    def __init__(self, inner: Matcher, gates: "Gates", tokens: int = 0) -> None:
+        super().__init__(inner._inner, inner._vocab_size)
+        self._gates, self._tokens = gates, tokens
+
+    def copy(self) -> "GatedMatcher":
+        return GatedMatcher(super().copy(), self._gates, self._tokens)
+
+    def try_read(self, tokens: list[int]) -> int:  # type: ignore[override]
+        read = super().try_read(tokens)
+        self._tokens += read
+        return read
+
+    def mask(self) -> Bool:
+        assert self._gates.at(self._tokens).wait(30)
+        return super().mask()
+
+
+class Gates:
+    """Gates by the number of tokens that a matcher has read, all closed."""
+
+    def __init__(self) -> None:
+        self._events: dict[int, Event] = {}
+
+    def at(self, tokens: int) -> Event:
+        """The gate of matchers that have read so many tokens."""
+        return self._events.setdefault(tokens, Event())
+
+    def open(self, tokens: int = 200) -> None:
+        """Open the gates up to so many tokens."""
+        for count in range(tokens + 1):
+            self.at(count).set()
+
+
+class GatedCompiler(Compiler):
+    """A compiler of the tests' tokenizer; the masks of one constraint are behind gates."""
+
+    def __init__(self, gated: Constraint, eos: int = 0) -> None:
+        super().__init__(ascii_tokenizer().to_json(), VOCABULARY, [eos])
+        self.gates, self._gated = Gates(), gated
+
+    def compile(self, constraint: Constraint) -> Matcher:
+        matcher = super().compile(constraint)
+        return GatedMatcher(matcher, self.gates) if constraint == self._gated else matcher
