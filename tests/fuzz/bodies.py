@@ -11,10 +11,10 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from http_svc.body.bodies import ChatBody, CompletionBody
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
+from http_svc.body.bodies import ChatBody, CompletionBody
 from http_svc.entry.hosts import AllowedHosts
 from http_svc.errors import ApiError, invalid_body
 from http_svc.to_gateway import chat_requests, completion_requests
