@@ -20,7 +20,7 @@ from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Choice, Planner, StepReport, derive_budget
+from specinfer.planning.planner import NEVER_SLOWER, Choice, Planner, StepReport, derive_budget
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.speculators.round import tokens_read
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
@@ -113,13 +113,14 @@ class World:
         fixed: int | None = None,
         acceptance: AcceptanceModel | None = None,
         told: Sequence[tuple[int, float]] | None = None,
+        never_slower: float = NEVER_SLOWER,
     ) -> None:
         """`fixed`: nodes of every tree, 0 for plain decoding; None: the planner chooses. `acceptance`: its
         policy; None: the measured one. `told`: what the verifier says of its passes; None: the truth."""
         self._rng, self._machine, self._batch = random.Random(seed), Machine(seed + 1), batch
         curve = CURVE if told is None else PassCurve(told)
         budget = derive_budget(curve, 16, 127, 2048) if fixed is None else NodeBudget(fixed, fixed * batch)
-        self._planner = Planner(curve, budget, fixed is None, acceptance)
+        self._planner = Planner(curve, budget, fixed is None, acceptance, never_slower)
         self._planner.enrol([] if fixed == 0 else [BOTH])
         self._calibration = Calibration()
         self._begun = 0
@@ -164,7 +165,9 @@ class World:
         rest_s += self._machine.cold_s(bool(drafted))
         seconds = pass_s + draft_s + rest_s
         report = StepReport(
-            choice, self._batch, in_pass, pass_s, drafted, rest_s, outcomes, contexts=contexts
+            *(choice, self._batch, in_pass, pass_s, drafted, rest_s, outcomes),
+            contexts=contexts,
+            seconds=seconds,
         )
         self._planner.observe(report)
         for found, (tree, accepted) in zip(drafts, outcomes.values(), strict=True):

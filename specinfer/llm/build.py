@@ -24,7 +24,7 @@ from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Planner, derive_budget
+from specinfer.planning.planner import NEVER_SLOWER, Planner, derive_budget
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.step import StepMachine
@@ -75,6 +75,8 @@ class LLMOptions:
     """Most nodes of one tree; 0: the limit of a pass."""
     adaptive: bool = True
     """Choose speculators and nodes by the results of steps; False: all speculators, `tree_nodes` nodes."""
+    never_slower: float = NEVER_SLOWER
+    """Part of plain decoding's speed that speculation may cost over any minute; 1 is no bound."""
     sequence_length: int = 5
     """Nodes of a chain in sequence speculation."""
 
@@ -85,6 +87,8 @@ class LLMOptions:
         for name in ("max_model_len", "tree_nodes"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "must not be negative")
+        if not 0 < self.never_slower <= 1:
+            raise SettingError("never_slower", self.never_slower, "must be above 0 and at most 1")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "LLMOptions":
@@ -150,7 +154,8 @@ def assemble(
     budget = derive_budget(
         curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
     )
-    machine = StepMachine(Scheduler(limits, budget), Planner(curve, budget, options.adaptive))
+    planner = Planner(curve, budget, options.adaptive, never_slower=options.never_slower)
+    machine = StepMachine(Scheduler(limits, budget), planner)
     return LocalEngine(machine, LocalPool(engines, runner.config.hidden_size), verifier, compiler)
 
 

@@ -101,6 +101,8 @@ def report_of(step: FinishedStep) -> StepReport | None:
         outcomes=_outcomes(step, Speculation.TREE),
         chains=_outcomes(step, Speculation.SEQUENCE),
         contexts=contexts_of(step),
+        seconds=step.seconds,
+        drafts_next=step.next_draft_s > 0,
     )
 
 

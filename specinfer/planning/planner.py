@@ -7,10 +7,14 @@ import numpy as np
 
 from specinfer.planning.acceptance import AcceptanceModel, Outcomes
 from specinfer.planning.by_nodes import sizes_up_to
+from specinfer.planning.guarantee import Guarantee
 from specinfer.planning.latency import DraftTime, LatencyModel, SpeculatorSet
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.trials import Option, Trials
 from specinfer.scheduling.limits import NodeBudget
+
+NEVER_SLOWER = 0.02
+"""Part of plain decoding's speed that speculation may cost over a minute."""
 
 
 def derive_budget(
@@ -107,6 +111,16 @@ class StepReport:
     """Outcomes of the requests that had one speculator's chain."""
     contexts: Mapping[str, int] = field(default_factory=dict)
     """Tokens of the requests when the step began."""
+    seconds: float = 0.0
+    """Seconds of the whole step, drafts for the next one included."""
+    drafts_next: bool = False
+    """True if drafts for the next step were made in it."""
+
+    @property
+    def brought(self) -> int:
+        """Tokens of all requests."""
+        outcomes = (*self.outcomes.values(), *self.chains.values())
+        return self.batch + sum([len(accepted) for _, accepted in outcomes])
 
 
 class Planner:
@@ -118,12 +132,22 @@ class Planner:
         budget: NodeBudget,
         adaptive: bool = True,
         acceptance: AcceptanceModel | None = None,
+        never_slower: float = NEVER_SLOWER,
     ) -> None:
-        """Create a planner; `acceptance` predicts accepted tokens, None is the measured policy."""
+        """Create a planner.
+
+        Args:
+            curve: seconds of passes by their tokens.
+            budget: most nodes of requests and steps.
+            adaptive: whether it chooses; else all speculators draft what the budget allows.
+            acceptance: predicts accepted tokens; None is the measured policy.
+            never_slower: part of plain decoding's speed that speculation may cost; 1 is no bound.
+        """
         self._budget, self._adaptive = budget, adaptive
         self.latency, self.acceptance = LatencyModel(curve), acceptance or AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()
         self._trials = Trials()
+        self.guarantee = Guarantee(never_slower)
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """Set the pool's speculators, by service: those of one draft one after another."""
@@ -155,6 +179,8 @@ class Planner:
             return
         choice, batch = report.choice, report.batch
         asked, nodes = choice.speculators, choice.nodes
+        drafted = bool(asked) or report.drafts_next
+        self.guarantee.observe(batch, report.brought, report.seconds, choice.plain_speed, drafted)
         warm = True
         if report.drafts or not asked:
             times = report.tokens, report.pass_s, report.drafts, report.overhead_s
@@ -174,6 +200,10 @@ class Planner:
         (rest_s,) = self.latency.seconds_before_pass(batch)
         seconds = plain_pass_s + rest_s
         plain = Option(PLAIN.speculators, 0, float(batch), seconds, plain_pass_s, 0.0, batch / seconds)
+        if self.guarantee.exhausted:
+            return replace(
+                PLAIN, tokens=plain.tokens, seconds=seconds, plain_speed=plain.speed, reason="never slower"
+            )
         trees = list(self._trees(batch, requests, most))
         behind_s = self.latency.seconds_to_catch_up(self._services)
         option, reason = self._trials.pick(batch, plain, trees, self.acceptance.everybody, behind_s)

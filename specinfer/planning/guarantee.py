@@ -1,0 +1,56 @@
+"""The guarantee that speculation costs at most a part of plain decoding's speed, over any minute. Pure.
+
+A token bucket of seconds: steps with drafts put in what they took longer than plain decoding takes for their
+tokens, and take out what they saved. It leaks half of the promised part of the time. When it overflows all decode
+plainly until it is empty again. So no minute loses more than twice the bucket, from full credit to overflow, and what
+leaks meanwhile.
+
+What plain decoding takes is what the planner expects, corrected by what plain steps at the batch size really took.
+"""
+
+_MINUTE_S = 60.0
+_BUCKET = 1 / 4
+"""Part of a minute's promised seconds that the bucket holds: twice that and half a promise leaking are the promise."""
+_OUTLIER = 3.0
+"""Times its expected seconds that a step counts for at most: somebody else wanted the machine."""
+_SMOOTHING = 0.02
+"""Weight of the latest plain step: fifty steps count."""
+
+
+class Guarantee:
+    """Seconds that speculation lost, and whether it may lose more."""
+
+    def __init__(self, part: float) -> None:
+        """Promise at most this part of the time; 1 promises nothing."""
+        self._part = part
+        self.most_lost_s = part * _MINUTE_S * _BUCKET
+        """Seconds that the bucket holds."""
+        self.lost_s = 0.0
+        """Seconds in the bucket; below zero where speculation gained."""
+        self.exhausted = False
+        """True from its overflow until it is empty: all requests decode plainly."""
+        self._plain: dict[int, float] = {}
+        """Seconds of plain steps over those expected, by batch size in powers of two."""
+
+    def observe(self, batch: int, tokens: int, seconds: float, plain_speed: float, drafted: bool) -> None:
+        """Count a step.
+
+        Args:
+            batch: its requests.
+            tokens: what it brought.
+            seconds: the whole step, drafts for the next one included.
+            plain_speed: tokens per second that were expected of plain decoding.
+            drafted: whether it had drafts, or made some for the next step.
+        """
+        if self._part >= 1 or not plain_speed:
+            return
+        size, expected_s = (batch - 1).bit_length(), tokens / plain_speed
+        plain = self._plain.get(size, 1.0)
+        seconds = min(seconds, _OUTLIER * max(batch / plain_speed, expected_s))
+        lost_s = -self._part / 2 * seconds
+        if drafted:
+            lost_s += seconds - plain * expected_s
+        else:
+            self._plain[size] = plain + _SMOOTHING * (seconds / expected_s - plain)
+        self.lost_s = max(self.lost_s + lost_s, -self.most_lost_s if drafted else min(self.lost_s, 0.0))
+        self.exhausted = self.lost_s > (0.0 if self.exhausted else self.most_lost_s)

@@ -1,0 +1,100 @@
+"""What speculation may cost: over any minute at most the promised part of plain decoding's speed."""
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specinfer.planning.guarantee import Guarantee
+from tests.unit.planning.test_planner import planner_of, simulate
+
+PART, PLAIN_S, BATCH = 0.02, 0.005, 4
+SPEED = BATCH / PLAIN_S
+
+
+class Serving:
+    """Steps that speculate whenever they may, and the greatest loss of any minute."""
+
+    def __init__(self, part: float = PART) -> None:
+        self.guarantee = Guarantee(part)
+        self._lost = deque[tuple[float, float]]()
+        self.now = self.worst_s = self._sum = 0.0
+        self.trees = 0
+
+    def step(self, seconds: float, tokens: int) -> None:
+        """One step: with trees it takes so long and brings so much, else it is plain."""
+        drafted = not self.guarantee.exhausted
+        if not drafted:
+            seconds, tokens = PLAIN_S, BATCH
+        self.guarantee.observe(BATCH, tokens, seconds, SPEED, drafted)
+        self.trees += drafted
+        self.now += seconds
+        loss = seconds - tokens / SPEED
+        self._lost.append((self.now, loss))
+        self._sum += loss
+        while self._lost[0][0] < self.now - 60:
+            self._sum -= self._lost.popleft()[1]
+        self.worst_s = max(self.worst_s, self._sum)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    part=st.sampled_from([0.005, 0.02, 0.1]),
+    phases=st.lists(st.tuples(st.floats(0.3, 2.5), st.integers(50, 3000)), min_size=1, max_size=8),
+)
+def test_no_minute_loses_more_than_promised(seed: int, part: float, phases: list[tuple[float, int]]) -> None:
+    serving, rng = Serving(part), random.Random(seed)
+    for gain, steps in phases:  # texts change: trees of each phase gain or lose
+        for _ in range(steps):
+            tokens = rng.choice([BATCH, 2 * BATCH])
+            serving.step(tokens / SPEED / gain, tokens)
+    assert serving.worst_s <= part * 60 + 2 * 2 * BATCH / SPEED / 0.3  # and the steps that cross the bounds
+
+
+def test_where_trees_pay_they_are_not_held_back() -> None:
+    serving = Serving()
+    for _ in range(20_000):
+        serving.step(0.009, 2 * BATCH)
+    assert serving.trees == 20_000
+
+
+def test_trees_come_back_when_the_bucket_is_empty() -> None:
+    serving = Serving()
+    for _ in range(30_000):  # trees take twice as long as they should
+        serving.step(0.02, 2 * BATCH)
+    held_back = serving.trees
+    for _ in range(10_000):
+        serving.step(0.005, 2 * BATCH)
+    assert held_back < 300  # of 150 s, 2 % at most
+    assert serving.trees - held_back > 2000
+
+
+def test_plain_steps_say_what_plain_decoding_takes() -> None:
+    guarantee = Guarantee(PART)
+    for _ in range(300):  # plain decoding takes twice what was expected
+        guarantee.observe(BATCH, BATCH, 2 * PLAIN_S, SPEED, False)
+    for _ in range(2000):  # as fast as that
+        guarantee.observe(BATCH, 2 * BATCH, 4 * PLAIN_S, SPEED, True)
+    assert not guarantee.exhausted
+
+
+def test_one_is_no_bound() -> None:
+    serving = Serving(1.0)
+    for _ in range(5000):
+        serving.step(0.1, BATCH)
+    assert serving.trees == 5000
+
+
+def test_the_planner_decodes_plainly_while_the_guarantee_is_exhausted() -> None:
+    planner = planner_of(1)
+    simulate(planner, 40, 1, {0: 4}, {0: 1.0}, 0.1)
+    names = {"r0": 0}
+    assert planner.choose(1, names).speculators
+    planner.guarantee.exhausted = True
+    held = planner.choose(1, names)
+    assert not held.speculators
+    assert held.reason == "never slower"
+    assert held.plain_speed == pytest.approx(1 / held.seconds)
