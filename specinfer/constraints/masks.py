@@ -27,8 +27,9 @@ BUDGET_S = 0.002
 """Processor time for the masks of a request in each step."""
 MOST_OVER_S = 10.0
 """Processor time beyond the budgets of its steps after which a request ends."""
+THREADS = 2
+"""Threads in which masks are made, of requests that are not dear."""
 _VERY_DEAR = 20
-_THREADS = 2
 
 
 class MaskLateError(SpecInferError):
@@ -55,7 +56,7 @@ class MaskThreads:
         self.put_off = self.cut = 0
         """Entries that waited for their masks beside a step; verdicts that ended before a mask that was late."""
         self._counting = threading.Lock()
-        self._shared = background_threads(_THREADS, "masks")
+        self._shared = background_threads(THREADS, "masks")
         self._alone = background_threads(1, "dear-masks", LAST)
 
     def wait_for(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint
-from specinfer.constraints.masks import Behind, MaskThreads, RequestMasks, wait_for_any
+from specinfer.constraints.masks import BUDGET_S, THREADS, Behind, MaskThreads, RequestMasks, wait_for_any
 from specinfer.errors import ConstraintError, ExhaustedError, InvalidInputError
 from specinfer.verification.adjustments import RequestAdjustment, generated_of
 from specinfer.verification.jobs import VerifyJob
@@ -18,8 +18,9 @@ from specinfer.verification.jobs import VerifyJob
 _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
 """Seconds for which a step waits for constraints to be compiled, beside other requests and for one alone.
 Most take a millisecond; for others the gateway comes again."""
-_MASKS_S = 0.002
-"""Seconds for which a step waits for masks before its pass, and again behind it, for all requests together."""
+_LEAST_MASKS_S, _MASKS_S = 0.002, BUDGET_S / THREADS
+"""Seconds for which a step waits for masks before its pass, and again behind it: at least, and for each request that
+has some. Those of dear requests are not waited for, and the others' budgets need no longer."""
 _MASKS_ALONE_S = 0.05
 """Seconds for which a step waits where all of its requests lack masks."""
 _LIKELY = 0.5
@@ -42,7 +43,8 @@ class Constraining:
         self._line: list[str] = []
         """Requests with dear masks that are made, in the order in which steps take them."""
         self._turn: str | None = None
-        self._waiting = 0
+        self._waiting = self._constrained = 0
+        """Dear requests whose turn it is not, and requests of the latest pass that have masks."""
         self._compiling_until = 0.0
 
     def begin_step(self, jobs: Sequence[VerifyJob]) -> None:
@@ -51,7 +53,7 @@ class Constraining:
         self._line = [request_id for request_id in self._line if request_id in present]
         self._turn, self._late, self._waiting = next(iter(self._line), None), [], 0
         self._compiling_until = self._clock() + (_COMPILING_ALONE_S if len(jobs) == 1 else _COMPILING_S)
-        self.threads.wait_for(_MASKS_S)
+        self._wait()
 
     def open(self, job: VerifyJob) -> RequestMasks | None:
         """Return the masks of the constraint with which a request starts over; None if it has none.
@@ -122,6 +124,7 @@ class Constraining:
     def begin_pass(self, jobs: Sequence[VerifyJob], adjustments: Sequence[RequestAdjustment | None]) -> None:
         """Make masks behind the likely nodes of the trees of a pass beside it, and count those that wait."""
         self.threads.put_off += len(self._late) + self._waiting
+        self._constrained = sum([found is not None and found.masks is not None for found in adjustments])
         for job, adjustment in zip(jobs, adjustments, strict=True):
             if job.tree is None or adjustment is None or adjustment.masks is None:
                 continue
@@ -131,7 +134,10 @@ class Constraining:
 
     def end_pass(self) -> None:
         """Wait for the masks of a pass from now on."""
-        self.threads.wait_for(_MASKS_S)
+        self._wait()
+
+    def _wait(self) -> None:
+        self.threads.wait_for(max(_LEAST_MASKS_S, _MASKS_S * self._constrained))
 
     def settle(self, masks: RequestMasks, bonus: int) -> None:
         """Begin the mask of the next step of a request, which goes on with this token."""
