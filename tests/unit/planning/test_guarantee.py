@@ -1,4 +1,4 @@
-"""What speculation may cost: over any minute at most the promised part of plain decoding's speed."""
+"""Speculation costs at most the promised part of plain decoding's speed over any minute."""
 
 import random
 from collections import deque
