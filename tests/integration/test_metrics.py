@@ -82,6 +82,8 @@ VERIFIER = [
     "verifier_requests",
     "verifier_failed_steps_total",
     "verifier_fenced_steps_total",
+    "verifier_mask_seconds_total",
+    "verifier_masks_late_total",
     "verifier_memory_bytes",
     "verifier_stage_seconds_total",
     "build_info",
