@@ -46,7 +46,9 @@ class VerifierSettings(ServiceSettings):
     offload_directory: str = Field(
         "", description="Where --offload disk writes the layers when it starts; empty: the cache directory."
     )
-    acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")
+    acceptance: str = Field(
+        "multi_step", description="Rule for sampled requests: multi_step, traversal or naive."
+    )
     drafters: str = Field(
         "",
         description="Speculators in this process, which draft as soon as a verdict stands: "

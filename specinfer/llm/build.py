@@ -58,7 +58,7 @@ class LLMOptions:
     """Format in which weights are held; see `python -m verifier_svc --help`."""
     executor: str = "auto"
     acceptance: str = "multi_step"
-    """Rule for sampled requests."""
+    """Rule for sampled requests: multi_step, traversal or naive."""
     max_num_seqs: int = 16
     """Requests decoded at once; more wait."""
     max_model_len: int = 0

@@ -37,6 +37,8 @@ POINT, WITH, WITHOUT = ProposalKind
 ROOT = 0
 EXACT = 1e-9
 BIASED = 1e-3
+DRAWING = ["multi_step", "traversal"]
+"""Rules that try draws."""
 Draft = Callable[[Branches], TokenTree]
 Cut = Callable[[Sequence[TokenTree]], list[TokenTree]]
 

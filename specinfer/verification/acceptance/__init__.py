@@ -24,6 +24,7 @@ RULES = {
     "greedy": "specinfer.verification.acceptance.greedy:verify_greedy",
     "multi_step": "specinfer.verification.acceptance.multi_step:verify_multi_step",
     "naive": "specinfer.verification.acceptance.naive:verify_naive",
+    "traversal": "specinfer.verification.acceptance.traversal:verify_traversal",
 }
 
 Float64 = NDArray[np.float64]

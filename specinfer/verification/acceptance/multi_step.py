@@ -23,11 +23,8 @@ import numpy as np
 
 from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.tree import Candidate, ProposalKind, TokenTree
-from specinfer.tree.token_tree import Int32
 from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict, children_by_token
-
-_ROUNDING = 1e-6
-"""Share of a total below which the remainder may be rounding, and is summed again."""
+from specinfer.verification.acceptance.residual import normalised, subtract, without
 
 
 def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
@@ -61,28 +58,14 @@ def _try_draws(
         proposal = tree.proposals[index]
         child, ids = proposal.children[place], proposal.q_token_ids
         token = int(tree.token_ids[child])
-        q = left[index] if index in left else _normalised(proposal.q_probabilities.astype(np.float64))
+        q = left[index] if index in left else normalised(proposal.q_probabilities.astype(np.float64))
         q_token = float(q[ids == token][0])
         if rng.random() * q_token * total <= p[token] and p[token] > 0:
             return child
-        total = _subtract(p, total, ids, q)
+        total = subtract(p, total, ids, q)
         if total <= 0:
             return child  # P = q: only rounding can have rejected the token
         if proposal.kind is ProposalKind.WITHOUT_REPLACEMENT:
-            q = _normalised(np.where(ids == token, 0.0, q))
+            q = without(q, ids, token)
         left[index] = q
     return None
-
-
-def _normalised(q: Float64) -> Float64:
-    total = q.sum()
-    return np.asarray(q / total) if total > 0 else q
-
-
-def _subtract(p: Float64 | Excerpt, total: float, ids: Int32, q: Float64) -> float:
-    """Set P := max(0, p - total * q) in place; return the new total, or 0 if nothing would be left."""
-    before = p[ids]
-    after = np.maximum(before - total * q, 0.0)
-    p[ids] = after
-    left = total - float((before - after).sum())
-    return left if left > _ROUNDING * total else float(p.sum())

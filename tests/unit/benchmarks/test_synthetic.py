@@ -109,7 +109,7 @@ def test_the_committed_histograms_are_those_of_real_drafts() -> None:
 
 def test_the_services_do_not_offer_it() -> None:
     assert not any("synthetic" in text for pair in RULES.items() for text in pair)
-    with pytest.raises(SettingError, match="must be one of greedy, multi_step, naive"):
+    with pytest.raises(SettingError, match="must be one of greedy, multi_step, naive, traversal"):
         find_rule("synthetic")
 
 

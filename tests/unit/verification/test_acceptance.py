@@ -13,10 +13,11 @@ from specinfer.model.sampling.distributions import draw
 from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees
 from specinfer.tree.token_tree import distribution
-from specinfer.verification.acceptance import Float64, Verdict, find_rule
+from specinfer.verification.acceptance import AcceptanceRule, Float64, Verdict, find_rule
 from specinfer.verification.acceptance.greedy import verify_greedy
 from specinfer.verification.acceptance.multi_step import verify_multi_step
 from specinfer.verification.acceptance.naive import verify_naive
+from specinfer.verification.acceptance.traversal import verify_traversal
 from tests.support.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
 
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
@@ -192,12 +193,13 @@ def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
     assert verdict.accepted == (1,)
 
 
-@given(trees(), st.integers(0, 2**32 - 1))
-def test_multi_step_returns_a_path_and_a_possible_token(tree: TokenTree, seed: int) -> None:
+@pytest.mark.parametrize("verify", [verify_multi_step, verify_traversal])
+@given(tree=trees(), seed=st.integers(0, 2**32 - 1))
+def test_a_verdict_is_a_path_and_a_possible_token(verify: AcceptanceRule, tree: TokenTree, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.dirichlet(np.full(VOCABULARY, 0.3), len(tree))
     target = TableTarget({n: {t: float(x) for t, x in enumerate(row)} for n, row in enumerate(rows)})
-    verdict = verify_multi_step(tree, target, Chance(lambda depth: rng))
+    verdict = verify(tree, target, Chance(lambda depth: rng))
     assert list(verdict.accepted) == (tree.path_to(verdict.accepted[-1]) if verdict.accepted else [])
     assert rows[verdict.accepted[-1] if verdict.accepted else 0][verdict.bonus] > 0
 
@@ -207,7 +209,7 @@ def test_without_a_tree_stochastic_rules_draw_what_plain_decoding_draws() -> Non
     for u in np.linspace(0, 0.999, 20):
         verdicts = {
             rule(TokenTree.root_only(THE), target, Chance(lambda d, u=u: Uniforms(u)))  # type: ignore[misc]
-            for rule in (verify_multi_step, verify_naive)
+            for rule in (verify_multi_step, verify_naive, verify_traversal)
         }
         assert len(verdicts) == 1
 

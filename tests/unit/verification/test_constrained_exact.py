@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specinfer.tree import ProposalKind, TokenTree, cut_trees, with_forced, without_forbidden
 from tests.support.allowed import TableMatcher
 from tests.support.enumeration import Branches, Tables, exact, joint, random_tables
-from tests.support.pools import Pool, draws, merged, options, points, pools
+from tests.support.pools import DRAWING, Pool, draws, merged, options, points, pools
 
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
 ROUNDED = 1e-6
@@ -47,18 +47,22 @@ def step(
     return program
 
 
+@pytest.mark.parametrize("rule", DRAWING)
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(1, 3))
-def test_any_pool_follows_the_masked_target(data: st.DataObject, seed: int, size: int, length: int) -> None:
+def test_any_pool_follows_the_masked_target(
+    rule: str, data: st.DataObject, seed: int, size: int, length: int
+) -> None:
     rng = np.random.default_rng(seed)
     matcher, target = random_constraint(rng, random_tables(rng, size, 4))
     pool = data.draw(pools(rng, size, {2: 6, 3: 5, 4: 4}[size]))
-    found = joint(step(pool, matcher, without_forbidden, **data.draw(options())), [target], length)
+    found = joint(step(pool, matcher, without_forbidden, **data.draw(options())), [target], length, rule)
     np.testing.assert_allclose(found, exact([target], length), rtol=0, atol=ROUNDED)
 
 
+@pytest.mark.parametrize("rule", DRAWING)
 @pytest.mark.parametrize("kind", [WITH, WITHOUT])
-def test_negative_control_forbidden_draws_dropped_while_q_stays(kind: ProposalKind) -> None:
+def test_negative_control_forbidden_draws_dropped_while_q_stays(rule: str, kind: ProposalKind) -> None:
     """A draw that is dropped and not counted against q shows."""
 
     def careless(tree: TokenTree, matcher: TableMatcher) -> TokenTree:
@@ -75,6 +79,6 @@ def test_negative_control_forbidden_draws_dropped_while_q_stays(kind: ProposalKi
     matcher = TableMatcher(3, lambda path: [0, 1] if not path else [0, 1, 2])
     target: Tables = [np.array([0.3, 0.7, 0.0])]
     pool = Pool([draws(q, kind, (2,)), points(q, (1,))], 4)
-    right = joint(step(pool, matcher, without_forbidden), [target], 1)
+    right = joint(step(pool, matcher, without_forbidden), [target], 1, rule)
     np.testing.assert_allclose(right, target[0], rtol=0, atol=ROUNDED)
-    assert np.abs(joint(step(pool, matcher, careless), [target], 1) - target[0]).max() > 1e-3
+    assert np.abs(joint(step(pool, matcher, careless), [target], 1, rule) - target[0]).max() > 1e-3

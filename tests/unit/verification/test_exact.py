@@ -23,6 +23,7 @@ from tests.support.enumeration import (
     verified,
 )
 from tests.support.pools import (
+    DRAWING,
     EXACT,
     WITH,
     WITHOUT,
@@ -37,30 +38,34 @@ from tests.support.pools import (
 )
 
 
+@pytest.mark.parametrize("rule", DRAWING)
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(1, 3))
-def test_any_pool_follows_the_target(data: st.DataObject, seed: int, size: int, length: int) -> None:
+def test_any_pool_follows_the_target(
+    rule: str, data: st.DataObject, seed: int, size: int, length: int
+) -> None:
     rng = np.random.default_rng(seed)
     targets = [random_tables(rng, size, 4)]
     pool = data.draw(pools(rng, size, {2: 6, 3: 5, 4: 4}[size]))
-    found = joint(step([pool.drafts], to(pool.budget, **data.draw(options()))), targets, length)
+    found = joint(step([pool.drafts], to(pool.budget, **data.draw(options()))), targets, length, rule)
     np.testing.assert_allclose(found, exact(targets, length), rtol=0, atol=EXACT)
 
 
+@pytest.mark.parametrize("rule", DRAWING)
 @settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(2, 3))
 def test_any_two_requests_of_a_batch_follow_their_targets_independently(
-    data: st.DataObject, seed: int, size: int
+    rule: str, data: st.DataObject, seed: int, size: int
 ) -> None:
     rng = np.random.default_rng(seed)
     targets = [random_tables(rng, size, 4) for _ in range(2)]
     batch = [data.draw(pools(rng, size, 3 if size == 2 else 2)) for _ in range(2)]
     cut = to(*(pool.budget for pool in batch), **data.draw(options()))
-    found = joint(step([pool.drafts for pool in batch], cut), targets, 2)
+    found = joint(step([pool.drafts for pool in batch], cut), targets, 2, rule)
     np.testing.assert_allclose(found, exact(targets, 2), rtol=0, atol=EXACT)
 
 
-@pytest.mark.parametrize("rule", ["multi_step", "naive"])
+@pytest.mark.parametrize("rule", ["multi_step", "naive", "traversal"])
 @pytest.mark.parametrize("kinds", [(WITH,), (WITHOUT,), (WITH, WITHOUT), (WITHOUT, WITHOUT)])
 def test_whole_trees_follow_the_target(rule: str, kinds: tuple[ProposalKind, ...]) -> None:
     """Uncut, for both rules; points beside them."""
@@ -73,16 +78,17 @@ def test_whole_trees_follow_the_target(rule: str, kinds: tuple[ProposalKind, ...
         np.testing.assert_allclose(found, exact(targets, 3), rtol=0, atol=EXACT)
 
 
+@pytest.mark.parametrize("rule", DRAWING)
 @pytest.mark.parametrize("kind", [WITH, WITHOUT])
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_grown_trees_follow_the_target(kind: ProposalKind, nodes: int) -> None:
+def test_grown_trees_follow_the_target(rule: str, kind: ProposalKind, nodes: int) -> None:
     """Drafts that drop draws by themselves, cut again by somebody who believes most in their last draws."""
     for seed in range(12):
         rng = np.random.default_rng(seed)
         targets = [random_tables(rng, 3, 4)]
         draft = grown(random_tables(rng, 3, 3), shape_of(kind, 4), TreeLimits(nodes, 3))
         cut = to(1 + seed % nodes, beliefs={0: lambda place, _: (0.1, 0.9, 0.9)[min(place, 2)]})
-        found = joint(step([[draft]], cut), targets, 3)
+        found = joint(step([[draft]], cut), targets, 3, rule)
         np.testing.assert_allclose(found, exact(targets, 3), rtol=0, atol=EXACT)
 
 

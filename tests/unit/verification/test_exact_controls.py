@@ -22,6 +22,7 @@ from tests.support.enumeration import (
 )
 from tests.support.pools import (
     BIASED,
+    DRAWING,
     EXACT,
     ROOT,
     WITH,
@@ -38,27 +39,29 @@ A3 = table([0.4, 0.3, 0.3])
 B3 = table([0.5, 0.5, 0.0], [[1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [1 / 3, 1 / 3, 1 / 3]])
 
 
-def test_trials_in_keep_order() -> None:
+@pytest.mark.parametrize("rule", DRAWING)
+def test_trials_in_keep_order(rule: str) -> None:
     """B's draw is kept first, and through its subtree decides whether A's still fits: so it is tried
     first."""
     program = step([[draws(A3, WITHOUT, (1,)), draws(B3, WITHOUT, (1, 1))]], to(2))
     first = {tree.proposals[tree.order[0]].speculator for (tree,), _ in outcomes(program)}
     assert first == {1}
-    np.testing.assert_allclose(joint(program, [P3], 1), P3[0], atol=EXACT)
+    np.testing.assert_allclose(joint(program, [P3], 1, rule), P3[0], atol=EXACT)
 
 
-def test_negative_control_trials_in_pool_order() -> None:
+@pytest.mark.parametrize("rule", DRAWING)
+def test_negative_control_trials_in_pool_order(rule: str) -> None:
     def in_pool_order(trees: Sequence[TokenTree]) -> list[TokenTree]:
         return [replace(tree, order=tuple(sorted(tree.order))) for tree in to(2)(trees)]
 
     program = step([[draws(A3, WITHOUT, (1,)), draws(B3, WITHOUT, (1, 1))]], in_pool_order)
-    np.testing.assert_allclose(joint(program, [P3], 1), [0.8, 0.1, 0.1], atol=1e-6)
+    np.testing.assert_allclose(joint(program, [P3], 1, rule), [0.8, 0.1, 0.1], atol=1e-6)
 
 
 P2, Q2 = table([0.8, 0.2]), table([0.9, 0.1])
 
 
-def beside_the_noise(lead: float, seen: bool) -> np.ndarray:  # type: ignore[type-arg]
+def beside_the_noise(rule: str, lead: float, seen: bool) -> np.ndarray:  # type: ignore[type-arg]
     """[V] the next token where a point of the noise's favourite and one draw compete for one node.
 
     Args:
@@ -78,13 +81,14 @@ def beside_the_noise(lead: float, seen: bool) -> np.ndarray:  # type: ignore[typ
 
     found = np.zeros(2)
     for (tree,), weight in outcomes(step([[point, draws(Q2, WITHOUT, (1,))]], to(1))):
-        for tokens, p in verified(tree, P2, choose=noise if seen else None).items():
+        for tokens, p in verified(tree, P2, rule, noise if seen else None).items():
             found[tokens[0]] += weight * p
     return found
 
 
+@pytest.mark.parametrize("rule", DRAWING)
 @pytest.mark.parametrize("seen", [True, False])
-def test_negative_control_points_that_look_at_the_noise_beside_draws(seen: bool) -> None:
+def test_negative_control_points_that_look_at_the_noise_beside_draws(rule: str, seen: bool) -> None:
     """The noise that decides if a draw is kept also chooses where it fails.
 
     Of two tokens only the difference of their Gumbel noise counts, a logistic number: integrated over its
@@ -92,7 +96,9 @@ def test_negative_control_points_that_look_at_the_noise_beside_draws(seen: bool)
     is exact.
     """
     quantiles = (np.arange(1000) + 0.5) / 1000
-    found = np.mean([beside_the_noise(lead, seen) for lead in np.log(quantiles / (1 - quantiles))], axis=0)
+    found = np.mean(
+        [beside_the_noise(rule, lead, seen) for lead in np.log(quantiles / (1 - quantiles))], axis=0
+    )
     assert np.abs(found - P2[0]).max() > 0.03 if seen else np.abs(found - P2[0]).max() < EXACT
 
 
@@ -112,7 +118,8 @@ def one_stream(branches: Branches) -> list[TokenTree]:
 HALVES = np.array([0.5, 0.5], np.float32)
 
 
-def test_negative_control_two_requests_that_share_a_draw_stream() -> None:
+@pytest.mark.parametrize("rule", DRAWING)
+def test_negative_control_two_requests_that_share_a_draw_stream(rule: str) -> None:
     """One request's subtree removes the other's draw just if that has the same token."""
     cut = to(2, 2, beliefs={0: lambda place, chance: chance}, keeps=lambda kept, _: kept < 2)
 
@@ -121,10 +128,11 @@ def test_negative_control_two_requests_that_share_a_draw_stream() -> None:
         found, other = cut([second, first])
         return [other, found]
 
-    assert np.abs(joint(program, [P2, P2], 1) - exact([P2, P2], 1)).max() > 0.01
+    assert np.abs(joint(program, [P2, P2], 1, rule) - exact([P2, P2], 1)).max() > 0.01
 
 
-def test_negative_control_top_k_children_against_softmax() -> None:
+@pytest.mark.parametrize("rule", DRAWING)
+def test_negative_control_top_k_children_against_softmax(rule: str) -> None:
     """Trap 1: deterministic children verified as if they were drawn."""
 
     def draft(branches: Branches) -> TokenTree:
@@ -132,14 +140,15 @@ def test_negative_control_top_k_children_against_softmax() -> None:
         builder.propose_samples(0, WITHOUT, [0], (np.arange(2, dtype=np.int32), P2[0].astype(np.float32)))
         return builder.build()
 
-    np.testing.assert_allclose(joint(step([[draft]], to(1)), [P2], 1), [1, 0], atol=1e-6)
+    np.testing.assert_allclose(joint(step([[draft]], to(1)), [P2], 1, rule), [1, 0], atol=1e-6)
 
 
-def test_negative_control_cutting_by_the_token_drawn() -> None:
+@pytest.mark.parametrize("rule", DRAWING)
+def test_negative_control_cutting_by_the_token_drawn(rule: str) -> None:
     def likely(trees: Sequence[TokenTree]) -> list[TokenTree]:
         return [tree if tree.token_ids[1] == 0 else TokenTree.root_only(ROOT) for tree in trees]
 
-    assert np.abs(joint(step([[draws(Q2, WITHOUT, (1,))]], likely), [P2], 1) - P2[0]).max() > 0.05
+    assert np.abs(joint(step([[draws(Q2, WITHOUT, (1,))]], likely), [P2], 1, rule) - P2[0]).max() > 0.05
 
 
 def grows_by_its_draws(branches: Branches) -> TokenTree:
@@ -154,14 +163,17 @@ def grows_by_its_draws(branches: Branches) -> TokenTree:
     return builder.build()
 
 
+@pytest.mark.parametrize("rule", DRAWING)
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_speculator_is_cut_in_the_order_of_its_list(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_speculator_is_cut_in_the_order_of_its_list(
+    rule: str, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last draw exists where it does because of the second, so it may not be kept before it, whatever is
     believed of them. The negative control ranks them freely."""
     believed = {0: lambda place, chance: 0.5}
     if not listed:
         monkeypatch.setattr(specinfer.tree.cut, "drawing_speculators", lambda tree: set())
-    found = joint(step([[grows_by_its_draws]], to(2, beliefs=believed)), [P2], 2)
+    found = joint(step([[grows_by_its_draws]], to(2, beliefs=believed)), [P2], 2, rule)
     error = np.abs(found - exact([P2], 2)).max()
     assert error < EXACT if listed else error > BIASED
 
@@ -181,10 +193,13 @@ def shares_a_node(first: bool) -> Draft:
     return draft
 
 
+@pytest.mark.parametrize("rule", DRAWING)
 @pytest.mark.parametrize("budget", [1, 2])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("swapped", [True, False])
-def test_the_score_of_a_point_does_not_hang_on_a_draw(budget: int, first: bool, swapped: bool) -> None:
+def test_the_score_of_a_point_does_not_hang_on_a_draw(
+    rule: str, budget: int, first: bool, swapped: bool
+) -> None:
     """Neither on a later draw of the same token, nor on a point of another speculator that follows from its
     draw."""
 
@@ -197,4 +212,4 @@ def test_the_score_of_a_point_does_not_hang_on_a_draw(budget: int, first: bool, 
     for price in (0.0, 0.2):
         cut = to(budget, keeps=lambda kept, chance, least=price: chance > least)
         program = step([drafts[::-1] if swapped else drafts], cut)
-        np.testing.assert_allclose(joint(program, [P3], 1), P3[0], atol=EXACT)
+        np.testing.assert_allclose(joint(program, [P3], 1, rule), P3[0], atol=EXACT)

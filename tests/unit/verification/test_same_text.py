@@ -94,6 +94,7 @@ POOLS: dict[str, tuple[str, list[Draft]]] = {
         "multi_step",
         [grown(table(2), ProposalKind.POINT), grown(TARGET, ProposalKind.POINT, blind=True)],
     ),
+    "traversal": ("traversal", [grown(table(2), ProposalKind.POINT)]),
     "naive, draws": (
         "naive",
         [grown(TARGET, ProposalKind.WITHOUT_REPLACEMENT), grown(table(3), ProposalKind.POINT)],

@@ -1,0 +1,33 @@
+"""Arithmetic of the rules that try draws: what a rejected draw leaves of P, and of its q."""
+
+import numpy as np
+
+from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.tree.token_tree import Int32
+from specinfer.verification.acceptance import Float64
+
+_ROUNDING = 1e-6
+"""Share of a total below which the remainder may be rounding, and is summed again."""
+
+
+def normalised(q: Float64) -> Float64:
+    """Return q [K] with sum 1; unchanged if nothing is left of it."""
+    total = q.sum()
+    return np.asarray(q / total) if total > 0 else q
+
+
+def without(q: Float64, ids: Int32, token: int) -> Float64:
+    """Return q [K] of tokens `ids` without one of them, normalised."""
+    return normalised(np.where(ids == token, 0.0, q))
+
+
+def subtract(p: Float64 | Excerpt, total: float, ids: Int32, q: Float64) -> float:
+    """Set P := max(0, P - q) in place, where P is p / total; return the new total, or 0 if nothing would be left.
+
+    Costs as much as q has tokens, not as much as the vocabulary.
+    """
+    before = p[ids]
+    after = np.maximum(before - total * q, 0.0)
+    p[ids] = after
+    left = total - float((before - after).sum())
+    return left if left > _ROUNDING * total else float(p.sum())

@@ -1,0 +1,130 @@
+"""Traversal verification (Weng et al., arXiv 2505.12398), of merged trees: each draw with its own q, beside points.
+
+A path of draws is accepted as a whole: a node that alone would be rejected is kept where what was drawn below it
+makes up for it. State at a node u of the path that is being tried:
+
+    p   the probability with which u, or something below it, is still to be accepted, given that u was drawn
+    M   what is still to be chosen below u if it is: at first P(.|u)
+
+At the root p = 1. Each draw c of u, with the q that it was drawn from, is visited with min(1, p M[c] / q[c]), all that
+was drawn below it included. If that accepts nothing, what u owes is R = max(0, p M - q), with sum s:
+
+    p := s / (s + 1 - p),    M := R / s
+
+After the last draw u is accepted with probability p, together with a token that noise chooses from M. A child with
+this token is visited with p = 1; without one the token is the bonus. Otherwise u is rejected, and its parent goes on.
+
+Why that is lossless: c takes the mass q[c] min(1, p M[c] / q[c]) = min(q[c], p M[c]), whatever was drawn below it, so R
+is what is missing; nothing is accepted with probability 1 - p + s. No q need be another's, so draws without
+replacement (q without what was drawn before) and those of several speculators are covered. On chains this is block
+verification (Sun et al., arXiv 2403.10444).
+
+- Draws below a node are tried in the order in which they were kept, as in `multi_step`. None is visited twice: it can
+  be rejected only where p M[c] < q[c], and then nothing is left of it in R.
+- Points are not tried: they are accepted if they are what noise chooses. A tree of points alone gives the text of
+  plain decoding.
+- P is computed only for nodes with draws that are visited, and where a token is chosen.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.model.sampling.noise import Noise
+from specinfer.tree import ProposalKind, TokenTree
+from specinfer.tree.token_tree import Int32
+from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict, children_by_token
+from specinfer.verification.acceptance.residual import normalised, subtract, without
+
+
+def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+    """Accept a path whose tokens, with the bonus token, are distributed as the target's."""
+    draws, children = _Draws(tree), children_by_token(tree)
+    rng = randomness.stream(0)
+    path = [_Visit(0, 1.0)]
+    while True:
+        at = path[-1]
+        if at.p > 0 and (draw := draws.take(at.node)) is not None:
+            path.append(_Visit(draw.child, at.chance(draw, target)))
+        elif at.p >= 1 or (at.p > 0 and rng.random() <= at.p):
+            token = at.choose(target, randomness.noise(len(path) - 1))
+            child = children.get((at.node, token))
+            if child is None:
+                return Verdict(tuple([visit.node for visit in path[1:]]), token)
+            path.append(_Visit(child, 1.0))
+        else:
+            path.pop()
+            if not path[-1].reject():
+                path.append(_Visit(at.node, 1.0))  # M = q: only rounding can have rejected the draw
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """A draw, with the distribution q [K] over `ids` that it was drawn from."""
+
+    child: int
+    token: int
+    ids: Int32
+    q: Float64
+
+
+class _Draws:
+    """Draws of a tree that were not tried yet."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        self._tree = tree
+        self._below = {node: deque(draws) for node, draws in tree.draws_by_parent().items()}
+        self._left: dict[int, Float64] = {}
+        """q of the next draw of a proposal, by its index."""
+
+    def take(self, node: int) -> _Draw | None:
+        """Return the next draw below a node; None if there is none."""
+        if not self._below.get(node):
+            return None
+        index, place = self._below[node].popleft()
+        proposal = self._tree.proposals[index]
+        child, ids = proposal.children[place], proposal.q_token_ids
+        token = int(self._tree.token_ids[child])
+        q = self._left.pop(index, None)
+        if q is None:
+            q = normalised(proposal.q_probabilities.astype(np.float64))
+        replaced = proposal.kind is ProposalKind.WITH_REPLACEMENT
+        self._left[index] = q if replaced else without(q, ids, token)
+        return _Draw(child, token, ids, q)
+
+
+class _Visit:
+    """A node of the path that is being tried."""
+
+    def __init__(self, node: int, p: float) -> None:
+        self.node, self.p = node, p
+        self._residual: Float64 | Excerpt | None = None
+        """M times `_total`; None until a draw is tried."""
+        self._total = 1.0
+        self._tried: _Draw | None = None
+
+    def chance(self, draw: _Draw, target: Target) -> float:
+        """Return the probability with which a draw is to be accepted: min(1, p M[c] / q[c])."""
+        if self._residual is None:
+            self._residual = target.probabilities(self.node)
+        self._tried = draw
+        q = float(draw.q[draw.ids == draw.token][0])
+        return min(1.0, self.p * float(self._residual[draw.token]) / (q * self._total))
+
+    def reject(self) -> bool:
+        """Take what the latest draw was to be accepted for out of p and M; return False if nothing is left of M."""
+        assert self._tried is not None
+        assert self._residual is not None
+        left = subtract(self._residual, self._total, self._tried.ids, self._tried.q / self.p)
+        owed = self.p * left / self._total
+        if owed <= 0 and self.p >= 1:
+            return False
+        self.p = owed / (owed + (1 - self.p))
+        self._total = left
+        return True
+
+    def choose(self, target: Target, noise: Noise) -> int:
+        """Return the token that noise chooses from M."""
+        return target.choose(self.node, noise) if self._residual is None else noise.choose(self._residual)
