@@ -1,9 +1,9 @@
 """Acceptance rules on the same drawn trees, beside points that know the noise: tokens per step by nodes.
 
-    python -m benchmarks.drafts.rules --prompts prompts.jsonl --part 0.8
+    python -m benchmarks.drafts.rules --prompts prompts.jsonl --part 0.8/8
 
 Writes its part of `benchmarks/results/acceptance-rules.json` and `.md`: the shipped SSM, trees at most 8 deep. Nothing
-is timed. Parts: a temperature (best-first trees of 4, 8 and 16 nodes), or `table-3` (the paper's width 5, depth 8).
+is timed. Parts: temperature and nodes (best-first trees), or `table-3` (the paper's width 5, depth 8).
 """
 
 import json
@@ -27,14 +27,13 @@ from specinfer.cli.about import about_this_run
 from specinfer.drafters.ssm import SsmDrafter
 
 TABLE_3, ONE_DRAW = "table-3", "ssm, one draw"
-NODES = (4, 8, 16)
 DEPTH = 8
 POINTS, RATIO, SHAPED = "points by the noise", "traversal over multi-step", "points and one draw, traversal"
 ROWS = (POINTS, *COMPARED, RATIO, SHAPED)
 
 
 def measure(bench: Bench, prompts: list[EvaluationPrompt], part: str, new_tokens: int) -> dict[str, Any]:
-    """The figures [value, error] of a part: by nodes, or by source."""
+    """The figures [value, error] of a part; those of Table 3 by source."""
     if part == TABLE_3:
         rules = replay()
         plan = DecodingPlan(5 * DEPTH, DEPTH, 1.0, new_tokens, rule=REPLAYED)
@@ -42,7 +41,8 @@ def measure(bench: Bench, prompts: list[EvaluationPrompt], part: str, new_tokens
         sources = dict.fromkeys(prompt.source for prompt in prompts)
         of = {s: [i for i, prompt in enumerate(prompts) if prompt.source == s] for s in sources}
         return {s: figures(rules, requests) for s, requests in {"all": None, **of}.items()}
-    return {str(nodes): best_first(bench, nodes, float(part), new_tokens) for nodes in NODES}
+    temperature, nodes = part.split("/")
+    return best_first(bench, int(nodes), float(temperature), new_tokens)
 
 
 def best_first(bench: Bench, nodes: int, temperature: float, new_tokens: int) -> dict[str, Any]:
@@ -71,33 +71,33 @@ def figures(rules: ReplayedRules, requests: Sequence[int] | None = None) -> dict
 
 def markdown(report: dict[str, Any]) -> str:
     """All parts that were measured."""
-    lines = ["# What acceptance rules accept of the same trees", ""]
-    for part, found in report.items():
-        rest = (
-            f" at most, bfloat16, the shipped SSM. Rules verify the same trees, {REPETITIONS} times each with other "
-            "randomness; draws are without replacement. ±: standard error over prompts."
-        )
-        title = f"Temperature {part}: tokens per step by nodes, best-first"
-        if part == TABLE_3:
-            title = "Tokens per step, <5,1,1,...> (the paper's Table 3), temperature 1"
-        lines += ["#" + text if text.startswith("#") else text for text in opening(title, found, rest)]
-        columns = found["figures"]
-        lines += head(list(columns))
-        for name in [name for name in ROWS if name in next(iter(columns.values()))]:
-            digits = 3 if name == RATIO else 2
-            cells = [
-                f"{value:.{digits}f} ± {error:.{digits}f}"
-                for value, error in map(itemgetter(name), columns.values())
-            ]
-            lines.append(line(name, cells))
-        lines.append("")
+    rest = (
+        f" at most, bfloat16, the shipped SSM. Rules verify the same trees, {REPETITIONS} times each with other "
+        "randomness; draws are without replacement. ±: standard error over prompts."
+    )
+    lines = opening("What acceptance rules accept of the same trees", next(iter(report.values())), rest)
+    best = {part.replace("/", ", "): own["figures"] for part, own in report.items() if part != TABLE_3}
+    lines += ["Tokens per step by temperature and nodes, best-first:", "", *table(best)]
+    if TABLE_3 in report:
+        lines += ["Tokens per step, <5,1,1,...>, temperature 1 (the paper's Table 3):", ""]
+        lines += table(report[TABLE_3]["figures"])
     return "\n".join(lines)
+
+
+def table(columns: dict[str, dict[str, list[float]]]) -> list[str]:
+    """One table, a column for each set of figures."""
+    lines = head(list(columns))
+    for name in [name for name in ROWS if all(name in column for column in columns.values())]:
+        digits = 3 if name == RATIO else 2
+        pairs = map(itemgetter(name), columns.values())
+        lines.append(line(name, [f"{value:.{digits}f} ± {error:.{digits}f}" for value, error in pairs]))
+    return [*lines, ""]
 
 
 def main(
     prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
     / "tests/data/prompts.jsonl",
-    part: Annotated[str, typer.Option(help="0.8, 1.0 or table-3.")] = "0.8",
+    part: Annotated[str, typer.Option(help="TEMPERATURE/NODES or table-3.")] = "0.8/8",
     ssm: Annotated[str, typer.Option(help="The SSM.")] = "ssm-smollm2-135m",
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
     new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 48,
@@ -112,7 +112,7 @@ def main(
     path = out.with_name(f"{out.name}.json")
     report = json.loads(path.read_text()) if path.exists() else {}
     report[part] = own
-    report = dict(sorted(report.items()))
+    report = dict(sorted(report.items(), key=lambda item: [part.zfill(3) for part in item[0].split("/")]))
     publish(out, report, markdown(report))
 
 
