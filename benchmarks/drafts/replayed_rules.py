@@ -12,7 +12,7 @@ from specinfer.verification.acceptance import RULES, Randomness, RequestRandomne
 
 REPLAYED = "replayed"
 COMPARED = ("naive", "multi_step", "traversal")
-REPETITIONS = 8
+REPETITIONS = 4
 
 
 @dataclass
