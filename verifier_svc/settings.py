@@ -7,6 +7,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.held_weights import AUTO
 from specinfer.service.settings import ServiceSettings
+from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.jobs import EngineLimits
 
 _LIMITS = EngineLimits()
@@ -47,7 +48,7 @@ class VerifierSettings(ServiceSettings):
         "", description="Where --offload disk writes the layers when it starts; empty: the cache directory."
     )
     acceptance: str = Field(
-        "multi_step", description="Rule for sampled requests: multi_step, traversal or naive."
+        DEFAULT_RULE, description="Rule for sampled requests: traversal, multi_step or naive."
     )
     drafters: str = Field(
         "",

@@ -29,7 +29,7 @@ from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.step import StepMachine
 from specinfer.tokenizer import Tokenizer
-from specinfer.verification.acceptance import find_rule
+from specinfer.verification.acceptance import DEFAULT_RULE, find_rule
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits
 from specinfer.verification.pass_costs import measure_passes
@@ -57,8 +57,8 @@ class LLMOptions:
     weights: str = AUTO
     """Format in which weights are held; see `python -m verifier_svc --help`."""
     executor: str = "auto"
-    acceptance: str = "multi_step"
-    """Rule for sampled requests: multi_step, traversal or naive."""
+    acceptance: str = DEFAULT_RULE
+    """Rule for sampled requests: traversal, multi_step or naive."""
     max_num_seqs: int = 16
     """Requests decoded at once; more wait."""
     max_model_len: int = 0

@@ -19,7 +19,7 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.outcomes import EntryStatus
 from specinfer.tree import TokenTree
-from specinfer.verification.acceptance import Target
+from specinfer.verification.acceptance import DEFAULT_RULE, Target
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
 from specinfer.verification.constraining import Constraining
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
@@ -43,7 +43,7 @@ class VerifierEngine:
     def __init__(
         self,
         runner: ModelRunner,
-        acceptance: str = "multi_step",
+        acceptance: str = DEFAULT_RULE,
         limits: EngineLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         compiler: Compiler | None = None,

@@ -122,7 +122,7 @@ async def test_greedy_trees_and_plain_decoding_follow_the_changed_logits(redis_u
 
 
 async def test_sampled_text_is_that_of_plain_decoding_where_nobody_draws(redis_url: str) -> None:
-    for acceptance in ("multi_step", "naive"):
+    for acceptance in ("traversal", "multi_step", "naive"):
         drafters = {"knowing": ScriptedDrafter(knowing)}
         async with running_system(redis_url, drafters, acceptance=acceptance) as system:
             plain = await answers(system, 0.7, speculation=OFF)

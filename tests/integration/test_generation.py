@@ -191,7 +191,7 @@ async def test_sampling_repeats_with_its_seed_whatever_the_batch(redis_url: str)
     assert other != alone[0]
 
 
-@pytest.mark.parametrize("acceptance", ["naive", "multi_step"])
+@pytest.mark.parametrize("acceptance", ["naive", "multi_step", "traversal"])
 async def test_sampling_repeats_plain_decoding_token_for_token(redis_url: str, acceptance: str) -> None:
     """Where drafters propose points; naive sampling whatever they propose."""
     drafters = {"a": ScriptedDrafter(first(2))}

@@ -42,6 +42,7 @@ from specinfer.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits
 from speculator_svc.metrics import SpeculatorMetrics
@@ -185,7 +186,7 @@ async def running_system(
     *,
     model: Any = None,
     engine_limits: EngineLimits | None = None,
-    acceptance: str = "multi_step",
+    acceptance: str = DEFAULT_RULE,
     deadline_s: float = 10.0,
     hung_s: float = 5.0,
     patience_s: float = 5.0,

@@ -27,6 +27,9 @@ RULES = {
     "traversal": "specinfer.verification.acceptance.traversal:verify_traversal",
 }
 
+DEFAULT_RULE = "traversal"
+"""Rule for sampled requests unless another is asked for."""
+
 Float64 = NDArray[np.float64]
 
 
