@@ -92,7 +92,13 @@ def sampling_table(report: dict[str, Any]) -> list[str]:
     pairs |= {source: (naive[source], multi[source]) for source in _sources(report)}
     lines = ["## Naive and multi-step sampling, tokens per step, <5,1,1,...> (Table 3)", ""]
     lines += head(["naive", "multi-step", "ratio"])
-    return [*lines, *(row(name, (*pair, pair[1] / pair[0])) for name, pair in pairs.items()), ""]
+    lines += [row(name, (*pair, pair[1] / pair[0])) for name, pair in pairs.items()]
+    return [
+        *lines,
+        "",
+        "All rules on the same trees, traversal beside them: [report](acceptance-rules.md).",
+        "",
+    ]
 
 
 def pool_table(report: dict[str, Any]) -> list[str]:

@@ -39,7 +39,7 @@ from tests.support.pools import (
 
 
 @pytest.mark.parametrize("rule", DRAWING)
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(1, 3))
 def test_any_pool_follows_the_target(
     rule: str, data: st.DataObject, seed: int, size: int, length: int
@@ -52,7 +52,7 @@ def test_any_pool_follows_the_target(
 
 
 @pytest.mark.parametrize("rule", DRAWING)
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(2, 3))
 def test_any_two_requests_of_a_batch_follow_their_targets_independently(
     rule: str, data: st.DataObject, seed: int, size: int
