@@ -152,6 +152,11 @@ class RequestMasks:
             else:
                 future.cancel()
 
+    def give_up(self) -> None:
+        """Do not make what has not begun: nobody waits for it any more. What is wanted again is made again."""
+        for future in self._behind.values():
+            future.cancel()
+
     def end_step(self) -> None:
         """Give the request the budget of another step."""
         with self._counting:

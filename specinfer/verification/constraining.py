@@ -146,7 +146,13 @@ class Constraining:
         masks.end_step()
         masks.want([bonus])
 
+    def taken(self, request_id: str) -> None:
+        """Note that a step has taken a request: whoever has it has its masks."""
+        self._opened.pop(request_id, None)
+
     def forget(self, request_ids: Sequence[str]) -> None:
         """Forget masks of requests that no step has taken."""
         for request_id in request_ids:
-            self._opened.pop(request_id, None)
+            opened = self._opened.pop(request_id, None)
+            if opened is not None:
+                opened[1].give_up()

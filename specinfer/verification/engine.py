@@ -19,12 +19,12 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.outcomes import EntryStatus
 from specinfer.tree import TokenTree
-from specinfer.verification.acceptance import DEFAULT_RULE, Target
+from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
 from specinfer.verification.constraining import Constraining
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, check_job
-from specinfer.verification.target import Rows
+from specinfer.verification.passes import Passes
 from specinfer.verification.tree_verifier import TreeVerifier, Verification
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,7 @@ class VerifierEngine:
         """Sequences of the last step, each with the tentative nodes that it keeps."""
         self.evicted_tokens = 0
         """Context tokens dropped from windowed caches since the start."""
-        self.passes: list[tuple[int, float]] = []
-        """Tokens and nodes of each pass of the last step, and its seconds."""
-        self.faults = 0
-        """Number of unforeseen failures since the start."""
+        self._passes, self._faults = Passes(runner, self._trees), 0
         self._clock, self._constraining = clock, Constraining(compiler, masks, clock)
         self.on_release: Callable[[Sequence[str]], None] = lambda _: None
         """Called with requests that are forgotten, or start over."""
@@ -69,7 +66,7 @@ class VerifierEngine:
         """Serve one step; one outcome per job, in order."""
         self.settle()
         self._forget_idle()
-        self.passes = []
+        self._passes.begin_step()
         outcomes: dict[int, VerifyOutcome] = {}
         segments: dict[int, Segment] = {}
         self._constraining.begin_step(jobs)
@@ -82,9 +79,9 @@ class VerifierEngine:
         most = MESSAGE_BYTES // max(asking, 1)
         adjustments = [self._held[jobs[index].request_id].adjustment for index in ready]
         self._constraining.begin_pass([jobs[index] for index in ready], adjustments)
-        logits = self._forward([segments[index] for index in ready])
+        logits = self._passes.forward([segments[index] for index in ready])
         self._constraining.end_pass()
-        targets = self._targets([jobs[index] for index in ready], logits, adjustments)
+        targets = self._passes.targets([jobs[index] for index in ready], logits, adjustments)
         for index, rows, target, adjustment in zip(ready, logits, targets, adjustments, strict=True):
             try:
                 verified = self._trees.verify(jobs[index], rows, target, adjustment)
@@ -130,7 +127,7 @@ class VerifierEngine:
                 self.runner.cache.commit(sequence, kept)
                 self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
             except Exception:  # this request resynchronises, the others go on
-                self.faults += 1
+                self._faults += 1
                 log.exception("could not keep what a step accepted")
                 self.abandon([name for name, held in self._held.items() if held.sequence is sequence])
 
@@ -144,7 +141,10 @@ class VerifierEngine:
         self.settle()
         known = [request_id for request_id in request_ids if request_id in self._held]
         for request_id in known:
-            self.runner.cache.release(self._held.pop(request_id).sequence)
+            held = self._held.pop(request_id)
+            self.runner.cache.release(held.sequence)
+            if held.adjustment is not None and held.adjustment.masks is not None:
+                held.adjustment.masks.give_up()
             log.debug("request %s is released", request_id, extra=about(request_id))
         if not self._held:
             self.runner.cache.check()
@@ -161,6 +161,16 @@ class VerifierEngine:
         broken = [self._held[name].sequence for name in request_ids if name in self._held]
         self._unsettled = [item for item in self._unsettled if not any(item[0] is s for s in broken)]
         self.release(request_ids)
+
+    @property
+    def passes(self) -> list[tuple[int, float]]:
+        """Tokens and nodes of each pass of the last step, and its seconds."""
+        return self._passes.done
+
+    @property
+    def faults(self) -> int:
+        """Number of unforeseen failures since the start."""
+        return self._faults + self._passes.faults
 
     @property
     def masks(self) -> MaskThreads:
@@ -201,46 +211,8 @@ class VerifierEngine:
         if held.adjustment is not None:
             held.adjustment.read(job.base_len, job.delta)
         if opened is not None:
-            self._constraining.forget([job.request_id])  # its masks are held from now on
+            self._constraining.taken(job.request_id)
         return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
-
-    def _forward(self, segments: list[Segment]) -> list[Rows]:
-        """Run one pass over all segments; if it fails, one pass each, so that only the culprit fails.
-
-        A layer that cannot be read is missing to all of them alike.
-        """
-        if not segments:
-            return []
-        started = time.perf_counter()
-        try:
-            logits: list[Rows] = list(self.runner.forward(segments))
-            tokens = sum([len(segment.delta) + len(segment.nodes) for segment in segments])
-            self.passes.append((tokens, time.perf_counter() - started))
-            return logits
-        except UnavailableError as error:
-            log.error("a pass of %d entries failed, they come again: %s", len(segments), error)
-            return [error] * len(segments)
-        except Exception as error:
-            self.faults += 1
-            if len(segments) == 1:
-                log.exception("a pass failed")
-                return [error]
-            log.exception("a batched pass failed; serving its %d entries one by one", len(segments))
-        return [result for segment in segments for result in self._forward([segment])]
-
-    def _targets(
-        self,
-        jobs: Sequence[VerifyJob],
-        logits: Sequence[Rows],
-        adjustments: Sequence[RequestAdjustment | None],
-    ) -> list[Target | Exception | None]:
-        """Return the outcomes of the acceptance rules; the wait for a device counts as time of the pass."""
-        started = time.perf_counter()
-        targets = self._trees.targets(jobs, logits, adjustments)
-        if self.passes:
-            tokens, seconds = self.passes[-1]
-            self.passes[-1] = tokens, seconds + time.perf_counter() - started
-        return targets
 
     def _conclude(
         self, job: VerifyJob, verified: Verification | SpecInferError, feature_bytes: int
@@ -302,7 +274,7 @@ class VerifierEngine:
 
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
         """Return the outcome of a job that meets a fault of ours, and drop its cache in any state."""
-        self.faults += 1
+        self._faults += 1
         log.exception("an entry failed", extra=about(job.request_id))
         self.abandon([job.request_id])
         why = FaultError("internal error", error).for_logs

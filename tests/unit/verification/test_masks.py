@@ -3,12 +3,13 @@
 Fakes hold masks back until a test lets them through, so what waits is counted, not timed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import pytest
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.masks import MaskThreads
+from specinfer.constraints.masks import Behind, MaskThreads
 from specinfer.llm import LLM, SamplingParams
 from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY, Sampling
@@ -150,6 +151,32 @@ def test_dear_masks_take_turns_beside_the_others() -> None:
         order += taken
     assert {name: requests.tokens[name] for name in texts} == texts
     assert max(order[:9].count(name) for name in texts) < 9, "nobody keeps the turn"
+
+
+class HeldBack(MaskThreads):
+    """Threads that make the first masks only; the others wait for a thread without end."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.masks: list[Future[Behind | None]] = []
+        self._most = most
+
+    def submit(self, dear: bool, work: Callable[[], Behind | None]) -> "Future[Behind | None]":
+        made = len(self.masks) < self._most
+        self.masks.append(super().submit(dear, work) if made else Future())
+        return self.masks[-1]
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_masks_of_a_request_that_leaves_are_not_made(made: int) -> None:
+    """Neither that of its root, before a step has taken it, nor that behind its first verdict."""
+    masks = HeldBack(made)
+    requests = Requests(engine_of(masks=masks), {"quick": QUICK})
+    while requests.step()["quick"].status is EntryStatus.EXHAUSTED and made:
+        pass
+    assert len(masks.masks) == made + 1
+    requests.engine.release(["quick"])
+    assert masks.masks[-1].cancelled()
 
 
 def test_masks_that_are_over_dear_for_long_end_their_request() -> None:

@@ -1,0 +1,69 @@
+"""Passes of a step: all of its entries at once, or one after another where one of them breaks a pass."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+from specinfer.errors import UnavailableError
+from specinfer.model.batch import Segment
+from specinfer.model.runner import ModelRunner
+from specinfer.verification.acceptance import Target
+from specinfer.verification.adjustments import RequestAdjustment
+from specinfer.verification.jobs import VerifyJob
+from specinfer.verification.target import Rows
+from specinfer.verification.tree_verifier import TreeVerifier
+
+log = logging.getLogger(__name__)
+
+
+class Passes:
+    """Runs a step's passes, and measures them."""
+
+    def __init__(self, runner: ModelRunner, trees: TreeVerifier) -> None:
+        self._runner, self._trees = runner, trees
+        self.done: list[tuple[int, float]] = []
+        """Tokens and nodes of each pass since `begin_step`, and its seconds."""
+        self.faults = 0
+        """Number of passes that failed since the start for want of no layer."""
+
+    def begin_step(self) -> None:
+        """Measure the passes of another step."""
+        self.done = []
+
+    def forward(self, segments: list[Segment]) -> list[Rows]:
+        """Run one pass over all segments; if it fails, one pass each, so that only the culprit fails.
+
+        A layer that cannot be read is missing to all of them alike.
+        """
+        if not segments:
+            return []
+        started = time.perf_counter()
+        try:
+            logits: list[Rows] = list(self._runner.forward(segments))
+            tokens = sum([len(segment.delta) + len(segment.nodes) for segment in segments])
+            self.done.append((tokens, time.perf_counter() - started))
+            return logits
+        except UnavailableError as error:
+            log.error("a pass of %d entries failed, they come again: %s", len(segments), error)
+            return [error] * len(segments)
+        except Exception as error:
+            self.faults += 1
+            if len(segments) == 1:
+                log.exception("a pass failed")
+                return [error]
+            log.exception("a batched pass failed; serving its %d entries one by one", len(segments))
+        return [result for segment in segments for result in self.forward([segment])]
+
+    def targets(
+        self,
+        jobs: Sequence[VerifyJob],
+        logits: Sequence[Rows],
+        adjustments: Sequence[RequestAdjustment | None],
+    ) -> list[Target | Exception | None]:
+        """Return the outcomes of the acceptance rules; the wait for a device counts as time of the pass."""
+        started = time.perf_counter()
+        targets = self._trees.targets(jobs, logits, adjustments)
+        if self.done:
+            tokens, seconds = self.done[-1]
+            self.done[-1] = tokens, seconds + time.perf_counter() - started
+        return targets
