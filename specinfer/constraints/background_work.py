@@ -7,15 +7,17 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 LATER, LAST = 10, 19
 """Niceness of work that somebody waits for, and of work that is dear."""
 
 
 def give_way(niceness: int) -> None:
-    """Lower the priority of this thread."""
+    """Lower the priority of this thread, where the system lets it."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def background_threads(threads: int, name: str, niceness: int = LATER) -> ThreadPoolExecutor:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from specinfer.constraints.background_work import LAST
+from specinfer.constraints.background_work import LAST, give_way
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.parts import part_of
@@ -21,6 +21,9 @@ from specinfer.errors import ConstraintError, InvalidInputError
 
 TOO_SLOW, TOO_DEEP = "slow", "deep"
 """Ends of a child that took too long, and of one that died: of a stack that overflows."""
+MOST_SAID = 300
+"""Characters of an answer, which may quote the whole constraint: lines of more than 4096 bytes from several processes
+would get mixed up."""
 STACK_BYTES = 1 << 20
 """Stack of a child: smaller than that of any thread which compiles later, so that an overflow happens here."""
 
@@ -50,9 +53,10 @@ def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
     """Check a constraint in a child."""
     try:
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # its signal ends the process
-        os.nice(LAST)
+        give_way(LAST)
         constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
-        _say({"id": asked["id"], "why": answer(compiler, constraint)})
+        why = answer(compiler, constraint)
+        _say({"id": asked["id"], "why": why if len(why) <= MOST_SAID else f"{why[:MOST_SAID]}..."})
     finally:
         os._exit(0)
 

@@ -37,7 +37,7 @@ class Checker:
         self._reader: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        """Answers that are awaited, by the number of their question."""
+        """Answers that are awaited of the present process, by the number of their question."""
         self._asked: OrderedDict[Constraint, asyncio.Task[str]] = OrderedDict()
         """Results of checks by constraint, including checks in progress."""
         self._waiting = 0
@@ -82,8 +82,8 @@ class Checker:
 
     async def _ask(self, constraint: Constraint) -> str:
         process = await self._running()
-        number = next(self._numbers)
-        awaited = self._answers[number] = asyncio.get_running_loop().create_future()
+        number, answers = next(self._numbers), self._answers
+        awaited = answers[number] = asyncio.get_running_loop().create_future()
         asked = {"id": number, "kind": constraint.kind, "source": constraint.source, "seconds": SECONDS}
         try:
             _write(process, asked)
@@ -93,7 +93,7 @@ class Checker:
             await self._kill()
             raise UnavailableError("what checks constraints does not answer") from error
         finally:
-            del self._answers[number]
+            del answers[number]
         match answer.get("end"):
             case None:
                 return str(answer["why"])
@@ -106,22 +106,9 @@ class Checker:
         """Return the process, started if there is none."""
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
-                self._process = await self._start()
-                self._reader = asyncio.create_task(self._read(self._process))
+                self._process, self._answers = await self._start(), {}
+                self._reader = asyncio.create_task(_read(self._process, self._answers))
             return self._process
-
-    async def _read(self, process: Process) -> None:
-        """Hand out answers until the process ends; what is still awaited then fails."""
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            answer = json.loads(line)
-            awaited = self._answers.get(answer["id"])
-            if awaited is not None and not awaited.done():
-                awaited.set_result(answer)
-        await process.wait()
-        for awaited in self._answers.values():
-            if not awaited.done():
-                awaited.set_exception(UnavailableError("what checks constraints has ended"))
 
     async def _start(self) -> Process:
         command = ending_with_us([sys.executable, "-m", "specinfer.constraints.check_process"])
@@ -145,16 +132,31 @@ class Checker:
         return process
 
     async def _kill(self) -> None:
-        process, self._process = self._process, None
+        process, reader = self._process, self._reader
+        self._process = self._reader = None
         if process is not None:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-        if self._reader is not None:
-            await self._reader
+        if reader is not None:
+            await reader
 
 
 def _write(process: Process, line: Mapping[str, Any]) -> None:
     """Write a line, which is sent as the process reads: 64 of 64 kB are the most that wait."""
     assert process.stdin is not None
     process.stdin.write(json.dumps(line).encode() + b"\n")
+
+
+async def _read(process: Process, answers: Mapping[int, asyncio.Future[Mapping[str, Any]]]) -> None:
+    """Hand out answers until a process and its children end; what is still awaited of them then fails."""
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        answer = json.loads(line)
+        awaited = answers.get(answer["id"])
+        if awaited is not None and not awaited.done():
+            awaited.set_result(answer)
+    await process.wait()
+    for awaited in answers.values():
+        if not awaited.done():
+            awaited.set_exception(UnavailableError("what checks constraints has ended"))

@@ -9,7 +9,7 @@ import pytest
 from specinfer.constraints import checker
 from specinfer.constraints.checker import Checker
 from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.errors import ExhaustedError, InvalidInputError
+from specinfer.errors import ExhaustedError, InvalidInputError, UnavailableError
 from tests.support.system import VOCABULARY, ascii_tokenizer
 
 REGEX, GRAMMAR = ConstraintKind.REGEX, ConstraintKind.GRAMMAR
@@ -79,6 +79,33 @@ async def test_a_slow_constraint_keeps_no_other_from_being_checked(checking: Che
     assert not slow.done()
     with pytest.raises(InvalidInputError, match="takes longer than"):
         await slow
+
+
+async def test_answers_at_once_that_quote_long_constraints_are_kept_apart(checking: Checker) -> None:
+    letters = "abcdefgh"
+    checks = [checking.check(Constraint(GRAMMAR, f"start: {each * 20_000}")) for each in letters]
+    for letter, error in zip(letters, await asyncio.gather(*checks, return_exceptions=True), strict=True):
+        assert isinstance(error, InvalidInputError)
+        assert error.why.startswith(f'at line 1, column 8: unknown name: "{letter * 50}')
+        assert len(error.why) < 1000
+
+
+async def test_a_process_that_dies_fails_its_own_checks_alone(
+    checking: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its child, which compiles still, ends while another one answers to another process."""
+    monkeypatch.setattr(checker, "SECONDS", 0.5)
+    lost = asyncio.create_task(checking.check(SLOW))
+    await asyncio.sleep(0)
+    await checking.check(Constraint(REGEX, "a+"))  # read behind the other one
+    process = checking._process
+    assert process is not None
+    process.kill()
+    await process.wait()
+    with pytest.raises(InvalidInputError, match="takes longer than"):
+        await checking.check(Constraint(SCHEMA, SLOW.source + " "))
+    with pytest.raises(UnavailableError, match="has ended"):
+        await lost
 
 
 async def test_a_caller_that_leaves_takes_nobody_with_it(checking: Checker) -> None:

@@ -1,0 +1,15 @@
+"""Threads of low priority."""
+
+import os
+
+import pytest
+
+from specinfer.constraints.background_work import background_threads
+
+
+def test_threads_work_where_no_priority_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert background_threads(1, "test").submit(lambda: 5).result() == 5
