@@ -80,6 +80,8 @@ class ChatTemplate:
         name = self._name(bool(tools))
         knows = "tools" in self.texts[name]
         turns, tools = (messages, tools) if knows else (told_in_words(messages, tools), ())
+        if end is ChatEnd.CONTINUED:
+            turns = [*turns[:-1], {**turns[-1], "content": f"{turns[-1]['content']}{_MARK}"}]
         roles = [message.get("role") for message in messages]
         try:
             text = self._compiled(name).render(
@@ -92,7 +94,7 @@ class ChatTemplate:
         except Exception as error:  # it is the template's code, which may raise anything
             what = f"the model's chat template fails: {type(error).__name__}: {error}"
             raise InvalidInputError("chat", roles, what) from error
-        return _continued(text, str(turns[-1]["content"])) if end is ChatEnd.CONTINUED else text
+        return _continued(text, str(messages[-1]["content"])) if end is ChatEnd.CONTINUED else text
 
     def _name(self, with_tools: bool) -> str:
         for name in (_TOOLS, _DEFAULT) if with_tools else (_DEFAULT,):
@@ -163,17 +165,21 @@ def _by_name(stored: Stored) -> dict[str, str]:
     return named
 
 
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Follows the words of a message that goes on: they may be in what closes a turn, too. It is that of `transformers`."""
+
+
 def _continued(text: str, last: str) -> str:
-    """Return a conversation up to the end of its last message's words, as `transformers` cuts it.
+    """Return a conversation up to the mark behind its last message's words, as `transformers` cuts it.
 
     Raises:
-        InvalidInputError: if the template has changed them.
+        InvalidInputError: if the template does not show it.
     """
-    place = text.rfind(last.strip())
-    if place < 0:
+    place = text.rfind(_MARK.strip())
+    if place < 0 or last.strip() not in text[:place]:
         raise InvalidInputError("chat", last, "the chat template does not show the last message as it is")
-    whole = last.lstrip()
-    return text[: place + len(whole if text.startswith(whole, place) else last.strip())]
+    kept = text[:place]
+    return kept if text.startswith(_MARK, place) else kept.rstrip()
 
 
 def _refuse(message: str) -> None:

@@ -119,11 +119,12 @@ def test_a_template_in_a_file_takes_the_place_of_the_models(tmp_path: Path) -> N
         tokenizer.use_chat_template(tmp_path / "none.jinja")
 
 
-@pytest.mark.parametrize("last", ["Sure", " Sure ", "Sure\n", "<b>\n\nx  "])
+@pytest.mark.parametrize("last", ["Sure", " Sure ", "Sure\n", "<b>\n\nx  ", "<", "end", "|"])
 @pytest.mark.parametrize(
     "template",
     [
         "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
+        "{% for m in messages %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
         "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}{% if add_generation_prompt %}<a>{% endif %}",
     ],
 )
