@@ -15,10 +15,10 @@ from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
-from http_svc.errors import ApiError, api_error, invalid_body
+from http_svc.errors import ApiError, api_error
 from http_svc.identity import identity_of
 from http_svc.items.answer import ItemWriter, ended, response_object
-from http_svc.items.body import ResponsesBody, conversation_of, item_error
+from http_svc.items.body import ResponsesBody, conversation_of, item_error, item_refusal
 from http_svc.items.stream import item_events
 from http_svc.models import Models
 from http_svc.page_routes import watch
@@ -29,6 +29,7 @@ from http_svc.to_gateway import (
     chat_requests,
     completion_names,
     completion_requests,
+    tokenize_names,
     tokenize_request,
     wants_logprobs,
 )
@@ -68,7 +69,7 @@ class Door:
         try:
             chat = conversation_of(body)
         except ValidationError as error:
-            raise invalid_body([{**row, "loc": ("body", *row["loc"])} for row in error.errors()]) from error
+            raise item_refusal(error) from error
         explain = partial(item_error, chat=chat)
         try:
             return await self._items(body, chat, request, explain)
@@ -127,7 +128,7 @@ class Door:
             ids = list(await caller.tokenize(tokenize_request(body)))
             model, *_ = await self._models.describe(caller, body.model)
         except SpecInferError as error:
-            raise api_error(error, {**completion_names(), "chat.end": "continue_final_message"}) from error
+            raise api_error(error, tokenize_names()) from error
         most = model["max_model_len"]
         return JSONResponse({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": None})
 

@@ -69,7 +69,7 @@ def chat_names(body: ChatBody) -> dict[str, str]:
         **({"constraint.grammar": "tools"} if body.callable else {}),
         "constraint": _form_name(body),
         "chat.tools": "tools",
-        "chat.end": "continue_final_message",
+        "chat.end": "continue_final_message" if body.continue_final_message else "add_generation_prompt",
         **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
     }
 
@@ -90,6 +90,12 @@ def completion_names() -> dict[str, str]:
         "top_logprobs": "logprobs",
     }
     return {**_NAMES, **names}
+
+
+def tokenize_names() -> dict[str, str]:
+    """Return the caller's names of the fields that a gateway's errors name."""
+    turns = dict.fromkeys(("chat.messages", "chat"), "messages")
+    return {"text": "prompt", "chat.tools": "tools", "chat.end": "continue_final_message", **turns}
 
 
 def _schema_name(body: ChatBody) -> str:

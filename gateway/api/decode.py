@@ -38,9 +38,8 @@ class RequestLimits:
     request_id: int = 256
     """Characters of a request id."""
     bytes_per_token: int = 32
-    """Bytes of text for each token of the context. Text has three to five bytes per token. Single tokens can
-    be longer than this (runs of blanks), but not the average of a text that says anything. It bounds the
-    time that one request can keep a thread busy."""
+    """Bytes of text for each token of the context, so that no request keeps a thread busy for long. Text has three to
+    five bytes per token; only runs of blanks have more than this."""
     messages: int = 1024
     """Messages of a conversation."""
     stop_strings: int = MAX_STOP_STRINGS
@@ -53,8 +52,7 @@ class RequestLimits:
     """Bytes of text up to which tokenizing (half a millisecond) is not worth a thread."""
     references: int = 64
     reference_bytes: int = 2**17
-    """Bytes of all references of a request together. A token has at least one, so it bounds their tokens,
-    too."""
+    """Bytes of all references of a request together, and most tokens: each has one at least."""
     tokenizing: int = 2
     """Texts that are tokenized at once: passes need the cores, too."""
 

@@ -80,11 +80,11 @@ TokenId = Annotated[Whole, Field(ge=0, lt=2**32)]
 MOST_TOKENS = 2**18
 """Token ids of a prompt, more than a context has."""
 _DEEPEST = 64
-"""Levels of a schema."""
+"""Levels of an object that is passed on."""
 
 
-def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a schema that is too deep to be written down again, or has what JSON has not."""
+def writable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse an object that is too deep to be written down again, or has what JSON has not."""
     level: list[Any] = [schema]
     for _ in range(_DEEPEST):
         level = [
@@ -105,8 +105,8 @@ def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-Schema = Annotated[dict[str, Any], AfterValidator(_shallow)]
-"""A JSON schema."""
+Schema = Annotated[dict[str, Any], AfterValidator(writable)]
+"""A JSON schema, or another object that is passed on."""
 
 
 def at_most(most: int) -> BeforeValidator:

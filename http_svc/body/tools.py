@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
-from http_svc.body.fields import Ignored, Lenient, Schema, Strict, Text
+from http_svc.body.fields import Ignored, Lenient, Schema, Strict, Text, writable
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -56,7 +56,7 @@ def _object_text(given: Any) -> Any:
     if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
         return "{}"
     if isinstance(given, dict):
-        return json.dumps(given)
+        return json.dumps(writable(given))
     if not isinstance(given, str):
         return given
     try:

@@ -125,7 +125,8 @@ class Guard:
             why = f"Host = {host[:_SHOWN]!r}: not a name of this service (allowed_hosts)"
             return ApiError(421, why, "wrong_host", "Host")
         most = self._settings.max_calls
-        if self._running >= most and scope["path"].startswith("/v1/"):
+        dear = scope["method"] == "POST" or scope["path"].startswith("/v1/")
+        if self._running >= most and dear:
             return ApiError(503, f"max_calls = {most}: so many calls run", "overloaded", retry_after_s=1.0)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._settings.max_body_bytes:

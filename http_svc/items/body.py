@@ -4,7 +4,7 @@ import re
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.bodies import ChatBody, Limit
@@ -24,7 +24,7 @@ from http_svc.body.fields import (
 )
 from http_svc.body.messages import MOST_PARTS
 from http_svc.body.tools import Name
-from http_svc.errors import ApiError, api_error
+from http_svc.errors import ApiError, api_error, invalid_body
 from http_svc.to_gateway import chat_names
 from http_svc.tool_schemas import name_function
 from specinfer.errors import SpecInferError
@@ -137,8 +137,8 @@ class ResponsesBody(Strict):
     parallel_tool_calls: bool | None = None
     speculation: Literal["tree", "sequence", "off"] | None = None
 
-    metadata: dict[str, Any] | None = None
-    """Comes back with the answer."""
+    metadata: Schema | None = None
+    """Any JSON that can be written down again: it comes back with the answer."""
     user: Ignored = None
     store: Ignored = None
     service_tier: Ignored = None
@@ -179,15 +179,29 @@ _SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "spec
 """Fields that mean the same in both."""
 
 
+_RENAMED = {
+    "messages": "input",
+    "response_format": "text.format",
+    "response_format.schema": "text.format.schema",
+    "max_completion_tokens": "max_output_tokens",
+}
+"""Names of fields of a conversation here."""
+
+
 def item_names(chat: ChatBody) -> dict[str, str]:
     """Return the caller's names of the fields that a gateway's errors name."""
-    renamed = {
-        "messages": "input",
-        "response_format": "text.format",
-        "response_format.schema": "text.format.schema",
-        "max_completion_tokens": "max_output_tokens",
-    }
-    return {field: renamed.get(name, name) for field, name in chat_names(chat).items()}
+    return {field: _RENAMED.get(name, name) for field, name in chat_names(chat).items()}
+
+
+def item_refusal(error: ValidationError) -> ApiError:
+    """Return the error of a body whose conversation does not fit together."""
+    rows: list[Any] = []
+    for row in error.errors():
+        field, *below = row["loc"] or ("",)
+        # a turn is made of several items or none of the caller's, so its place among turns is left out
+        place = ("input", *below[-1:]) if field == "messages" else (field, *below)
+        rows.append({**row, "loc": ("body", *place) if row["loc"] else ("body",)})
+    return invalid_body(rows)
 
 
 def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:

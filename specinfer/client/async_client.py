@@ -205,10 +205,8 @@ class AsyncClient:
             UnavailableError: if none answers.
         """
         message = generation_pb2.DetokenizeRequest(ids=ids)
-        reply: generation_pb2.DetokenizeReply = await self._gateways.ask(
-            "Detokenize", message, self._metadata
-        )
-        return reply.text
+        reply = await self._gateways.ask("Detokenize", message, self._metadata)
+        return str(reply.text)
 
     def watch(self, request_id: str = "") -> AsyncGenerator[generation_pb2.WatchReply, None]:
         """Yield the steps of a request as they happen, or of all requests of this key.

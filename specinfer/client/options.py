@@ -61,6 +61,17 @@ def number(name: str, value: Any) -> None:
         raise InvalidInputError(name, value, "must be a number")
 
 
+_LEAST = 2.0**-126
+"""Less is 0 as a float of a message."""
+
+
+def positive(name: str, value: Any) -> None:
+    """Check for a number that is not 0, as which the message means that there is none."""
+    number(name, value)
+    if abs(value) < _LEAST:
+        raise InvalidInputError(name, value, "must be above 0")
+
+
 def text(name: str, value: Any) -> None:
     """Check for a text."""
     if not isinstance(value, str):
@@ -169,7 +180,8 @@ class RequestOptions(ConstraintOptions, total=False):
         RequestOption("keep tokens with this part of the highest probability; 0 keeps all", number, 0.0),
     ]
     repetition_penalty: Annotated[
-        float, RequestOption("divides logits of tokens of prompt and answer; 1 changes nothing", number, 1.0)
+        float,
+        RequestOption("divides logits of tokens of prompt and answer; 1 changes nothing", positive, 1.0),
     ]
     references: Annotated[
         str | Sequence[str],

@@ -253,6 +253,7 @@ def _question(request: generation_pb2.GenerateRequest) -> str:
         "stop_strings": list(request.stop_strings),
         "stop_token_ids": list(request.stop_token_ids),
         "chat.tools": list(request.chat.tools),
+        "chat.end": request.chat.end,
         "constraint": request.constraint.WhichOneof("kind"),
     }
     for name, value in excluded.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 
-from tests.integration.test_http_refusals import error_of
+from tests.integration.test_http_refusals import JSON, error_of, nested
 from tests.integration.test_http_tools import TIME, WEATHER
 from tests.support.http_service import HttpService, http_service
 from tests.support.system import running_system
@@ -156,6 +156,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1"}]},
         "input",
     ),
+    ({"input": [{"type": "reasoning"}], "instructions": None}, "input"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 5}]}, "input.arguments"),
+    ({"metadata": {"a": float("nan")}}, "metadata"),
+    ({"metadata": {"a": "\ud800"}}, "metadata"),
+    ({"metadata": nested(300)}, "metadata"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"background": True}, "background"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -176,7 +181,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 async def test_what_is_not_understood_is_refused_by_name(redis_url: str) -> None:
     async with served(redis_url) as (http, _):
         for fields, param in BAD:
-            reply = await http.plain.post("/v1/responses", json=SAY | fields)
+            reply = await http.plain.post("/v1/responses", content=json.dumps(SAY | fields), headers=JSON)
             assert (reply.status_code, error_of(reply)["param"]) == (400, param), (fields, reply.text)
         reply = await http.plain.post("/v1/responses", json=SAY | {"model": "gpt-4"})
         assert reply.status_code == 404

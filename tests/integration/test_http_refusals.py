@@ -63,6 +63,14 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
+def called(arguments: Any) -> dict[str, Any]:
+    """An answer with a call."""
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],
+    }
+
+
 IN_POINTS = {"decomposition": "skeleton"}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -165,6 +173,26 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
         {"response_format": {"type": "json_object", "schema": {"maximum": float("inf")}}},
         "response_format.schema",
         "numbers must be finite",
+    ),
+    "deep arguments of an earlier call": (
+        {"messages": [*ASKED["messages"], called(nested(300))]},
+        "messages[1].tool_calls[0].function.arguments",
+        "at most 64 levels",
+    ),
+    "arguments with a lone surrogate": (
+        {"messages": [*ASKED["messages"], called({"a": "\ud800"})]},
+        "messages[1].tool_calls[0].function.arguments",
+        "without lone surrogates",
+    ),
+    "no repetition penalty": (
+        {"repetition_penalty": 0},
+        "repetition_penalty",
+        "repetition_penalty = 0.0: must be above 0",
+    ),
+    "points and no head": (
+        {**IN_POINTS, "add_generation_prompt": False},
+        "add_generation_prompt",
+        "excluded by skeleton",
     ),
     "vLLM's structural tags": (
         {"response_format": {"type": "structural_tag"}},
@@ -448,6 +476,7 @@ async def test_bounds_are_named() -> None:
         error = error_of(reply)
         assert (reply.status_code, error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
         assert error["message"] == "max_calls = 1: so many calls run"
+        assert (await http.plain.post("/tokenize", json={"prompt": "a"})).status_code == 503
         assert (await http.plain.get("/metrics")).status_code == 200
         running.cancel()
         await until(lambda: http.metric("calls_running") == 0)
