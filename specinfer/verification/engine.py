@@ -1,8 +1,7 @@
 """Domain of the verifier: context deltas and trees in, verdicts out. No gRPC here.
 
-One path for everything: append a delta, score a tree, accept; once the verdicts are out, compact the
-cache. A wrong or failing entry gets its own error; the rest of the batch is served. A pass that fails for
-want of a layer is no entry's fault: its entries are EXHAUSTED and come again.
+One path for everything: append a delta, score a tree, accept; once the verdicts are out, compact the cache. A wrong or
+failing entry gets its own error; the rest of the batch is served.
 """
 
 import logging

@@ -88,7 +88,7 @@ class TreeVerifier:
 def _up_to(tree: TokenTree, node: int) -> Verdict:
     """Return the verdict that ends with a node which the rule has reached: its token becomes the bonus token.
 
-    A rule accepts a node before it looks behind it, so the text is the same: the next step begins there.
+    A rule has accepted a node once this reaches us, so the text has the same distribution: the next step begins there.
     """
     assert node, "a pass takes no request whose root has no mask"
     *accepted, last = tree.path_to(node)

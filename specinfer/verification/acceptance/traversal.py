@@ -37,6 +37,7 @@ from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict, children_by_token
 from specinfer.verification.acceptance.residual import normalised, subtract, without
+from specinfer.verification.target import LateNodeError
 
 
 def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
@@ -46,8 +47,8 @@ def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) ->
     path = [_Visit(0, 1.0)]
     while True:
         at = path[-1]
-        if at.p > 0 and (draw := draws.take(at.node)) is not None:
-            path.append(_Visit(draw.child, at.chance(draw, target)))
+        if at.p > 0 and (draw := draws.take(at.node)) is not None and at.is_known(target):
+            path.append(_Visit(draw.child, at.chance(draw)))
         elif at.p >= 1 or (at.p > 0 and rng.random() <= at.p):
             token = at.choose(target, randomness.noise(len(path) - 1))
             child = children.get((at.node, token))
@@ -105,10 +106,21 @@ class _Visit:
         self._total = 1.0
         self._tried: _Draw | None = None
 
-    def chance(self, draw: _Draw, target: Target) -> float:
-        """Return the probability with which a draw is to be accepted: min(1, p M[c] / q[c])."""
+    def is_known(self, target: Target) -> bool:
+        """Return whether M is known: the mask of a constraint may be late.
+
+        Then no draw below is tried. The node is accepted with its p all the same, and the verdict ends with it.
+        """
         if self._residual is None:
-            self._residual = target.probabilities(self.node)
+            try:
+                self._residual = target.probabilities(self.node)
+            except LateNodeError:
+                return False
+        return True
+
+    def chance(self, draw: _Draw) -> float:
+        """Return the probability with which a draw is to be accepted: min(1, p M[c] / q[c])."""
+        assert self._residual is not None
         self._tried = draw
         q = float(draw.q[draw.ids == draw.token][0])
         return min(1.0, self.p * float(self._residual[draw.token]) / (q * self._total))

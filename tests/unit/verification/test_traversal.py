@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import specinfer.verification.acceptance.traversal as traversal
+from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution
-from specinfer.verification.acceptance import Verdict
+from specinfer.verification.acceptance import Float64, Verdict
 from specinfer.verification.acceptance.traversal import verify_traversal
+from specinfer.verification.target import LateNodeError
 from tests.support.enumeration import exact, joint, outcomes, random_tables, verified
 from tests.support.pools import BIASED, EXACT, WITH, WITHOUT, Draft, draws, points, step, table, to
 from tests.support.trees import CAT, DOG, RAN, SAT, THE
@@ -56,6 +58,28 @@ def test_a_point_is_accepted_if_it_is_chosen_below_a_draw_that_is() -> None:
     tree = builder.build()
     assert verdict_with(0.49, 0.5, 0.5, tree=tree) == Verdict((1, 2), RAN)
     assert verdict_with(0.51, 0.5, tree=tree) == Verdict((), DOG)
+
+
+class LateTarget(TableTarget):
+    """The masks behind cat are late."""
+
+    def probabilities(self, node: int) -> Float64:
+        if node == 1:
+            raise LateNodeError(node)
+        return super().probabilities(node)
+
+    def choose(self, node: int, noise: Noise) -> int:
+        if node == 1:
+            raise LateNodeError(node)
+        return super().choose(node, noise)
+
+
+def test_a_node_whose_mask_is_late_is_accepted_no_more_often_than_alone() -> None:
+    """The verdict would end with cat, of which the target has .5 and the draft 1."""
+    late = LateTarget({0: {CAT: 0.5, DOG: 0.5}})
+    with pytest.raises(LateNodeError):
+        verdict_with(0.49, tree=chain_of_two(), target=late)
+    assert verdict_with(0.51, 0.5, tree=chain_of_two(), target=late) == Verdict((), DOG)
 
 
 def test_a_draw_that_the_target_excludes_is_not_looked_into() -> None:
