@@ -160,7 +160,7 @@ def up(
 def train(context: typer.Context) -> None:
     """Train speculators for a target, or the gateway's learned planner.
 
-    Speculators: `corpus`, `prune`, `ssm` (its own --help lists them); the planner: `scheduler`.
+    Speculators: `speculator` in one command; `corpus`, `prune`, `ssm` and others (--help). The planner: `scheduler`.
     """
     module, arguments = "speculator_svc.training", context.args
     if arguments[:1] == ["scheduler"]:

@@ -1,4 +1,4 @@
-"""`python -m speculator_svc.training corpus|prune|ssm|eagle|medusa|blockwise`: `specinfer train`."""
+"""`python -m speculator_svc.training speculator|corpus|prune|ssm|eagle|medusa|blockwise`: `specinfer train`."""
 
 import signal
 import sys
@@ -8,9 +8,10 @@ import typer
 from specinfer.errors import SpecInferError
 from specinfer.usage import USAGE_ERROR, usage_message
 from speculator_svc.training.make_corpus import make_corpus
-from speculator_svc.training.prune import prune
+from speculator_svc.training.pruning.prune import prune
 from speculator_svc.training.run import SIGNALS, InterruptionError
 from speculator_svc.training.train_features import train_blockwise, train_eagle, train_medusa
+from speculator_svc.training.train_speculator import train_speculator
 from speculator_svc.training.train_ssm import train_ssm
 
 PROGRAM = "specinfer train"
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train speculators for a target. `specinfer train scheduler` trains the gateway's learned planner.",
 )
+app.command("speculator")(train_speculator)
 app.command("corpus")(make_corpus)
 app.command("prune")(prune)
 app.command("ssm")(train_ssm)

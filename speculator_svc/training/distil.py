@@ -8,11 +8,11 @@ command goes on where it stopped.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import Tensor, nn
 
 from speculator_svc.training.corpus import B, Examples, Material, Teaching, TrainingBatch, batches
+from speculator_svc.training.losses import LossName, distillation_loss
 from speculator_svc.training.run import (
     InterruptionError,
     bfloat16_is_fast,
@@ -31,39 +32,10 @@ from speculator_svc.training.run import (
 )
 from speculator_svc.training.student import Student
 
-_LEAST_ACCEPTED = 1e-6
-"""Acceptance below which only the cross-entropy teaches."""
 
-
-class Labelled(Protocol):
-    """Labels of R tokens by the target."""
-
-    @property
-    def label_ids(self) -> torch.Tensor:
-        """[R, K] indices into the draft vocabulary."""
-
-    @property
-    def label_probabilities(self) -> torch.Tensor:
-        """[R, K] renormalised over these tokens."""
-
-
-def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
-    """Return the mean of two distances between the draft Q and the target's most probable tokens P.
-
-    The cross-entropy of Q under P measures all of P. Minus log sum(min(P, Q)) measures the accepted part of Q
-    (an LK loss, arXiv 2602.23881): a model too small for all of P is to spend itself on that. Where the
-    draft vocabulary has nothing of P there is nothing to learn.
-    """
-    p = batch.label_probabilities
-    log_q = logits.gather(-1, batch.label_ids) - logits.logsumexp(-1, keepdim=True)
-    cross_entropy = -(p * log_q).sum(-1)
-    accepted = torch.minimum(p, log_q.exp()).sum(-1).clamp_min(_LEAST_ACCEPTED)
-    return (cross_entropy - (p.sum(-1) > 0) * accepted.log()).mean()
-
-
-def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
+def ssm_loss(student: Student, batch: TrainingBatch, loss: LossName) -> torch.Tensor:
     """Return the loss of one batch."""
-    return distillation_loss(ssm_logits(student, batch), batch)
+    return distillation_loss(loss, ssm_logits(student, batch), batch)
 
 
 def ssm_logits(student: Student, batch: TrainingBatch) -> torch.Tensor:
@@ -120,6 +92,24 @@ def evaluate(student: Student, examples: Examples, vocabulary: torch.Tensor, mos
     return Success({k: float((place < k).mean()) for k in range(1, most + 1)})
 
 
+def success_by_depth(places: Sequence[NDArray[np.int64]], depths: int = 4, most: int = 5) -> list[Success]:
+    """Return the success at each depth of a draft: of tokens before which its first guesses were right.
+
+    Args:
+        places: of every output token of each continuation among the draft's `most` best, as `ranks` returns them.
+        depths: number of tokens ahead.
+        most: number of guesses.
+    """
+    found = []
+    for depth in range(depths):
+        reached = [
+            place[i] for place in places for i in range(depth, len(place)) if not place[i - depth : i].any()
+        ]
+        at = np.array(reached, np.int64)
+        found.append(Success({k: float((at < k).mean()) if reached else 0.0 for k in range(1, most + 1)}))
+    return found
+
+
 SAVE_EVERY_S = 120.0
 LONGEST_STEP_S = 10.0
 """Most seconds for which a step counts, so that a suspended run loses nothing."""
@@ -135,6 +125,7 @@ class DistilOptions:
     warmup_share: float = 0.02
     weight_decay: float = 0.01
     seed: int = 0
+    loss: LossName = LossName.LK_HYBRID
 
 
 def distil(
@@ -143,11 +134,12 @@ def distil(
     options: DistilOptions,
     state_path: Path,
     report: Callable[[float, float, int], None],
-    loss_of: Callable[[Any, Any], torch.Tensor] = ssm_loss,
+    loss_of: Callable[[Any, Any, LossName], torch.Tensor] = ssm_loss,
 ) -> int:
     """Train in place until the time is over; return the tokens seen.
 
-    `report(minutes, loss, tokens seen)` is called after every step; `loss_of` a student and a batch.
+    `report(minutes, loss, tokens seen)` is called after every step; `loss_of` is of a student,
+    a batch and the name of a loss.
 
     Raises:
         InterruptionError: if a signal came; the state is saved.
@@ -173,7 +165,7 @@ def distil(
                 group["lr"] = options.learning_rate * _schedule(
                     minutes / options.minutes, options.warmup_share
                 )
-            loss = _step(student, optimizer, batch, loss_of)
+            loss = _step(student, optimizer, batch, loss_of, options.loss)
             seen += len(batch.next_tokens)
             report(minutes, loss, seen)
     if minutes < options.minutes:
@@ -196,9 +188,10 @@ def _step(
     student: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Teaching,
-    loss_of: Callable[[Any, Any], torch.Tensor],
+    loss_of: Callable[[Any, Any, LossName], torch.Tensor],
+    name: LossName,
 ) -> float:
-    loss = loss_of(student, batch.to(next(student.parameters()).device))
+    loss = loss_of(student, batch.to(next(student.parameters()).device), name)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -239,7 +232,7 @@ def distil_with_bar(
     examples: Material[Any],
     options: DistilOptions,
     state: Path,
-    loss_of: Callable[[Any, Any], Tensor],
+    loss_of: Callable[[Any, Any, LossName], Tensor],
 ) -> int:
     """Call `distil` with a bar that shows the mean loss of the latest fifty steps."""
     with progress_bar() as bar:

@@ -62,8 +62,11 @@ def continue_prompts(
     max_new_tokens: int,
     stop_tokens: Sequence[int],
     label_width: int = 0,
+    over: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[ContinuationJob, Continuation]]:
     """Yield jobs and their continuations as they end; a stop token is the last of its output.
+
+    As soon as it is `over`, asked after every pass, all that runs ends where it is.
 
     With a `label_width` the target's so many most probable tokens at every output token come along.
     """
@@ -73,8 +76,10 @@ def continue_prompts(
         for _ in range(min(batch - len(running), _PROMPTS_PER_PASS, len(waiting))):
             running.append(_begin(runner, waiting.popleft()))
         _advance(runner, running, label_width)
+        if ended := over():
+            waiting.clear()
         for item in running:
-            if item.output[-1] in stops or len(item.output) == max_new_tokens:
+            if ended or item.output[-1] in stops or len(item.output) == max_new_tokens:
                 runner.cache.release(item.sequence)
                 yield item.job, item.continuation()
         running = [item for item in running if not item.sequence.released]

@@ -1,7 +1,9 @@
 """`specinfer train corpus`: the target continues prompts, given ones and such as it invents itself."""
 
+import math
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +61,7 @@ def make_corpus(
     chosen = texts[:limit] if limit else texts
     options = RunnerOptions(kv_tokens=batch * 1024, device=pick_device(device))
     runner = ModelRunner.load(directory, options)
-    maker = _Maker(runner, batch, seed)
+    maker = CorpusMaker(runner, batch, seed)
     stops = runner.config.eos_token_ids
     opening = open_prompt(tokenizer, stops)
     inventions = maker.run(
@@ -74,11 +76,7 @@ def make_corpus(
         if usable(tokenizer, item.output, stops)
     }
     asked = {f"prompt-{i}": text for i, text in enumerate(chosen)} | invented
-    jobs = [
-        (job_id, whole_prompt(tokenizer, text), temperature if i % 2 else 0.0)
-        for i, (job_id, text) in enumerate(sorted(asked.items()))
-    ]
-    random.Random(seed).shuffle(jobs)  # so that what an interrupted run leaves is a sample of all
+    jobs = continuation_jobs(tokenizer, asked, temperature, seed)
     known = len(finished_jobs(out))
     written = maker.run("continuing", out, jobs, max_new_tokens, LABEL_WIDTH)
     if len(written) == known:
@@ -87,7 +85,19 @@ def make_corpus(
     console.print(f"{out}: {len(written)} continuations, {tokens} tokens, {len(invented)} prompts invented")
 
 
-class _Maker:
+def continuation_jobs(
+    tokenizer: Tokenizer, texts: Mapping[str, str], temperature: float, seed: int
+) -> list[tuple[str, tuple[int, ...], float]]:
+    """Return a job for each prompt, every second one greedy, in an order of which any part is a sample of all."""
+    jobs = [
+        (job_id, whole_prompt(tokenizer, text), temperature if i % 2 else 0.0)
+        for i, (job_id, text) in enumerate(sorted(texts.items()))
+    ]
+    random.Random(seed).shuffle(jobs)
+    return jobs
+
+
+class CorpusMaker:
     """Runs jobs whose result is not in a file yet, and writes it there."""
 
     def __init__(self, runner: ModelRunner, batch: int, seed: int) -> None:
@@ -100,8 +110,9 @@ class _Maker:
         jobs: Sequence[tuple[str, tuple[int, ...], float]],
         max_new_tokens: int,
         label_width: int = 0,
+        seconds: float = math.inf,
     ) -> dict[str, Continuation]:
-        """Return all results by id, in the order of the jobs.
+        """Return all results by id, in the order of the jobs; those not begun after so many seconds are left out.
 
         Raises:
             SettingError: if the file has results of other prompts.
@@ -117,12 +128,13 @@ class _Maker:
             for job_id, prompt, temperature in jobs
             if job_id not in done
         ]
-        longest = self._runner.cache.capacity_tokens // self._batch - max_new_tokens
-        fitting = [job for job in missing if len(job.prompt) <= longest]
+        most = min(self._runner.cache.capacity_tokens // self._batch, self._runner.config.max_positions)
+        fitting = [job for job in missing if len(job.prompt) + max_new_tokens <= most]
         if len(fitting) < len(missing):
-            console.print(f"{what}: left out {len(missing) - len(fitting)} prompts over {longest} tokens")
+            left_out = len(missing) - len(fitting)
+            console.print(f"{what}: left out {left_out} prompts over {most - max_new_tokens} tokens")
         try:
-            write_continuations(path, self._results(what, fitting, max_new_tokens, label_width))
+            write_continuations(path, self._results(what, fitting, max_new_tokens, label_width, seconds))
         except KeyboardInterrupt as error:
             rest = f"{len(finished_jobs(path))} of {len(done) + len(fitting)} are in {path}"
             how = "the same command without --overwrite goes on"
@@ -131,16 +143,30 @@ class _Maker:
         return {job_id: results[job_id] for job_id, _, _ in jobs if job_id in results}
 
     def _results(
-        self, what: str, jobs: Sequence[ContinuationJob], max_new_tokens: int, label_width: int
+        self,
+        what: str,
+        jobs: Sequence[ContinuationJob],
+        max_new_tokens: int,
+        label_width: int,
+        seconds: float,
     ) -> Iterator[tuple[str, Continuation]]:
         stops = self._runner.config.eos_token_ids
         with progress_bar() as bar:
-            task = bar.add_task(what, total=len(jobs))
+            timed, began = math.isfinite(seconds), time.monotonic()
+            task = bar.add_task(what, total=seconds if timed else len(jobs))
+
+            def over() -> bool:
+                passed = time.monotonic() - began
+                if timed:
+                    bar.update(task, completed=passed)
+                return passed >= seconds
+
             for job, item in continue_prompts(
-                self._runner, jobs, self._batch, max_new_tokens, stops, label_width
+                self._runner, jobs, self._batch, max_new_tokens, stops, label_width, over
             ):
                 yield job.job_id, item
-                bar.advance(task)
+                if not timed:
+                    bar.advance(task)
 
 
 def _job_seed(seed: int, job_id: str) -> int:

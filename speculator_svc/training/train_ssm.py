@@ -26,13 +26,14 @@ from speculator_svc.training.distil import (
     Success,
     console,
     distil_with_bar,
-    evaluate,
     finishing,
     progress_bar,
     ranks,
     ssm_loss,
+    success_by_depth,
 )
 from speculator_svc.training.generate import LABEL_WIDTH, in_draft_vocabulary, label_corpus
+from speculator_svc.training.losses import LossName
 from speculator_svc.training.run import (
     BatchSeed,
     Checkpoint,
@@ -43,6 +44,7 @@ from speculator_svc.training.run import (
     Overwrite,
     Target,
     Threads,
+    TrainingLoss,
     draft_vocabulary,
     place_for,
 )
@@ -103,6 +105,7 @@ def train_ssm(
     vocabulary: DraftVocabulary = None,
     minutes: Annotated[float, typer.Option(min=0, help="Time to train, labels not counted.")] = 60.0,
     learning_rate: LearningRate = 1e-3,
+    loss: TrainingLoss = LossName.LK_HYBRID,
     seed: BatchSeed = 0,
     threads: Threads = 0,
     device: Device = "auto",
@@ -127,14 +130,15 @@ def train_ssm(
     state = work / "state.pt"
     others = [Student.from_draft(draft).to(place) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
-    options = DistilOptions(minutes, learning_rate, seed=seed)
+    options = DistilOptions(minutes, learning_rate, seed=seed, loss=loss)
     seen = distil_with_bar(student, examples, options, state, ssm_loss)
-    success = evaluate(student, data.held_out, data.token_ids)
-    console.print(f"held out: {success}")
+    places = ranks(student, data.held_out, data.token_ids, 5)
+    success = success_by_depth(places)
+    console.print(f"held out: {success[0]}")
     command = (
         f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
         f"{_origin(begin, start, insert, after or ())} "
-        f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}"
+        f"--minutes {minutes:g} --learning-rate {learning_rate:g} --loss {loss} --seed {seed}"
     )
     trained = _record(command, corpus, options, seen, success)
     if others:
@@ -154,7 +158,7 @@ def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]
 
 
 def _record(
-    command: str, corpus: Sequence[Path], options: DistilOptions, seen: int, success: Success
+    command: str, corpus: Sequence[Path], options: DistilOptions, seen: int, success: Sequence[Success]
 ) -> dict[str, object]:
     """Return the checkpoint's record of its training."""
     return {
@@ -163,7 +167,7 @@ def _record(
         "tokens_seen": seen,
         "minutes": options.minutes,
         "seed": options.seed,
-        "success_held_out": success.to_json(),
+        "success_held_out": [found.to_json() for found in success],
     }
 
 

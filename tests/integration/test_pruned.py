@@ -7,7 +7,7 @@ import torch
 
 from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from speculator_svc.training.corpus import Continuation, write_continuations
-from speculator_svc.training.prune import prune
+from speculator_svc.training.pruning.prune import prune
 from tests.support.merging import assert_all_are_accepted
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import tiny_transformers

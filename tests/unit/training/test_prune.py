@@ -19,10 +19,10 @@ from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import load_ssm
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.training import prune as pruning
 from speculator_svc.training.corpus import Continuation, write_continuations
-from speculator_svc.training.effects import group_effects
-from speculator_svc.training.prune import prune
+from speculator_svc.training.pruning import prune as pruning
+from speculator_svc.training.pruning.effects import group_effects
+from speculator_svc.training.pruning.prune import prune
 from speculator_svc.training.run import InterruptionError
 from speculator_svc.training.train_ssm import train_ssm
 from tests.support.system import ascii_tokenizer

@@ -35,7 +35,6 @@ from speculator_svc.training.corpus import (
 from speculator_svc.training.distil import (
     DistilOptions,
     distil,
-    distillation_loss,
     evaluate,
     ranks,
 )
@@ -120,32 +119,6 @@ def test_labels_of_a_corpus_lose_what_the_drafter_does_not_know() -> None:
     found = in_draft_vocabulary(labels, vocabulary)
     np.testing.assert_allclose(found.probabilities, [[2 / 3, 1 / 3, 0], [0, 0, 0]], atol=1e-3)
     assert vocabulary[found.ids[0, :2]].tolist() == [9, 4]
-
-    logits = torch.zeros(2, 4, requires_grad=True)
-    batch = Examples([Continuation((1,), (9, 7))], [found]).batch([0])
-    distillation_loss(logits, batch).backward()  # type: ignore[no-untyped-call]
-    assert logits.grad is not None
-    # half, as there are two rows, of Q - P, and of 1/4 towards both tokens and away from the others
-    expected = [0.125 + 0.125, 0.125 - 1 / 6 - 0.125, 0.125 - 1 / 3 - 0.125, 0.125 + 0.125]
-    assert logits.grad[0].tolist() == pytest.approx(expected, abs=1e-3)
-    assert not logits.grad[1].any(), "nothing to learn where it knows none of them"
-
-
-def test_a_draft_that_is_too_small_for_everything_prefers_what_is_accepted() -> None:
-    """Where P = (0.6, 0.3, 0.1), one draft covers 0.9 and gives up the rest, the other 0.8 and all of it."""
-    labels = Labels(np.array([[0, 1, 2]], np.int32), np.array([[0.6, 0.3, 0.1]], np.float16))
-    batch = Examples([Continuation((1,), (0,))], [labels]).batch([0])
-    covers = torch.tensor([[0.65, 0.348, 0.002]]).log()
-    spreads = torch.tensor([[0.4, 0.3, 0.3]]).log()
-
-    def accepted(logits: torch.Tensor) -> torch.Tensor:
-        p = batch.label_probabilities
-        return distillation_loss(logits, batch) + (p * logits).sum()  # without the cross-entropy
-
-    assert accepted(covers).item() == pytest.approx(-np.log(0.902), abs=1e-3)
-    assert accepted(spreads).item() == pytest.approx(-np.log(0.8), abs=1e-3)
-    exact = torch.tensor([[0.6, 0.3, 0.1]]).log()
-    assert distillation_loss(exact, batch) < min(distillation_loss(x, batch) for x in (covers, spreads))
 
 
 def make_student(target: Path, vocabulary: object) -> Student:

@@ -28,7 +28,7 @@ from specinfer.model.weights.prune import (
 )
 from speculator_svc.training.corpus import read_corpora
 from speculator_svc.training.distil import console, progress_bar
-from speculator_svc.training.effects import (
+from speculator_svc.training.pruning.effects import (
     AblatedModel,
     Continuations,
     PredictionComparison,

@@ -1,0 +1,295 @@
+"""`specinfer train speculator`: corpus, features, training and report for a target of one's own, within a time."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from specinfer.errors import InvalidInputError, SettingError
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.draft_checkpoint import fingerprint_in, is_draft_checkpoint
+from specinfer.prompts import read_prompts
+from specinfer.tokenizer import Tokenizer
+from speculator_svc.training.corpus import finished_jobs, read_corpora
+from speculator_svc.training.distil import console
+from speculator_svc.training.feature_training import think_aloud
+from speculator_svc.training.generate import LABEL_WIDTH
+from speculator_svc.training.make_corpus import CorpusMaker, continuation_jobs
+from speculator_svc.training.run import Device, Target, Threads, place_for
+from speculator_svc.training.train_features import feature_layers, train_eagle, train_medusa
+from speculator_svc.training.train_ssm import train_ssm
+
+CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
+"""Part of the time in which the target writes, and the least part that is left for training."""
+MOST_NEW_TOKENS, LEAST_NEW_TOKENS = 224, 32
+"""Length of a continuation, and the passes without which there is no corpus to speak of."""
+LEAST_PROMPTS = 10
+DRAFT_VOCABULARY = 8192
+LARGE = 1e9
+"""Parameters of a target from which on its hidden states are read."""
+BATCH, BATCH_OF_LARGE = 48, 16
+"""Continuations at a time; their caches take the memory."""
+NO_EAGLE = ("opt", "gpt_neox")
+"""Families whose layers cannot be EAGLE's: norms with a bias, or positions that are learnt."""
+
+
+class SpeculatorMethod(StrEnum):
+    """Kind of the speculator; `auto` chooses by the size of the target."""
+
+    AUTO = "auto"
+    SSM = "ssm"
+    EAGLE = "eagle"
+    MEDUSA = "medusa"
+
+
+class ChosenMethod(NamedTuple):
+    """A method and the reason for it."""
+
+    method: SpeculatorMethod
+    reason: str
+
+
+def parameters(config: ModelConfig) -> int:
+    """Return about how many parameters a model has: matrices without biases and norms."""
+    attention = 2 * config.hidden_size * config.head_dim * (config.heads + config.kv_heads)
+    mlp = (3 if config.gated else 2) * config.hidden_size * config.intermediate_size
+    embeddings = (1 if config.tied_embeddings else 2) * config.vocab_size * config.hidden_size
+    return config.layers * (attention + mlp) + embeddings
+
+
+def choose_method(config: ModelConfig) -> ChosenMethod:
+    """Choose by the size of the target.
+
+    Small ones get an SSM: it accepted most of all methods on the default target, and needs nothing of the
+    verifier. A large target's hidden states say more than two of its layers can find out in a short training,
+    and cost little beside its pass.
+    """
+    size = f"{parameters(config) / 1e6:,.0f} M parameters"
+    if parameters(config) < LARGE:
+        return ChosenMethod(SpeculatorMethod.SSM, f"{size}, under {LARGE / 1e6:,.0f} M: two of its layers")
+    if config.family in NO_EAGLE:
+        why = f"{size}, and a layer of {config.family} cannot read them as EAGLE does: heads on its hidden states"
+        return ChosenMethod(SpeculatorMethod.MEDUSA, why)
+    return ChosenMethod(
+        SpeculatorMethod.EAGLE, f"{size}, at least {LARGE / 1e6:,.0f} M: a layer that reads its hidden states"
+    )
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """State of a run between its parts, as it lies in its directory."""
+
+    target: str
+    """Fingerprint of the target's embeddings."""
+    prompts: str
+    method: str
+    minutes: float
+    seed: int
+    spent_s: float = 0.0
+    """Seconds that corpus and features took."""
+    training_minutes: float | None = None
+    """Minutes of the training, once corpus and features are finished."""
+
+    @classmethod
+    def resume(cls, work: Path, fresh: "RunProgress") -> "RunProgress":
+        """Return the state of an interrupted run with the same options, or a fresh one.
+
+        Raises:
+            SettingError: naming the option that is another one than before.
+        """
+        path = work / "progress.json"
+        if not path.is_file():
+            work.mkdir(parents=True, exist_ok=True)
+            return fresh
+        found = cls(**json.loads(path.read_text()))
+        for name in ("target", "prompts", "method", "minutes", "seed"):
+            before, now = getattr(found, name), getattr(fresh, name)
+            if before != now:
+                option = {"target": "model"}.get(name, name)
+                why = (
+                    f"{work} holds a run that began with {before}; --overwrite throws it away and begins anew"
+                )
+                raise SettingError(option, now, why)
+        return found
+
+    def save(self, work: Path) -> None:
+        """Write the state whole or not at all."""
+        partial = work / "progress.part"
+        partial.write_text(json.dumps(asdict(self)))
+        partial.replace(work / "progress.json")
+
+    @contextmanager
+    def timed(self, work: Path) -> Iterator[None]:
+        """Count the seconds within, interrupted or not."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent_s += time.monotonic() - began
+            self.save(work)
+
+
+_TRAINERS: Mapping[SpeculatorMethod, Callable[..., None]] = {
+    SpeculatorMethod.SSM: train_ssm,
+    SpeculatorMethod.EAGLE: train_eagle,
+    SpeculatorMethod.MEDUSA: train_medusa,
+}
+
+
+def train_speculator(
+    prompts: Annotated[Path, typer.Option(help=r"JSONL file of objects with `turns: \[text]`.")],
+    model: Target = DEFAULT_MODEL,
+    minutes: Annotated[float, typer.Option(help="Time for all of it; a third of it for the corpus.")] = 60.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the checkpoint; none: speculator-MODEL, here.")
+    ] = None,
+    method: Annotated[
+        SpeculatorMethod, typer.Option(help="auto: an SSM under 1,000 M parameters, else EAGLE.")
+    ] = SpeculatorMethod.AUTO,
+    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
+    threads: Threads = 0,
+    device: Device = "auto",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew, and replace what is in --out at the end.")
+    ] = False,
+) -> None:
+    """Train a speculator for a target of your own: corpus, features, training and a report, in one command.
+
+    SIGINT (Ctrl-C) and SIGTERM keep what is done beside --out; the same command goes on from there.
+    """
+    directory = resolve_model(model)
+    config = load_config(directory)
+    texts = read_prompts(prompts)
+    if len(texts) < LEAST_PROMPTS:
+        raise InvalidInputError(
+            "prompts", str(prompts), f"has {len(texts)} prompts; needs {LEAST_PROMPTS} or more"
+        )
+    out = out or Path(f"speculator-{directory.name}")
+    if not overwrite and is_draft_checkpoint(out):
+        raise SettingError(
+            "out", str(out), "holds a finished speculator; --overwrite trains again and replaces it"
+        )
+    place = place_for(device, threads)
+    chosen = (
+        choose_method(config) if method is SpeculatorMethod.AUTO else ChosenMethod(method, "as asked for")
+    )
+    console.print(f"method: {chosen.method} ({chosen.reason})", highlight=False)
+    work = out.with_name(f"{out.name}.work")
+    if overwrite:
+        _throw_away(work)
+    fresh = RunProgress(fingerprint_in(directory), prompts.name, chosen.method, minutes, seed)
+    progress = RunProgress.resume(work, fresh)
+    corpus = work / "corpus.jsonl"
+    if progress.training_minutes is None:
+        _prepare(directory, config, texts, corpus, progress, place)
+    else:
+        console.print(f"corpus: {len(finished_jobs(corpus))} continuations are in {corpus}", soft_wrap=True)
+    given: dict[str, Any] = {"corpus": [corpus], "out": out, "work": work, "model": model, "seed": seed}
+    given |= {"vocabulary": min(DRAFT_VOCABULARY, config.vocab_size), "minutes": progress.training_minutes}
+    _TRAINERS[chosen.method](**given, threads=threads, device=device, overwrite=overwrite)
+    (work / "progress.json").unlink()
+    trained = json.loads((out / "config.json").read_text())["trained"]
+    for line in report(chosen.method, model, out, work, trained):
+        typer.echo(line)
+
+
+def _throw_away(work: Path) -> None:
+    """Remove what an earlier run would go on from; features are named by what they were made of, and stay."""
+    for path in (*work.glob("state*.pt"), work / "progress.json", work / "corpus.jsonl"):
+        path.unlink(missing_ok=True)
+
+
+def _prepare(
+    directory: Path,
+    config: ModelConfig,
+    texts: tuple[str, ...],
+    corpus: Path,
+    progress: RunProgress,
+    place: str,
+) -> None:
+    """Make the corpus and, where the method reads them, its features; note the time left for training."""
+    work, large = corpus.parent, parameters(config) >= LARGE
+    batch = min(BATCH_OF_LARGE if large else BATCH, len(texts))
+    tokenizer = Tokenizer.load(directory)
+    runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=max(batch * 1024, 8192), device=place))
+    _check_time(runner, progress.minutes)
+    if known := len(finished_jobs(corpus)):
+        console.print(f"going on with {known} continuations in {corpus}", soft_wrap=True, highlight=False)
+    asked = {f"prompt-{i}": text for i, text in enumerate(texts)}
+    jobs = continuation_jobs(tokenizer, asked, 0.8, progress.seed)
+    with progress.timed(work):
+        left = CORPUS_SHARE * 60 * progress.minutes - progress.spent_s
+        maker = CorpusMaker(runner, batch, progress.seed)
+        found = maker.run("corpus", corpus, jobs, MOST_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
+    tokens = sum(len(item.output) for item in found.values())
+    console.print(f"corpus: {len(found)} continuations, {tokens} tokens", highlight=False)
+    if len(found) < LEAST_PROMPTS:
+        why = f"only {len(found)} continuations were written in a third of it; needs {LEAST_PROMPTS}"
+        raise SettingError("minutes", progress.minutes, why)
+    layers = _layers_read(SpeculatorMethod(progress.method), config)
+    if layers:
+        with progress.timed(work):
+            parts, held_out = read_corpora([corpus])
+            for part in (*parts, held_out):
+                think_aloud(runner, part, layers, work)
+    least = TRAINING_SHARE * progress.minutes
+    progress.training_minutes = max(progress.minutes - progress.spent_s / 60, least)
+    progress.save(work)
+
+
+def _layers_read(method: SpeculatorMethod, config: ModelConfig) -> tuple[int, ...]:
+    """Return the numbers of the layers after which a method reads hidden states."""
+    return {
+        SpeculatorMethod.EAGLE: feature_layers("", config),
+        SpeculatorMethod.MEDUSA: (config.layers,),
+    }.get(method, ())
+
+
+def _check_time(runner: ModelRunner, minutes: float) -> None:
+    """Run some passes of one token.
+
+    Raises:
+        SettingError: if there is no time for enough of them.
+    """
+    sequence = runner.open()
+    pass_s = math.inf
+    for _ in range(4):  # the first one warms up; others may be disturbed
+        began = time.monotonic()
+        runner.forward([Segment(sequence, (0,), want_last=True)])
+        pass_s = min(pass_s, time.monotonic() - began)
+    runner.cache.release(sequence)
+    least = LEAST_NEW_TOKENS * pass_s / CORPUS_SHARE / 60
+    if minutes < least or minutes <= 0:
+        why = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; needs over {least:.2g}"
+        raise SettingError("minutes", minutes, why)
+
+
+def report(
+    method: SpeculatorMethod, model: str, out: Path, work: Path, trained: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the lines of the report: success on held-out continuations, and how to serve the checkpoint."""
+    given = (
+        "where the guesses before it were right"
+        if method is SpeculatorMethod.SSM
+        else "behind the right tokens"
+    )
+    yield f"held out: the target's next token among the first k guesses of {method}, {given}"
+    yield "depth   top 1   top 2   top 3   top 5"
+    for depth, found in enumerate(trained["success_held_out"], 1):
+        yield f"{depth:5}" + "".join(f" {100 * found[f'top{k}']:5.1f} %" for k in (1, 2, 3, 5))
+    yield f"{trained['tokens_seen']:,} tokens seen; the checkpoint is {out}, and can be moved anywhere"
+    yield f"serve it: specinfer up --model {model} --speculator {method},model={out}"
+    if method is SpeculatorMethod.SSM:
+        yield f"or in the verifier, with n-grams: specinfer up --model {model} --resident ngram+ssm,model={out}"
+    yield f"{work} has its corpus and may be removed"
