@@ -125,7 +125,7 @@ class DistilOptions:
     warmup_share: float = 0.02
     weight_decay: float = 0.01
     seed: int = 0
-    loss: LossName = LossName.LK_HYBRID
+    loss: LossName = LossName.LK_LOG
 
 
 def distil(

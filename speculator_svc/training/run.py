@@ -64,7 +64,7 @@ DraftVocabulary = Annotated[
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 TrainingLoss = Annotated[
     LossName,
-    typer.Option("--loss", help="lk-hybrid: KL, then TV; lk-log: cross-entropy and log acceptance."),
+    typer.Option("--loss", help="lk-log: cross-entropy and log acceptance; lk-hybrid: KL, then TV."),
 ]
 BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")]

@@ -105,7 +105,7 @@ def train_ssm(
     vocabulary: DraftVocabulary = None,
     minutes: Annotated[float, typer.Option(min=0, help="Time to train, labels not counted.")] = 60.0,
     learning_rate: LearningRate = 1e-3,
-    loss: TrainingLoss = LossName.LK_HYBRID,
+    loss: TrainingLoss = LossName.LK_LOG,
     seed: BatchSeed = 0,
     threads: Threads = 0,
     device: Device = "auto",

@@ -46,7 +46,7 @@ def plain(
         known = target > 0
         acceptance = np.minimum(target, q).sum()
         if name is LossName.LK_LOG:
-            losses.append(-(target * np.log(q)).sum() - np.log(acceptance))
+            losses.append(-(target * np.log(q)).sum() - np.log(max(acceptance, 1e-6)))
         else:
             divergence = (target[known] * np.log(target[known] / q[known])).sum()
             variation = 0.5 * np.abs(target - q).sum()
