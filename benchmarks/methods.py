@@ -81,7 +81,19 @@ def summary(result: Result) -> dict[str, Any]:
         "standard_error": round(result.standard_error(), 3),
         "by_source": result.by_source(),
         "by_depth": by_depth(result),
+        "reliability": [
+            {
+                "said": _rounded(said.calibration_error),
+                "corrected": _rounded(corrected.calibration_error),
+                "auc": _rounded(corrected.auc),
+            }
+            for said, corrected in result.reliability
+        ],
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def by_depth(result: Result, deepest: int = 6) -> list[float]:

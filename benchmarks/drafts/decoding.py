@@ -12,6 +12,7 @@ from benchmarks.drafts.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob, TargetTopK
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration
+from specinfer.planning.reliability import Reliability
 from specinfer.sampling import Sampling, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
@@ -41,6 +42,8 @@ class Result:
     seconds: float = 0.0
     accepted: Counter[int] = field(default_factory=Counter)
     """Steps by the drafted tokens that they accepted."""
+    reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
+    """By drafter: how well its scores foretold acceptance, as they came and as corrected."""
 
     def tokens_per_step(self, source: str | None = None) -> float:
         """Acceptance length, of one source or of all."""
@@ -126,6 +129,8 @@ class Decoding:
                     drafter.release(name)
             result.per_prompt += [(r.prompt.source, r.steps, r.new_tokens) for r in requests]
             result.accepted += sum((r.accepted for r in requests), Counter())
+        found = map(self._calibration.reliability, range(len(self._drafters)))
+        result.reliability = [parts or (Reliability(), Reliability()) for parts in found]
         return result
 
     def _step(self, requests: Sequence[_Request]) -> None:

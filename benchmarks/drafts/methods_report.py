@@ -17,7 +17,12 @@ def methods_markdown(report: dict[str, Any]) -> str:
     lines += [f"{note}\n" for note in report.get("notes", ())]
     for kind in dict.fromkeys(run["kind"] for run in report["runs"]):
         runs = [run for run in report["runs"] if run["kind"] == kind]
-        lines += [*_by_nodes(kind, runs), *_by_source(kind, runs), *_by_depth(kind, runs)]
+        lines += [
+            *_by_nodes(kind, runs),
+            *_by_source(kind, runs),
+            *_by_depth(kind, runs),
+            *_reliability(kind, runs),
+        ]
     return "\n".join(lines)
 
 
@@ -45,6 +50,20 @@ def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
     label = f"Accepted at depth d where d - 1 was, % at {some[0]['nodes']} nodes, {kind}:"
     lines = [label, "", *head([str(d) for d in range(1, deepest + 1)])]
     lines += [line(_name(run), [f"{100 * share:.0f}" for share in run["by_depth"]]) for run in some]
+    return [*lines, ""]
+
+
+def _reliability(kind: str, runs: list[dict[str, Any]]) -> list[str]:
+    """Tabulate how well the scores of each method alone foretold acceptance; older reports do not say."""
+    some = [run for run in _of_middle(runs) if len(run.get("reliability", ())) == 1]
+    if not some:
+        return []
+    label = f"Scores and acceptance at {some[0]['nodes']} nodes, {kind}: expected calibration error, AUC:"
+    lines = [label, "", *head(["as said", "as corrected", "AUC"])]
+    for run in some:
+        (found,) = run["reliability"]
+        cells = ["" if found[key] is None else f"{found[key]:.3f}" for key in ("said", "corrected", "auc")]
+        lines += [line(_name(run), cells)]
     return [*lines, ""]
 
 

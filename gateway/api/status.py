@@ -9,6 +9,7 @@ from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
 from gateway.store.leases import GatewayReport
+from specinfer.planning.calibration import Calibration
 from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import generation_pb2, verifier_pb2
@@ -72,9 +73,12 @@ class StatusReporter:
             verifiers=[self._verifier(link) for link in self._sessions.links.values()],
         )
         if sessions:
-            pool = sessions[0].loop.pool
-            reply.planner.CopyFrom(planner_state(sessions[0].loop.machine.choice, pool.names))
-            reply.speculators.extend(row for s in pool.services for row in self._speculators(s, pool.names))
+            pool, machine = sessions[0].loop.pool, sessions[0].loop.machine
+            names, calibration = pool.names, machine.calibration
+            reply.planner.CopyFrom(planner_state(machine.choice, names))
+            reply.speculators.extend(
+                row for s in pool.services for row in self._speculators(s, names, calibration)
+            )
         return reply
 
     def _verifier(self, link: VerifierLink) -> generation_pb2.VerifierState:
@@ -89,7 +93,7 @@ class StatusReporter:
         )
 
     def _speculators(
-        self, service: SpeculatorService, known: list[str]
+        self, service: SpeculatorService, known: list[str], calibration: Calibration
     ) -> list[generation_pb2.SpeculatorState]:
         """Return one row per speculator; of a service that is away its address, or the names it had."""
         names = [known[speculator] for speculator in service.members] or [service.address]
@@ -109,9 +113,23 @@ class StatusReporter:
                 drafted=total.drafted,
                 accepted=total.accepted,
                 wins=total.wins,
+                **_reliability(calibration, number),
             )
             for number, name, drafter, total in zip(numbers, names, drafters, totals, strict=True)
         ]
+
+
+def _reliability(calibration: Calibration, speculator: int) -> dict[str, float | None]:
+    """Return the fields that say how well a speculator's scores foretell acceptance."""
+    found = calibration.reliability(speculator)
+    if found is None:
+        return {}
+    said, corrected = found
+    return {
+        "calibration_error": corrected.calibration_error,
+        "said_calibration_error": said.calibration_error,
+        "auc": corrected.auc,
+    }
 
 
 def _gateway_state(report: GatewayReport) -> generation_pb2.GatewayState:

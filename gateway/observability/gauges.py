@@ -3,12 +3,17 @@
 import asyncio
 import logging
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
 from gateway.observability.metrics import SystemView
 from gateway.observability.observer import Observer, named
+from gateway.session.session import VerifierSession
+from gateway.session.totals import Named
 from specinfer.log_lines import LogPace
+from specinfer.planning.reliability import Reliability
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
@@ -39,6 +44,8 @@ class Gauges:
         self._observer.count()
         for session in self._sessions:
             self._metrics.steps.announce(named(session.loop.pool))
+        for name, (said, corrected) in reliability_by_name(self._sessions).items():
+            self._metrics.steps.speculation.show_reliability(name, said, corrected)
         self._metrics.system.show(self._view())
 
     def _view(self) -> SystemView:
@@ -62,6 +69,19 @@ class Gauges:
     def _verifiers(self) -> dict[str, bool]:
         found = {address: link.description is not None for address, link in self._sessions.links.items()}
         return found | {session.link.address: session.loop.verifier_ready for session in self._sessions}
+
+
+def reliability_by_name(sessions: Iterable[VerifierSession]) -> dict[Named, tuple[Reliability, Reliability]]:
+    """Return how well each speculator's scores foretell acceptance, as they came and corrected, of all sessions."""
+    found = defaultdict[Named, list[tuple[Reliability, Reliability]]](list)
+    for session in sessions:
+        for number, name in enumerate(named(session.loop.pool)):
+            if (parts := session.loop.machine.calibration.reliability(number)) is not None:
+                found[name].append(parts)
+    return {
+        name: (Reliability.of_all(said for said, _ in parts), Reliability.of_all(each for _, each in parts))
+        for name, parts in found.items()
+    }
 
 
 def _model(told: verifier_pb2.DescribeVerifierReply) -> tuple[str, str, str, str, str]:

@@ -106,7 +106,8 @@ class Interval:
             return name, f"{ready}, nothing verified" if before else ready
         accepted, trees = speculator.accepted - before.accepted, self._grown("trees") or 1
         won = (speculator.wins - before.wins) / trees
-        return name, f"{ready}, accepted {accepted / drafted:.0%}, won {won:.0%} of trees"
+        shown = f"{ready}, accepted {accepted / drafted:.0%}, won {won:.0%} of trees"
+        return name, shown + _reliability_words(speculator)
 
     def _speculator_before(
         self, speculator: generation_pb2.SpeculatorState
@@ -114,6 +115,15 @@ class Interval:
         known = self._before.speculators if self._before is not None else ()
         key = (speculator.service, speculator.name)
         return next((s for s in known if (s.service, s.name) == key), None)
+
+
+def _reliability_words(speculator: generation_pb2.SpeculatorState) -> str:
+    """Return how well its scores foretell acceptance, if that is known."""
+    words = ""
+    if speculator.HasField("calibration_error"):
+        said = f"{speculator.said_calibration_error:.3f} as said"
+        words = f", calibration error {speculator.calibration_error:.3f} ({said})"
+    return words + (f", AUC {speculator.auc:.2f}" if speculator.HasField("auc") else "")
 
 
 def watch_table(title: str, rows: list[tuple[str, str]]) -> Table:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from specinfer.planning.reliability import Reliability
 from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.draws import AGREEMENT, Belief, draws_of
 
@@ -65,6 +66,18 @@ class _Record:
     bins: dict[int, list[_Bin]] = field(default_factory=lambda: defaultdict(_bins))
     """Bins of points, and of draws by their place in the draw order; the last place stands for all others."""
 
+    said: Reliability = field(default_factory=Reliability)
+    """Scores as they came."""
+    believed: Reliability = field(default_factory=Reliability)
+    """Scores as they were corrected."""
+
+    def note(self, place: int, score: float, accepted: bool) -> None:
+        """Count a candidate."""
+        counts = self.of(place, score)
+        self.said.note(score, accepted)
+        self.believed.note(min(score * counts.factor, 1.0), accepted)
+        counts.add(score, accepted)
+
     def of(self, place: int, score: float) -> _Bin:
         return self.bins[min(place, len(AGREEMENT) - 1)][bisect_right(_EDGES, score) - 1]
 
@@ -95,7 +108,7 @@ class Calibration:
                     hit = token_ids[child] == token
                     followed = child if hit else followed
                     if proposal.kind is ProposalKind.POINT:
-                        record.of(_POINT, scores[child]).add(scores[child], hit)
+                        record.note(_POINT, scores[child], hit)
             if followed < 0:
                 return
             node = followed
@@ -113,7 +126,7 @@ class Calibration:
             for index, place in tried:
                 proposal, acceptance = tree.proposals[index], expected[index][place]
                 hit = proposal.children[place] == followed
-                self._records[proposal.speculator].of(place, acceptance).add(acceptance, hit)
+                self._records[proposal.speculator].note(place, acceptance, hit)
                 if hit:
                     break
 
@@ -124,6 +137,14 @@ class Calibration:
         belief = self._records[speculator].belief
         found = [belief(_POINT, score) for score in tree.scores[1:].tolist()]
         return replace(tree, scores=np.array([1.0, *found], np.float32))
+
+    def reliability(self, speculator: int) -> tuple[Reliability, Reliability] | None:
+        """Return how well a speculator's scores foretold acceptance, as they came and as corrected.
+
+        None of one that has drafted nothing. A score of a draw is what was expected of it before it was made.
+        """
+        record = self._records.get(speculator)
+        return None if record is None else (record.said, record.believed)
 
     def beliefs(self) -> dict[int, Belief]:
         """Return the corrections for draws of each speculator that has made any."""

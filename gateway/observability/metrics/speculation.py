@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.session.totals import Named
+from specinfer.planning.reliability import Reliability
 from specinfer.planning.step_counts import SpeculatorStep, StepCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
 
@@ -78,6 +79,21 @@ class SpeculationMetrics:
             registry=registry,
         )
 
+        self._errors = Gauge(
+            "specinfer_speculator_calibration_error",
+            "Expected calibration error of a speculator's scores: `said` as they came, `corrected` as the tree is "
+            "cut by them.",
+            (*speculator, "scores"),
+            registry=registry,
+        )
+        self._auc = Gauge(
+            "specinfer_speculator_auc",
+            "Probability that of two of a speculator's candidates the accepted one had the higher score (area "
+            "under the ROC curve).",
+            speculator,
+            registry=registry,
+        )
+
     def count(self, counts: StepCounts, names: Sequence[Named]) -> None:
         """Count a step; `names` are those of the speculators by number."""
         for number, did in counts.speculators.items():
@@ -102,6 +118,14 @@ class SpeculationMetrics:
     def collapse(self, named: Named, collapsed: bool) -> None:
         """Show whether a speculator's drafts are accepted no more."""
         self._collapsed.labels(*named).set(collapsed)
+
+    def show_reliability(self, named: Named, said: Reliability, corrected: Reliability) -> None:
+        """Show how well a speculator's scores foretell acceptance, once enough were counted."""
+        for kind, found in (("said", said), ("corrected", corrected)):
+            if (error := found.calibration_error) is not None:
+                self._errors.labels(*named, kind).set(error)
+        if (auc := corrected.auc) is not None:
+            self._auc.labels(*named).set(auc)
 
     def announce(self, names: Sequence[Named]) -> None:
         """Begin counts of the speculators that were reached at 0."""

@@ -10,9 +10,10 @@ import torch
 from benchmarks.drafts.decoding import Decoding, DecodingPlan, Result
 from benchmarks.drafts.methods_report import methods_markdown
 from benchmarks.drafts.prompts import EvaluationPrompt
-from benchmarks.methods import by_depth, compare
+from benchmarks.methods import by_depth, compare, summary
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.model.batch import Segment
+from specinfer.planning.reliability import Reliability
 from specinfer.tree import TokenTree
 from tests.support.tiny_models import runner_of, tiny_transformers
 
@@ -63,6 +64,23 @@ def test_every_reader_gets_the_hidden_states_of_its_layers() -> None:
 def test_acceptance_by_depth_is_of_the_steps_that_got_there() -> None:
     result = Result(accepted=Counter({0: 4, 1: 2, 2: 1, 3: 1}))
     assert by_depth(result) == [0.5, 0.5, 0.5, 0.0]
+
+
+def test_scores_of_methods_alone_are_reported_beside_what_was_accepted() -> None:
+    said, corrected = Reliability(), Reliability()
+    for number in range(200):
+        said.note(0.85, number % 4 == 0)
+        corrected.note(0.25, number % 4 == 0)
+    result = Result(per_prompt=[("a", 2, 4), ("b", 2, 6)], accepted=Counter({1: 4}))
+    result.reliability = [(said, corrected)]
+    alone = {"kind": "greedy", "pool": ["one"], "nodes": 16} | summary(result)
+    result.reliability *= 2
+    merged = {"kind": "greedy", "pool": ["one", "two"], "nodes": 16} | summary(result)
+    about = {"command": "c", "commit": "d", "time": "t", "cores": 2, "cpu": "x"}
+    text = methods_markdown({"about": about, "prompts": 2, "new_tokens": 4, "runs": [alone, merged]})
+    _, table = text.split("Scores and acceptance")
+    assert "| one | 0.600 | 0.000 | 0.500 |" in table
+    assert "two" not in table
 
 
 def test_the_report_has_every_pool_and_budget() -> None:

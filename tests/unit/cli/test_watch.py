@@ -45,6 +45,11 @@ def test_rates_and_shares_are_of_the_time_between_two_looks() -> None:
     assert rows["phases"] == "draft 2.0, merge 0.5, verify 7.0, commit 0.5 ms per step"
     assert rows["acceptance"] == "25% of nodes, 1.00 per tree"
     assert rows["speculator a"] == "ready (s:1), accepted 25%, won 50% of trees"
+    known = state(150)
+    known.speculators[0].calibration_error, known.speculators[0].said_calibration_error = 0.02, 0.125
+    known.speculators[0].auc = 0.8
+    rows = dict(Interval(Look(state(100), 10.0), Look(known, 12.0)).rows())
+    assert rows["speculator a"].endswith("of trees, calibration error 0.020 (0.125 as said), AUC 0.80")
     assert rows["speculator b"] == "not answering (s:2), nothing verified"
     assert rows["latest step"] == "a, 4 nodes: fastest"
 

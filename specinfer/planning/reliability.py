@@ -1,0 +1,69 @@
+"""Reliability of scores as forecasts of acceptance: expected calibration error, and area under the ROC curve. Pure.
+
+Counted in bins of equal width, of which ten make one of the calibration error (Guo et al., arXiv 1706.04599). AUC is
+the probability that an accepted candidate had the higher score of two, one accepted and one not; within a bin they
+are taken for equal.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+_BINS, _GROUPS = 100, 10
+_MEMORY = 4000
+"""Candidates after which all that were counted weigh half, as texts change."""
+LEAST = 100
+"""Candidates below which nothing is said."""
+
+
+class Reliability:
+    """Scores of candidates and whether these were accepted."""
+
+    def __init__(self) -> None:
+        self._counts, self._promised, self._accepted = ([0.0] * _BINS for _ in range(3))
+        self._noted = 0
+
+    def note(self, score: float, accepted: bool) -> None:
+        """Count a candidate."""
+        at = min(int(score * _BINS), _BINS - 1)
+        self._counts[at] += 1
+        self._promised[at] += score
+        self._accepted[at] += accepted
+        self._noted += 1
+        if self._noted == _MEMORY:
+            self._noted = _MEMORY // 2
+            for sums in (self._counts, self._promised, self._accepted):
+                sums[:] = [0.5 * value for value in sums]
+
+    @classmethod
+    def of_all(cls, parts: Iterable["Reliability"]) -> "Reliability":
+        """Return the counts of several together."""
+        whole = cls()
+        for part in parts:
+            for sums, more in (
+                (whole._counts, part._counts),
+                (whole._promised, part._promised),
+                (whole._accepted, part._accepted),
+            ):
+                sums[:] = [a + b for a, b in zip(sums, more, strict=True)]
+        return whole
+
+    @property
+    def calibration_error(self) -> float | None:
+        """Expected calibration error: mean of |acceptance - score| over bins; None of too few candidates."""
+        total = sum(self._counts)
+        if total < LEAST:
+            return None
+        gaps = np.subtract(self._accepted, self._promised).reshape(_GROUPS, -1).sum(1)
+        return float(np.abs(gaps).sum() / total)
+
+    @property
+    def auc(self) -> float | None:
+        """Area under the ROC curve; None of too few candidates, or if all or none of them were accepted."""
+        accepted = np.array(self._accepted)
+        rejected = np.array(self._counts) - accepted
+        pairs = accepted.sum() * rejected.sum()
+        if sum(self._counts) < LEAST or pairs <= 0:
+            return None
+        below = np.cumsum(rejected) - 0.5 * rejected
+        return float((accepted * below).sum() / pairs)

@@ -1,0 +1,89 @@
+"""Calibration error and AUC, against plain numpy, and of speculators that boast."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.reliability import Reliability
+from specinfer.tree import TreeBuilder
+
+Outcomes = list[tuple[float, bool]]
+OUTCOMES = st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=100, max_size=150).map(
+    lambda found: [((percent + 0.5) / 100, hit) for percent, hit in found]
+)
+"""Scores amid the bins, so that nothing is lost by them."""
+
+
+def noted(outcomes: Outcomes) -> Reliability:
+    found = Reliability()
+    for score, hit in outcomes:
+        found.note(score, hit)
+    return found
+
+
+@settings(max_examples=30)
+@given(OUTCOMES)
+def test_the_calibration_error_is_that_of_ten_bins(outcomes: Outcomes) -> None:
+    scores, hits = (np.array(values, float) for values in zip(*outcomes, strict=True))
+    bins = (10 * scores).astype(int)
+    gaps = [
+        abs(hits[bins == b].mean() - scores[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)
+    ]
+    assert noted(outcomes).calibration_error == pytest.approx(sum(gaps))
+
+
+@settings(max_examples=30)
+@given(OUTCOMES)
+def test_auc_is_the_share_of_pairs_in_the_right_order(outcomes: Outcomes) -> None:
+    accepted = np.array([score for score, hit in outcomes if hit])
+    rejected = np.array([score for score, hit in outcomes if not hit])
+    found = noted(outcomes).auc
+    if not len(accepted) or not len(rejected):
+        assert found is None
+        return
+    above = (accepted[:, None] > rejected) + 0.5 * (accepted[:, None] == rejected)
+    assert found == pytest.approx(above.mean())
+
+
+@settings(max_examples=30)
+@given(OUTCOMES, st.integers(0, 150))
+def test_parts_together_are_the_whole(outcomes: Outcomes, cut: int) -> None:
+    whole = noted(outcomes)
+    found = Reliability.of_all([noted(outcomes[:cut]), noted(outcomes[cut:])])
+    assert found.calibration_error == pytest.approx(whole.calibration_error)
+    assert found.auc == pytest.approx(whole.auc)
+
+
+def test_of_few_candidates_and_of_scores_at_the_ends() -> None:
+    few = noted([(0.5, True)] * 50 + [(0.5, False)] * 49)
+    assert (few.calibration_error, few.auc) == (None, None)
+    ends = noted([(0.0, False), (1.0, True)] * 50)
+    assert (ends.calibration_error, ends.auc) == (0.0, 1.0)
+
+
+def test_what_was_long_ago_weighs_little() -> None:
+    found = noted([(0.9, False)] * 4000 + [(0.9, True)] * 16_000)
+    assert found.calibration_error == pytest.approx(0.1, abs=0.03)
+
+
+def test_a_boaster_is_corrected_and_its_order_kept() -> None:
+    """Scores 0.9 and 0.45 of candidates accepted 3 times in 10 and 1 time in 10; another one tells the truth."""
+    calibration, rng = Calibration(), np.random.default_rng(0)
+    boast, honest = TreeBuilder(0), TreeBuilder(0)
+    boast.propose_points(0, [1, 2], [0.9, 0.45])
+    honest.propose_points(0, [1, 2], [0.3, 0.1])
+    assert calibration.reliability(0) is None
+    for token in rng.choice([1, 2, 3], 4000, p=[0.3, 0.1, 0.6]).tolist():
+        calibration.observe(0, boast.build(), [token])
+        calibration.observe(1, honest.build(), [token])
+    said, corrected = calibration.reliability(0) or pytest.fail("counted")
+    assert said.calibration_error == pytest.approx((0.6 + 0.35) / 2, abs=0.03)
+    assert corrected.calibration_error == pytest.approx(0, abs=0.06)
+    true, _ = calibration.reliability(1) or pytest.fail("counted")
+    assert true.calibration_error == pytest.approx(0, abs=0.03)
+    # of all pairs of an accepted and a rejected candidate: 0.3 * 0.9 in order, 0.1 * 0.7 not, the rest alike
+    expected = (0.3 * 0.9 + (0.3 * 0.7 + 0.1 * 0.9) / 2) / (0.4 * 1.6)
+    for found in (said, true):
+        assert found.auc == pytest.approx(expected, abs=0.03)
