@@ -118,8 +118,8 @@ def test_a_verdict_ends_before_a_node_whose_mask_is_late(sampling: Sampling) -> 
         found = requests.step({"slow": text[known:][:3]}, sampling)["slow"]
         assert found.status in (EntryStatus.OK, EntryStatus.EXHAUSTED), found.message
         if found.verdict is not None and known + 2 < len(text):
-            assert found.verdict.accepted == (1,)
-            assert found.verdict.bonus == text[known + 1]
+            assert found.verdict.accepted in ((), (1,)), "the child's own mask may be late, too"
+            assert found.verdict.bonus == text[known + len(found.verdict.accepted)]
     assert requests.tokens["slow"] == text
     assert requests.engine.masks.cut >= 5
 
