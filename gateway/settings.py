@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from gateway.api.security import SecuritySettings
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.planning.planner import NEVER_SLOWER
+from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
 from specinfer.service.settings import as_path

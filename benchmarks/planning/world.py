@@ -18,9 +18,10 @@ from math import exp, log2
 
 from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.calibration import Calibration
+from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import NEVER_SLOWER, Choice, Planner, StepReport, derive_budget
+from specinfer.planning.planner import Choice, Planner, StepReport, derive_budget
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.speculators.round import tokens_read
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees

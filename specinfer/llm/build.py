@@ -23,8 +23,9 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.runner import ModelRunner
+from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import NEVER_SLOWER, Planner, derive_budget
+from specinfer.planning.planner import Planner, derive_budget
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.step import StepMachine

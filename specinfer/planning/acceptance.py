@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from specinfer.planning.by_nodes import ByNodes, ranked_nodes, sizes_up_to
-from specinfer.planning.latency import SpeculatorSet
+from specinfer.planning.latency import SpeculatorSet, batch_size_class
 from specinfer.tree import TokenTree
 
 _REQUEST_MEMORY = 40.0
@@ -109,7 +109,7 @@ class AcceptanceModel:
 
     def usual(self, batch: int) -> ByNodes:
         """Return the means of trees at a batch size."""
-        size = (batch - 1).bit_length()
+        size = batch_size_class(batch)
         if size not in self._batches:
             nearest = min(self._batches, key=lambda other: abs(other - size), default=None)
             self._batches[size] = ByNodes(None if nearest is None else self._batches[nearest])

@@ -8,6 +8,10 @@ leaks meanwhile.
 What plain decoding takes is what the planner expects, corrected by what plain steps at the batch size really took.
 """
 
+from specinfer.planning.latency import batch_size_class
+
+NEVER_SLOWER = 0.02
+"""Part of plain decoding's speed that speculation may cost over a minute, unless said otherwise."""
 _MINUTE_S = 60.0
 _BUCKET = 1 / 4
 """Part of a minute's promised seconds that the bucket holds: twice that and half a promise leaking are the promise."""
@@ -44,13 +48,14 @@ class Guarantee:
         """
         if self._part >= 1 or not plain_speed:
             return
-        size, expected_s = (batch - 1).bit_length(), tokens / plain_speed
+        size, expected_s = batch_size_class(batch), tokens / plain_speed
         plain = self._plain.get(size, 1.0)
         seconds = min(seconds, _OUTLIER * max(batch / plain_speed, expected_s))
-        lost_s = -self._part / 2 * seconds
+        leaked_s = self._part / 2 * seconds
         if drafted:
-            lost_s += seconds - plain * expected_s
+            self.lost_s = max(self.lost_s + seconds - plain * expected_s - leaked_s, -self.most_lost_s)
         else:
             self._plain[size] = plain + _SMOOTHING * (seconds / expected_s - plain)
-        self.lost_s = max(self.lost_s + lost_s, -self.most_lost_s if drafted else min(self.lost_s, 0.0))
+            if self.lost_s > 0:  # what was gained stays
+                self.lost_s = max(self.lost_s - leaked_s, 0.0)
         self.exhausted = self.lost_s > (0.0 if self.exhausted else self.most_lost_s)

@@ -106,7 +106,7 @@ class LatencyModel:
         if cold or (behind_trees and not drafts):
             return False
         pace = self.passes.pace
-        self._rest[bool(drafts)].setdefault(_size(batch), Recent()).add(rest_s / pace)
+        self._rest[bool(drafts)].setdefault(batch_size_class(batch), Recent()).add(rest_s / pace)
         if drafts:
             self._known.clear()
         together = sum([not draft.resident for draft in drafts])
@@ -119,7 +119,9 @@ class LatencyModel:
                 continue
             for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
                 by_batch = self._drafts.setdefault(key, {}).setdefault(drafting, {})
-                by_batch.setdefault(_size(batch), {}).setdefault(nodes, Recent()).add(seconds / pace)
+                by_batch.setdefault(batch_size_class(batch), {}).setdefault(nodes, Recent()).add(
+                    seconds / pace
+                )
         return True
 
     def observe_pass(self, batch: int, tokens: int, seconds: float, cold: bool = False) -> bool:
@@ -142,7 +144,7 @@ class LatencyModel:
     ) -> list[float]:
         """Return the seconds, without passes, of steps in which these speculators draft so many nodes each."""
         rest = self._rest[bool(asked)] or self._rest[not asked]
-        rest_s = self.passes.pace * (rest[_nearest(rest, _size(batch))].value if rest else 0.0)
+        rest_s = self.passes.pace * (rest[_nearest(rest, batch_size_class(batch))].value if rest else 0.0)
         asking = [members for members in services if asked & members]
         together = [members for members in asking if members not in self._resident]
         seconds = [rest_s] * len(sizes)
@@ -199,12 +201,13 @@ class LatencyModel:
                 return [0.0] * len(sizes)
             count = min((count for count in measured if count >= drafting), default=max(measured))
             by_batch, part = measured[count], min(1.0, drafting / count)
-            by_nodes = by_batch[_nearest(by_batch, _size(batch))]
+            by_nodes = by_batch[_nearest(by_batch, batch_size_class(batch))]
             self._known[which] = [part * _by_nodes(by_nodes, nodes) for nodes in sizes]
         return self._known[which]
 
 
-def _size(batch: int) -> int:
+def batch_size_class(batch: int) -> int:
+    """Return the class of a batch size: 0 for one request, 1 for two, 2 for up to four, and so on."""
     return (batch - 1).bit_length()
 
 

@@ -7,14 +7,11 @@ import numpy as np
 
 from specinfer.planning.acceptance import AcceptanceModel, Outcomes
 from specinfer.planning.by_nodes import sizes_up_to
-from specinfer.planning.guarantee import Guarantee
+from specinfer.planning.guarantee import NEVER_SLOWER, Guarantee
 from specinfer.planning.latency import DraftTime, LatencyModel, SpeculatorSet
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.trials import Option, Trials
 from specinfer.scheduling.limits import NodeBudget
-
-NEVER_SLOWER = 0.02
-"""Part of plain decoding's speed that speculation may cost over a minute."""
 
 
 def derive_budget(

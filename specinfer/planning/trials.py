@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from specinfer.planning.latency import SpeculatorSet
+from specinfer.planning.latency import SpeculatorSet, batch_size_class
 
 _MARGIN = 1.02
 """Speculation must promise so much of plain decoding's speed: of several noisy promises the best is too
@@ -68,7 +68,7 @@ class Trials:
 
     def count(self, batch: int, asked: SpeculatorSet, nodes: int) -> None:
         """Count a choice that was made and measured."""
-        self._times[_size(batch), asked, nodes] += 1
+        self._times[batch_size_class(batch), asked, nodes] += 1
         self._trees += batch * bool(asked)
         self._tree_steps += bool(asked)
 
@@ -140,7 +140,7 @@ class Trials:
 
     def _measured(self, batch: int, option: Option) -> bool:
         young = bool(option.asked) and self._young
-        return not young and self._times[_size(batch), option.asked, option.nodes] >= _TIMES
+        return not young and self._times[batch_size_class(batch), option.asked, option.nodes] >= _TIMES
 
 
 def _neglected(
@@ -162,7 +162,3 @@ def _neglected(
 def _cost(option: Option, best: Option) -> float:
     """Return the extra seconds of a step for its tokens, compared with the best choice."""
     return option.seconds - option.tokens / best.speed
-
-
-def _size(batch: int) -> int:
-    return (batch - 1).bit_length()
