@@ -50,8 +50,8 @@ class Checker:
             ExhaustedError: if too many wait to be checked.
             UnavailableError: if the process cannot be started.
         """
-        check_json(constraint)  # which costs less than a process
         if constraint not in self._asked:
+            check_json(constraint)  # which costs less than a process
             if self._waiting >= _WAITING:
                 raise ExhaustedError(f"{self._waiting} constraints wait to be checked")
             self._waiting += 1

@@ -35,7 +35,6 @@ CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
 MOST_NEW_TOKENS, LEAST_NEW_TOKENS = 224, 32
 """Length of a continuation, and the passes without which there is no corpus to speak of."""
 LEAST_PROMPTS = 10
-DRAFT_VOCABULARY = 8192
 LARGE = 1e9
 """Parameters of a target from which on its hidden states are read."""
 BATCH, BATCH_OF_LARGE = 48, 16
@@ -196,8 +195,8 @@ def train_speculator(
     else:
         console.print(f"corpus: {len(finished_jobs(corpus))} continuations are in {corpus}", soft_wrap=True)
     given: dict[str, Any] = {"corpus": [corpus], "out": out, "work": work, "model": model, "seed": seed}
-    given |= {"vocabulary": min(DRAFT_VOCABULARY, config.vocab_size), "minutes": progress.training_minutes}
-    _TRAINERS[chosen.method](**given, threads=threads, device=device, overwrite=overwrite)
+    given |= {"minutes": progress.training_minutes, "threads": threads, "device": device}
+    _TRAINERS[chosen.method](**given, overwrite=overwrite)
     (work / "progress.json").unlink()
     trained = json.loads((out / "config.json").read_text())["trained"]
     for line in report(chosen.method, model, out, work, trained):
