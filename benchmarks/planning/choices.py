@@ -48,9 +48,8 @@ def main(
     """Compare the planner with constants."""
     found = part_of(load_prompts(prompts, count), 0, 1, 1)[:count]
     sizes = read_numbers("batches", batches)
-    about = about_this_run()
-    about["command"] = about["command"].replace(str(prompts), prompts.name)
-    report: dict[str, Any] = {"about": about, "prompts": len(found), "new_tokens": new_tokens, "turns": turns}
+    report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found)}
+    report |= {"new_tokens": new_tokens, "turns": turns}
     flags: dict[str, dict[str, str]] = {PLANNER: {}}
     flags |= {f"{n} nodes": {"adaptive": "false", "tree-nodes": str(n)} for n in read_numbers("nodes", nodes)}
     with ExitStack() as stack:

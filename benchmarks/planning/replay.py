@@ -118,7 +118,6 @@ def main(
     rows = load(corpus, answers)
     runs = list(measure(rows, read_numbers("nodes", nodes)))
     about = about_this_run() | {"corpus": corpus.name}
-    about["command"] = about["command"].replace(str(corpus), corpus.name)
     report = {"about": about, "answers": len(rows), "runs": runs}
     publish(RESULTS / "replay", report, markdown(report))
 

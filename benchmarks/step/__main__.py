@@ -9,7 +9,6 @@ Redis commands of a step.
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -82,8 +81,10 @@ def main(
     sizes = read_numbers("batches", batches)
     each = [prompt.tokens for prompt in load_prompts(prompts, -(-max(sizes) // 4))]
     roots = ({"services before": before} if before is not None else {}) | {"services": ROOT}
-    about = about_this_run() | {"command": " ".join(["python -m benchmarks step", *sys.argv[1:]])}
-    report: dict[str, Any] = {"about": about, "new_tokens": new_tokens}
+    report: dict[str, Any] = {
+        "about": about_this_run("python -m benchmarks step"),
+        "new_tokens": new_tokens,
+    }
     report["commits"] = {name: commit_of(root) for name, root in roots.items()}
     with console.status("measuring"):
         report["batches"] = asyncio.run(measure(roots, each, sizes, turns, new_tokens))

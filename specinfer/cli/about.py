@@ -11,16 +11,28 @@ from typing import Any
 from specinfer.processor import processor_name
 
 
-def about_this_run() -> dict[str, Any]:
-    """Return command, commit, time and machine of this process."""
+def about_this_run(program: str = "") -> dict[str, Any]:
+    """Return command, commit, time and machine of this process; `program` is its name, if not that of its file.
+
+    Paths of the command that lie outside the working directory are given by their last parts, as they are of one
+    machine.
+    """
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([program or Path(sys.argv[0]).name, *map(_elsewhere, sys.argv[1:])]),
         "commit": _commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": processor_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
+
+
+def _elsewhere(argument: str) -> str:
+    """Return an argument, or one with `=` and a value, without folders that lie outside the working directory."""
+    name, equals, value = argument.rpartition("=")
+    path = Path(value)
+    outside = path.is_absolute() or ".." in path.parts
+    return f"{name}{equals}{path.name}" if outside else argument
 
 
 def _commit() -> str:
