@@ -7,9 +7,9 @@ from typing import Any
 
 import openai
 
-from tests.integration.test_http_refusals import JSON, error_of, nested
+from tests.integration.test_http_refusals import nested
 from tests.integration.test_http_tools import TIME, WEATHER
-from tests.support.http_service import HttpService, http_service
+from tests.support.http_service import JSON, HttpService, error_of, http_service
 from tests.support.system import running_system
 
 ASKED: dict[str, Any] = {"model": "tiny", "max_output_tokens": 40, "temperature": 0}

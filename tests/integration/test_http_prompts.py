@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from tests.integration.test_http_refusals import error_of
-from tests.support.http_service import CHAT, COMPLETIONS, http_service
+from tests.support.http_service import CHAT, COMPLETIONS, error_of, http_service
 from tests.support.system import running_system
 
 TURNS: list[dict[str, Any]] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " Hel "}]

@@ -14,11 +14,14 @@ from prometheus_client import CollectorRegistry
 from http_svc.app import HttpServer, build_app
 from http_svc.settings import HttpSettings
 from specinfer.v1 import generation_pb2
+from tests.support.fake_gateway import FakeGateway, Turn, fake_gateways
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = generation_pb2.StatusReply(model="tiny", max_context_len=512)
 """Status of a gateway that is played."""
 ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+SHAPE = {"message", "type", "param", "code"}
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,20 @@ async def http_service(
             yield HttpService(url, registry, plain, server)
     finally:
         await server.stop()
+
+
+@asynccontextmanager
+async def served(*script: Turn, **settings: Any) -> AsyncIterator[tuple[FakeGateway, HttpService]]:
+    """A gateway that follows a script, and an HTTP service that tries nothing again."""
+    async with fake_gateways(script) as (gateway,):
+        gateway.states.append(MODEL)
+        options = {"patience_seconds": 0.0, **settings}
+        async with http_service(gateway.address, **options) as http:
+            yield gateway, http
+
+
+def error_of(reply: Any) -> dict[str, Any]:
+    """The error in an answer, which has OpenAI's shape."""
+    error: dict[str, Any] = reply.json()["error"]
+    assert set(error) == SHAPE
+    return error
