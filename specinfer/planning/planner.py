@@ -10,7 +10,7 @@ from specinfer.planning.by_nodes import sizes_up_to
 from specinfer.planning.guarantee import NEVER_SLOWER, Guarantee
 from specinfer.planning.latency import DraftTime, LatencyModel, SpeculatorSet
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.trials import Option, Trials
+from specinfer.planning.trials import Option, Reason, Trials
 from specinfer.scheduling.limits import NodeBudget
 
 
@@ -68,7 +68,7 @@ class Choice:
     """Tokens per second expected of plain decoding."""
     node_seconds: float = 0.0
     """Seconds that a node adds to the pass, on average."""
-    reason: str = "no speculators"
+    reason: Reason = Reason.NO_SPECULATORS
 
     @property
     def speed(self) -> float:
@@ -160,7 +160,7 @@ class Planner:
             wanting: requests of the batch that want drafts, with the tokens of their contexts.
         """
         if not self._services or not wanting:
-            return replace(PLAIN, reason="no request wants drafts" if self._services else "no speculators")
+            return replace(PLAIN, reason=Reason.NOT_WANTED if self._services else Reason.NO_SPECULATORS)
         if not self._adaptive:
             return self._fixed(batch, len(wanting))
         self.acceptance.follow(wanting)
@@ -198,8 +198,8 @@ class Planner:
         seconds = plain_pass_s + rest_s
         plain = Option(PLAIN.speculators, 0, float(batch), seconds, plain_pass_s, 0.0, batch / seconds)
         if self.guarantee.exhausted:
-            return replace(
-                PLAIN, tokens=plain.tokens, seconds=seconds, plain_speed=plain.speed, reason="never slower"
+            return Choice(
+                tokens=plain.tokens, seconds=seconds, plain_speed=plain.speed, reason=Reason.NEVER_SLOWER
             )
         trees = list(self._trees(batch, requests, most))
         behind_s = self.latency.seconds_to_catch_up(self._services)
@@ -234,4 +234,4 @@ class Planner:
         """Return all speculators, and as many nodes as the budget allows."""
         most = self._budget.of_step(batch, requests)
         nodes = min(self._budget.per_request, max(1, most // requests))
-        return Choice(self.acceptance.everybody, nodes, most, reason="not adaptive")
+        return Choice(self.acceptance.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)

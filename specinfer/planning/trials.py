@@ -8,6 +8,7 @@ not draft for a while have to read what they missed first, which is part of the 
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 from specinfer.planning.latency import SpeculatorSet, batch_size_class
@@ -39,6 +40,23 @@ _LEAST = 0.2
 """Part of a step: the least that a step of a probe is counted for."""
 
 
+class Reason(StrEnum):
+    """Why a step was planned so; its values are labels of metrics."""
+
+    NO_SPECULATORS = "no speculators"
+    NOT_WANTED = "no request wants drafts"
+    NOT_ADAPTIVE = "not adaptive"
+    NEVER_SLOWER = "never slower"
+    FASTEST = "fastest"
+    PLAIN_IS_FASTER = "plain is faster"
+    FIRST_TREES = "first trees"
+    FIRST_PLAIN = "first plain"
+    PROBE_PLAIN = "probe plain"
+    PROBE_SMALLER = "probe smaller"
+    PROBE_LARGER = "probe larger"
+    PROBE_ALL = "probe all"
+
+
 class Option(NamedTuple):
     """A possible choice, and its expected outcome."""
 
@@ -59,11 +77,12 @@ class Trials:
 
     def __init__(self) -> None:
         self._times = Counter[tuple[int, SpeculatorSet, int]]()
-        self._left_out_s: defaultdict[str, float] = defaultdict(float)
+        self._left_out_s: defaultdict[Reason, float] = defaultdict(float)
         self._credit_s: float | None = None
         self._trees = self._tree_steps = self._probes = 0
         """Trees measured so far, the steps that had them, and probes of them beside plain decoding."""
-        self._kind, self._steps = "", 0
+        self._kind: Reason | None = None
+        self._steps = 0
         """Kind of the probe that goes on, and the steps it still takes."""
 
     def count(self, batch: int, asked: SpeculatorSet, nodes: int) -> None:
@@ -74,7 +93,7 @@ class Trials:
 
     def pick(
         self, batch: int, plain: Option, trees: Sequence[Option], pool: SpeculatorSet, behind_s: float
-    ) -> tuple[Option, str]:
+    ) -> tuple[Option, Reason]:
         """Return the choice of the step, and its reason.
 
         Args:
@@ -92,7 +111,7 @@ class Trials:
         behind_s = 0.0 if best.asked else behind_s
         trial = self._trial(batch, best, [plain, *trees], behind_s)
         if trial is not None:
-            return trial, "first trees" if trial.asked else "first plain"
+            return trial, Reason.FIRST_TREES if trial.asked else Reason.FIRST_PLAIN
         for kind, option in _neglected(best, plain, trees, pool):
             if kind == self._kind and self._steps:
                 self._steps -= 1
@@ -107,7 +126,7 @@ class Trials:
                 self._probes += beside
                 return option, kind
         self._steps = 0
-        return best, "fastest" if best.asked else "plain is faster"
+        return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER
 
     def _share(self, option: Option, best: Option) -> float:
         """Return the part of the time for probes of this choice."""
@@ -145,18 +164,18 @@ class Trials:
 
 def _neglected(
     best: Option, plain: Option, trees: Sequence[Option], pool: SpeculatorSet
-) -> Iterator[tuple[str, Option]]:
+) -> Iterator[tuple[Reason, Option]]:
     """Yield, by kind, choices that are not made and should not be forgotten."""
     if best.asked:
-        yield "probe plain", plain
-        for kind, nodes in (("probe smaller", -1), ("probe larger", 1)):
+        yield Reason.PROBE_PLAIN, plain
+        for kind, nodes in ((Reason.PROBE_SMALLER, -1), (Reason.PROBE_LARGER, 1)):
             sizes = [option for option in trees if option.asked == best.asked]
             place = sizes.index(best) + nodes
             if 0 <= place < len(sizes):
                 yield kind, sizes[place]
     whole = [option for option in trees if option.asked == pool]
     if whole and pool != best.asked:
-        yield "probe all", max(whole, key=lambda option: option.speed)
+        yield Reason.PROBE_ALL, max(whole, key=lambda option: option.speed)
 
 
 def _cost(option: Option, best: Option) -> float:

@@ -10,6 +10,7 @@ import pytest
 
 from specinfer.drafters import DraftJob
 from specinfer.errors import FaultError, SpecInferError
+from specinfer.planning.trials import Reason
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
@@ -141,6 +142,8 @@ async def test_steps_of_two_speculators_are_counted_as_computed_by_hand(redis_ur
     assert found.value("planner_step_nodes_sum") == 9
     assert found.by("drafts_total", "outcome") == {"ok": 6}
     assert found.by("planner_steps_total", "reason") == {"not adaptive": 3}
+    for reason in Reason:  # also those that have not come up
+        assert found.value("planner_steps_total", reason=reason) == 3 * (reason is Reason.NOT_ADAPTIVE)
     assert found.by("planner_asked_total", "speculator") == both
     assert found.value("iteration_batch_size_sum") == 3
     for phase in ("draft", "merge", "verify", "commit"):

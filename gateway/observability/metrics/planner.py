@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from gateway.session.totals import Named
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import StepCounts
+from specinfer.planning.trials import Reason
 from specinfer.service.metrics import COUNTS, StepCounter, StepHistogram
 
 
@@ -26,6 +27,8 @@ class PlannerMetrics:
         self._actual_s = counter("actual_seconds", "Time that those steps took, summed.")
         self._expected_tokens = counter("expected_tokens", "Tokens expected of those steps, summed.")
         self._actual_tokens = counter("actual_tokens", "Tokens that those steps brought, summed.")
+        for reason in Reason:
+            self._choices.add(0, reason)
 
     def count(self, step: FinishedStep, counts: StepCounts, names: Sequence[Named]) -> None:
         """Count a step; `names` are those of the speculators by number."""
