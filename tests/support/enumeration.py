@@ -16,6 +16,7 @@ import numpy as np
 from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.verification.acceptance import AcceptanceRule, Float64, Randomness, find_rule
+from specinfer.verification.target import LateNodeError
 
 T = TypeVar("T")
 Path = tuple[int, ...]
@@ -24,6 +25,8 @@ Tables = list[Float64]
 """Tables[d][path of d tokens] is the distribution [V] of the token behind it."""
 
 
+Lateness = Callable[[Path], int]
+"""Times that a rule asks for the distribution behind a path before it is known: masks of constraints may be late."""
 Choice = Callable[[Float64], int]
 """Noise: a token, given unnormalised probabilities."""
 
@@ -120,24 +123,58 @@ class TableTarget:
         return noise.choose(self.probabilities(node))
 
 
+class LateTarget:
+    """The target where masks are late; a pass takes no request whose root has none."""
+
+    def __init__(self, target: TableTarget, late: Lateness) -> None:
+        self._target = target
+        paths = [tuple(target.tree.sequence_of(node)[1:]) for node in range(len(target.tree))]
+        self._late = [late(path) if path else 0 for path in paths]
+
+    def best(self, node: int) -> int:
+        self._ask(node)
+        return self._target.best(node)
+
+    def probabilities(self, node: int) -> Float64:
+        self._ask(node)
+        return self._target.probabilities(node)
+
+    def choose(self, node: int, noise: Noise) -> int:
+        self._ask(node)
+        return self._target.choose(node, noise)
+
+    def _ask(self, node: int) -> None:
+        if self._late[node]:
+            self._late[node] -= 1
+            raise LateNodeError(node)
+
+
 def after(tables: Tables, path: Path) -> Float64:
     """[V] the distribution behind a path; where tables do not reach, that behind the context."""
     return cast(Float64, tables[len(path)][path] if len(path) < len(tables) else tables[0])
 
 
 def verified(
-    tree: TokenTree, tables: Tables, rule: str = "multi_step", choose: Choice | None = None
+    tree: TokenTree,
+    tables: Tables,
+    rule: str = "multi_step",
+    choose: Choice | None = None,
+    late: Lateness = lambda path: 0,
 ) -> dict[Path, float]:
     """The tokens that one step commits, with their probabilities over the rule's own randomness.
 
     Args:
         choose: the noise, if the tree may know it.
+        late: masks that are. The step ends with the node whose mask the rule cannot do without.
     """
     verify: AcceptanceRule = find_rule(rule)
-    target = TableTarget(tables, tree)
 
     def step(branches: Branches) -> Path:
-        verdict = verify(tree, target, cast(Randomness, BranchingRandomness(branches, choose)))
+        target = LateTarget(TableTarget(tables, tree), late)
+        try:
+            verdict = verify(tree, target, cast(Randomness, BranchingRandomness(branches, choose)))
+        except LateNodeError as error:
+            return tuple(tree.sequence_of(error.node)[1:])
         return (*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus)
 
     return _total(outcomes(step))
@@ -148,6 +185,7 @@ def joint(
     targets: Sequence[Tables],
     length: int,
     rule: str = "multi_step",
+    late: Lateness = lambda path: 0,
 ) -> Float64:
     """[V] * (length * requests): the joint distribution of the first `length` tokens of every request of a
     batch.
@@ -156,6 +194,7 @@ def joint(
         draft: the cut trees of one step, one per request. Tokens that the step does not commit come from the
             target, since the drafts of the next step are independent of this one's.
         targets: of every request.
+        late: masks that are, as in `verified`.
     """
     found: Any = 0.0
     known: dict[tuple[int, bytes], Float64] = {}
@@ -164,7 +203,7 @@ def joint(
         for i, tree in enumerate(trees):
             key = i, _signature(tree)
             if key not in known:
-                known[key] = _completed(verified(tree, targets[i], rule), targets[i], length)
+                known[key] = _completed(verified(tree, targets[i], rule, late=late), targets[i], length)
             parts.append(known[key])
         together: Any = weight
         for part in parts:

@@ -82,3 +82,23 @@ def test_negative_control_forbidden_draws_dropped_while_q_stays(rule: str, kind:
     right = joint(step(pool, matcher, without_forbidden), [target], 1, rule)
     np.testing.assert_allclose(right, target[0], rtol=0, atol=ROUNDED)
     assert np.abs(joint(step(pool, matcher, careless), [target], 1, rule) - target[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("rule", DRAWING)
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(1, 3))
+def test_late_masks_do_not_favour_drafts(
+    rule: str, data: st.DataObject, seed: int, size: int, length: int
+) -> None:
+    """Any masks are late: for good, or only when the rule first asks for them."""
+    rng = np.random.default_rng(seed)
+    matcher, target = random_constraint(rng, random_tables(rng, size, 4))
+    lateness: dict[tuple[int, ...], int] = {}
+
+    def late(path: tuple[int, ...]) -> int:
+        return lateness.setdefault(path, int(rng.choice([0, 1, 1000])))
+
+    pool = data.draw(pools(rng, size, {2: 6, 3: 5, 4: 4}[size]))
+    trees = step(pool, matcher, without_forbidden, **data.draw(options()))
+    found = joint(trees, [target], length, rule, late)
+    np.testing.assert_allclose(found, exact([target], length), rtol=0, atol=ROUNDED)
