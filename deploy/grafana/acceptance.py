@@ -55,7 +55,6 @@ ACCEPTANCE = PanelRow(
             "all at 0: nothing of what is drafted is accepted.",
             (Query(per_second("specinfer_accepted_depth_bucket", "le"), "{{le}}"),),
             kind="heatmap",
-            width=12,
         ),
         Panel(
             "Wins",
@@ -63,7 +62,21 @@ ACCEPTANCE = PanelRow(
             "a speculator that never wins only costs time.",
             (Query(per_second("specinfer_speculator_wins_total", _BY, CHOSEN), "{{speculator}}"),),
             unit="cps",
-            width=12,
+        ),
+        Panel(
+            "Scores of speculators",
+            "Expected calibration error of scores, as they came and as trees are cut by them; and AUC, how well they "
+            "tell what is accepted from what is not.",
+            "an error above 0.1 after correction: trees are cut at the wrong place. AUC near 0.5: scores say nothing, "
+            "so that larger trees do not help.",
+            (
+                Query(
+                    f"max by (speculator, scores) (specinfer_speculator_calibration_error{{{CHOSEN}}})",
+                    "error {{scores}} {{speculator}}",
+                ),
+                Query(f"max by (speculator) (specinfer_speculator_auc{{{CHOSEN}}})", "AUC {{speculator}}"),
+            ),
+            most=1,
         ),
     ),
 )

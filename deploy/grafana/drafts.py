@@ -103,7 +103,8 @@ PLANNER = PanelRow(
         Panel(
             "Steps by reason",
             "Why the planner planned steps as it did.",
-            "`explore` the most frequent for long: measurements do not settle.",
+            "`first trees` or probes the most frequent for long: measurements do not settle. "
+            "`never slower`: drafts cost more than they brought.",
             (Query(per_second("specinfer_planner_steps_total", "reason"), "{{reason}}"),),
             unit="cps",
             stacked=True,
