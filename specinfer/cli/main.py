@@ -15,6 +15,7 @@ from specinfer.cli.check import check, explanation
 from specinfer.cli.compare import bench, compare
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
 from specinfer.cli.demo import demo
+from specinfer.cli.exact import exact
 from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
@@ -50,7 +51,7 @@ bench_app = typer.Typer(help="Measure modes and batch sizes, or every drafting m
 bench_app.callback(invoke_without_command=True)(bench)
 bench_app.command("compare")(compare)
 app.add_typer(bench_app, name="bench")
-for command in (generate, attach, cancel, status, demo, plan, check):
+for command in (generate, attach, cancel, status, demo, plan, check, exact):
     app.command()(command)
 
 

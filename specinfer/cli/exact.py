@@ -1,0 +1,124 @@
+"""`specinfer exact`: a check that a server's speculation does not change its answers."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specinfer.cli.connection import API_KEY_VARIABLE
+from specinfer.cli.options.shared import JsonOutput, check_positive
+from specinfer.cli.show import output, progress_bar
+from specinfer.errors import InvalidInputError
+from specinfer.exact.compare import Compared, exit_code
+from specinfer.exact.run import PROMPTS, check, sides
+from specinfer.exact.served import Question, Server
+from specinfer.prompts import read_prompts
+
+_ROUNDS = 3
+_SHOWN = 5
+"""Differences of a kind that are shown."""
+
+
+def exact(
+    base_url: Annotated[str, typer.Argument(help="Server of OpenAI's API, as http://HOST:PORT.")],
+    against: Annotated[
+        str | None,
+        typer.Option(help="Another server, which decodes plainly; else the same one, switched off."),
+    ] = None,
+    off: Annotated[
+        str | None,
+        typer.Option(
+            help="JSON fields of a body that switch speculation off; known for SpecInfer and llama.cpp."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model id; the first that the server lists.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSONL file of {"turns": ["text"]}; twelve of ours without it.')
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="Of the seeded requests; 0: greedy ones only.")
+    ] = 0.8,
+    concurrency: Annotated[int, typer.Option(help="Requests that run at once.")] = 1,
+    tie: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Nats by which two tokens may differ and count as a tie, decided by rounding."
+        ),
+    ] = 0.0,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar=API_KEY_VARIABLE, show_default=False, help="Key, where the servers want one."),
+    ] = None,
+    json_output: JsonOutput = False,
+) -> None:
+    """Send the same greedy and seeded requests with and without speculation; exit code 1 if an answer differs.
+
+    Plain decoding is run twice, so that what does not even repeat itself is not blamed on speculation.
+    """
+    check_positive("--max-tokens", max_tokens)
+    check_positive("--concurrency", concurrency)
+    other = None if against is None else Server.at(against, api_key)
+    plain, speculating = sides(Server.at(base_url, api_key), other, _read_off(off))
+    texts = PROMPTS if prompts is None else read_prompts(prompts)
+    questions = [Question(text, max_tokens) for text in texts]
+    if temperature:
+        questions += [Question(text, max_tokens, temperature, seed) for seed, text in enumerate(texts, 1)]
+    with progress_bar() as bar:
+        task = bar.add_task("asking", total=_ROUNDS * len(questions))
+        found = check(plain, speculating, questions, concurrency, model, lambda: bar.advance(task))
+    if json_output:
+        typer.echo(json.dumps([{**asdict(one), "wrong": one.is_wrong(tie)} for one in found]))
+    else:
+        for line in report(found, tie):
+            output.print(line, markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(exit_code(found, tie))
+
+
+def report(found: Sequence[Compared], tie: float) -> list[str]:
+    """Return the lines that are shown."""
+    lines = []
+    for kind in dict.fromkeys(one.kind for one in found):
+        these = [one for one in found if one.kind == kind]
+        same = sum(one.difference is None for one in these)
+        repeated = sum(one.unrepeated is None for one in these)
+        tokens = sum(one.tokens for one in these)
+        lines.append(
+            f"{kind}: {same} of {len(these)} answers are the same with speculation"
+            + (f", {tokens} tokens" if tokens else "")
+            + f"; plain decoding repeats {repeated} of them"
+        )
+        lines += [_line(one, tie) for one in these if one.difference is not None][:_SHOWN]
+    return lines
+
+
+def _line(one: Compared, tie: float) -> str:
+    assert one.difference is not None
+    found = one.difference
+    unit = "token" if one.tokens else "character"
+    gap = "" if found.gap is None else f", {found.gap:.3f} nats less probable"
+    verdict = "differs" if one.is_wrong(tie) else "a tie, or plain decoding does not repeat itself"
+    return (
+        f"  prompt {one.prompt + 1}, {unit} {found.position + 1}: plain {found.plain!r}, "
+        f"with speculation {found.other!r}{gap}: {verdict}"
+    )
+
+
+def _read_off(text: str | None) -> dict[str, object] | None:
+    """Return the fields that switch speculation off.
+
+    Raises:
+        InvalidInputError: if it is no JSON object.
+    """
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError("--off", text, f"no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise InvalidInputError("--off", text, "must be a JSON object")
+    return fields

@@ -1,0 +1,75 @@
+"""Comparison of answers with those of plain decoding: the first token that differs, and by how much. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from specinfer.exact.served import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place at which an answer leaves plain decoding's."""
+
+    position: int
+    """Tokens before it; characters where a server sends no tokens."""
+    plain: str
+    """Text of plain decoding's token there; empty if it has ended."""
+    other: str
+    """Text of the other token."""
+    gap: float | None = None
+    """By how much plain decoding finds its own token more probable, in nats; None if it did not say."""
+
+
+def first_divergence(plain: Completion, other: Completion) -> Divergence | None:
+    """Return where an answer first differs from that of plain decoding; None if it does not."""
+    if plain.tokens and other.tokens:
+        for position, (own, its) in enumerate(zip_longest(plain.tokens, other.tokens, fillvalue="")):
+            if own != its:
+                return Divergence(position, own, its, _gap(plain, position, own, its))
+        return None  # texts of the same tokens
+    for position, (own, its) in enumerate(zip_longest(plain.text, other.text, fillvalue="")):
+        if own != its:
+            return Divergence(position, plain.text[position:][:20], other.text[position:][:20])
+    return None
+
+
+def _gap(plain: Completion, position: int, own: str, other: str) -> float | None:
+    if position >= len(plain.top):
+        return None
+    row = plain.top[position]
+    if own not in row or not row:
+        return None
+    if other in row:
+        return row[own] - row[other]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Answers to one question, compared."""
+
+    kind: str
+    prompt: int
+    """Place of the question's prompt, from 0."""
+    tokens: int
+    """Tokens of plain decoding's answer; 0 if the server sends none."""
+    difference: Divergence | None
+    """First place at which the answer with speculation differs; None: the same."""
+    unrepeated: Divergence | None
+    """First place at which plain decoding's second answer differs from its first, which proves nothing about
+    speculation."""
+
+    def is_wrong(self, tie: float) -> bool:
+        """Return whether speculation changed this answer, beyond ties of this many nats."""
+        found = self.difference
+        if found is None:
+            return False
+        if self.unrepeated is not None and self.unrepeated.position <= found.position:
+            return False
+        return found.gap is None or found.gap > tie
+
+
+def exit_code(found: Sequence[Compared], tie: float) -> int:
+    """Return 1 if speculation changed any answer."""
+    return int(any(one.is_wrong(tie) for one in found))

@@ -1,0 +1,95 @@
+"""The requests of a check: plain decoding twice, then with speculation; to one server or to two."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from specinfer.errors import InvalidInputError
+from specinfer.exact.compare import Compared, first_divergence
+from specinfer.exact.served import SWITCHES, Completion, Question, Server
+
+PROMPTS = (
+    "The history of the bicycle began",
+    "def quicksort(items):\n    ",
+    "Question: What is 17 * 23?\nAnswer: Let's think step by step.",
+    "Once upon a time, in a village by the sea,",
+    '{"name": "Ada", "born": 1815, "known for": ["',
+    "Translate to French: The weather is nice today, and we are going to the beach.\n",
+    "1, 2, 4, 8, 16, 32,",
+    "Dear Sir or Madam,\n\nI am writing to complain about",
+    "SELECT name, price FROM products WHERE",
+    "Light is a wave and a particle. This means that",
+    "Ingredients:\n- 2 eggs\n- 100 g flour\n-",
+    "北京是中国的首都。",
+)
+"""Beginnings of texts, predictable and not, where a user gives none; completed as they are, without a chat template."""
+
+
+def sides(
+    speculating: Server, against: Server | None, off: dict[str, object] | None
+) -> tuple[Server, Server]:
+    """Return the server that decodes plainly, and the one that speculates.
+
+    Args:
+        speculating: the server to check.
+        against: another server that decodes plainly; None: the same one, speculation switched off by each request.
+        off: fields that switch it off; None: those of servers that are known.
+
+    Raises:
+        InvalidInputError: if it is not known how to switch speculation off.
+        UnavailableError: if the server does not answer.
+    """
+    if against is not None:
+        return replace(against, extra=off or {}), speculating
+    if off is None:
+        _, owner = speculating.model()
+        if owner not in SWITCHES:
+            why = f"no field is known that switches off speculation at a server of {owner or 'an unknown maker'}"
+            raise InvalidInputError("--off", None, f"{why}: give it as JSON, or --against another server")
+        off = dict(SWITCHES[owner])
+    return replace(speculating, extra=off), speculating
+
+
+def check(
+    plain: Server,
+    speculating: Server,
+    questions: Sequence[Question],
+    concurrency: int,
+    model: str | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> list[Compared]:
+    """Return the comparison of all answers, in the order of the questions.
+
+    Args:
+        plain: decodes plainly.
+        speculating: is checked.
+        questions: are sent to both, three times in all.
+        concurrency: requests that run at once; batches show other faults than single requests.
+        model: its id at both servers; None: the first that each lists.
+        done: called after each answer.
+
+    Raises:
+        SpecInferError: as of `Server.complete`.
+    """
+    rounds: list[list[Completion]] = []
+    for server in (plain, plain, speculating):
+        name = model or server.model()[0]
+
+        def one(question: Question, server: Server = server, name: str = name) -> Completion:
+            answer = server.complete(name, question)
+            done()
+            return answer
+
+        with ThreadPoolExecutor(concurrency) as pool:
+            rounds.append(list(pool.map(one, questions)))
+    numbers = {prompt: place for place, prompt in enumerate(dict.fromkeys(q.prompt for q in questions))}
+    return [
+        Compared(
+            "greedy" if question.temperature == 0 else "seeded",
+            numbers[question.prompt],
+            len(first.tokens),
+            first_divergence(first, other),
+            first_divergence(first, again),
+        )
+        for question, first, again, other in zip(questions, *rounds, strict=True)
+    ]

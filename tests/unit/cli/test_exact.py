@@ -1,0 +1,222 @@
+"""`specinfer exact` against servers that are honest, that lie, tie, drift, or send no log-probabilities."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from specinfer.cli.main import app
+
+Body = dict[str, Any]
+Say = Callable[[Body, int], Body]
+"""The `choices` entry of the answer to a body, and of how many of the same body have come before."""
+WORDS = ("one", "two", "three", "four")
+
+
+def choice(*words: str, gap: float = 2.0) -> Body:
+    """An answer whose tokens are words; its third and fourth words are rivals, apart by `gap`."""
+    rows = [{word: -0.5, rival: -0.5 - gap} for word, rival in zip(words, (*words[1:], "five"), strict=True)]
+    logprobs = {"tokens": list(words), "token_logprobs": [-0.5] * len(words), "top_logprobs": rows}
+    return {"text": " ".join(words), "logprobs": logprobs}
+
+
+def in_llama_cpps_form(answer: Body) -> Body:
+    old = answer["logprobs"]
+    content = [
+        {
+            "token": token,
+            "logprob": row[token],
+            "top_logprobs": [{"token": t, "logprob": p} for t, p in row.items()],
+        }
+        for token, row in zip(old["tokens"], old["top_logprobs"], strict=True)
+    ]
+    return {"text": answer["text"], "logprobs": {"content": content}}
+
+
+@dataclass
+class Script:
+    """Answers of a server, and the bodies that came."""
+
+    say: Say
+    owner: str = "specinfer"
+    bodies: list[Body] = field(default_factory=list)
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[str]:
+    """A server of this script; yields its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(200, {"data": [{"id": "m", "owned_by": script.owner}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            before = script.bodies.count(body)
+            script.bodies.append(body)
+            if body["max_tokens"] > 1000:
+                self._send(400, {"error": {"message": "max_tokens: at most 1000"}})
+            else:
+                self._send(200, {"choices": [script.say(body, before)]})
+
+        def _send(self, status: int, answer: Body) -> None:
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def run(script: Script, *options: str) -> tuple[int, str]:
+    """Exit code and output of the command."""
+    with serving(script) as url:
+        done = CliRunner().invoke(app, ["exact", url, *options])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def honest(body: Body, before: int) -> Body:
+    return choice(*WORDS)
+
+
+def lying_when(changes: Callable[[Body], bool], gap: float = 2.0) -> Say:
+    """Says "four" for "three" where speculation is on and changes this body's answer."""
+
+    def say(body: Body, before: int) -> Body:
+        lies = "speculation" not in body and changes(body)
+        return choice("one", "two", "four" if lies else "three", "four", gap=gap)
+
+    return say
+
+
+def test_an_honest_server_passes_and_is_asked_with_and_without_speculation() -> None:
+    script = Script(honest)
+    code, text = run(script, "--max-tokens", "4", "--concurrency", "4")
+    assert code == 0
+    assert (
+        "greedy: 12 of 12 answers are the same with speculation, 48 tokens; plain decoding repeats 12" in text
+    )
+    assert "seeded: 12 of 12 answers" in text
+    off = [body for body in script.bodies if body.get("speculation") == "off"]
+    on = [body for body in script.bodies if "speculation" not in body]
+    assert (len(off), len(on)) == (48, 24)
+    assert [body for body in on if body["temperature"] == 0] != []
+    assert len({body["seed"] for body in on if body["temperature"] == 0.8}) == 12
+
+
+@pytest.mark.parametrize("kind", ["greedy", "seeded"])
+@pytest.mark.parametrize("form", [dict, in_llama_cpps_form])
+def test_a_server_that_lies_for_one_prompt_is_found(kind: str, form: Callable[[Body], Body]) -> None:
+    lie = lying_when(
+        lambda body: "bicycle" in body["prompt"] and (body["temperature"] == 0) == (kind == "greedy")
+    )
+    code, text = run(Script(lambda body, before: form(lie(body, before))))
+    assert code == 1
+    assert f"{kind}: 11 of 12 answers are the same" in text
+    wrong = "prompt 1, token 3: plain 'three', with speculation 'four', 2.000 nats less probable: differs"
+    assert wrong in text
+
+
+def test_ties_within_what_is_allowed_pass() -> None:
+    script = Script(lying_when(lambda body: True, gap=0.01))
+    assert run(script, "--tie", "0.02")[0] == 0
+    assert run(script, "--tie", "0.001")[0] == 1
+
+
+def test_what_plain_decoding_does_not_repeat_is_not_blamed_on_speculation() -> None:
+    def drifting(body: Body, before: int) -> Body:
+        return choice("one", "two", "four" if "speculation" not in body or before % 2 else "three", "four")
+
+    code, text = run(Script(drifting))
+    assert code == 0
+    assert "greedy: 0 of 12 answers are the same" in text
+    assert "plain decoding repeats 0 of them" in text
+
+
+def test_a_difference_before_plain_decodings_own_one_is_found() -> None:
+    def say(body: Body, before: int) -> Body:
+        if "speculation" not in body:
+            return choice("two", "two", "three", "four")
+        return choice("one", "two", "three", "five" if before % 2 else "four")
+
+    assert run(Script(say))[0] == 1
+
+
+def test_a_shorter_answer_differs() -> None:
+    code, text = run(Script(lambda body, before: choice(*WORDS[: 4 if "speculation" in body else 3])))
+    assert code == 1
+    assert "token 4: plain 'four', with speculation ''" in text
+
+
+def test_without_logprobs_text_is_compared() -> None:
+    def say(body: Body, before: int) -> Body:
+        return {"text": "one two" if "speculation" in body else "one too"}
+
+    code, text = run(Script(say))
+    assert code == 1
+    assert "character 6: plain 'wo', with speculation 'oo': differs" in text
+
+
+def test_two_servers_are_compared() -> None:
+    plain = Script(honest, owner="vllm")
+    with serving(plain) as url:
+        code, _ = run(
+            Script(lying_when(lambda body: True), owner="vllm"), "--against", url, "--temperature", "0"
+        )
+    assert code == 1
+    assert len(plain.bodies) == 24
+
+
+def test_a_server_whose_switch_is_not_known_needs_one() -> None:
+    with pytest.raises(
+        Exception, match=r"--off = None: no field is known .* vllm: give it as JSON, or --against"
+    ):
+        run(Script(honest, owner="vllm"))
+    script = Script(honest, owner="vllm")
+    assert run(script, "--off", '{"spec": {"k": 0}}')[0] == 0
+    assert sum("spec" in body for body in script.bodies) == 48
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--off", "[1]"], "must be a JSON object"),
+        (["--off", "{"], "no JSON"),
+        (["--max-tokens", "0"], "--max-tokens = 0"),
+        (["--max-tokens", "2000"], "status 400: .*at most 1000"),
+        (["--against", "ftp://x"], "base_url = 'ftp://x'"),
+    ],
+)
+def test_bad_input_is_named(options: list[str], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        run(Script(honest), *options)
+
+
+def test_json_has_every_answer() -> None:
+    code, text = run(
+        Script(lying_when(lambda body: "bicycle" in body["prompt"])), "--json", "--temperature", "0"
+    )
+    rows = json.loads(text)
+    assert code == 1
+    assert [row["wrong"] for row in rows] == [True] + [False] * 11
+    assert rows[0]["difference"] == {"position": 2, "plain": "three", "other": "four", "gap": 2.0}
