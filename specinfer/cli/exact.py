@@ -12,9 +12,10 @@ from specinfer.cli.connection import API_KEY_VARIABLE
 from specinfer.cli.options.shared import JsonOutput, check_positive
 from specinfer.cli.show import output, progress_bar
 from specinfer.errors import InvalidInputError
-from specinfer.exact.compare import Compared, exit_code
-from specinfer.exact.run import PROMPTS, check, sides
-from specinfer.exact.served import Question, Server
+from specinfer.openai_api.comparison import Compared, exit_code
+from specinfer.openai_api.completion import Question
+from specinfer.openai_api.exact import PROMPTS, check, sides
+from specinfer.openai_api.server import ApiServer
 from specinfer.prompts import read_prompts
 
 _ROUNDS = 3
@@ -61,8 +62,8 @@ def exact(
     """
     check_positive("--max-tokens", max_tokens)
     check_positive("--concurrency", concurrency)
-    other = None if against is None else Server.at(against, api_key)
-    plain, speculating = sides(Server.at(base_url, api_key), other, _read_off(off))
+    other = None if against is None else ApiServer.at(against, api_key)
+    plain, speculating = sides(ApiServer.at(base_url, api_key), other, _read_off(off))
     texts = PROMPTS if prompts is None else read_prompts(prompts)
     questions = [Question(text, max_tokens) for text in texts]
     if temperature:

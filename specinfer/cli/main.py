@@ -11,6 +11,7 @@ import typer
 
 from specinfer import __version__
 from specinfer.cache_directory import CACHE_HELP
+from specinfer.cli.batch import batch
 from specinfer.cli.check import check, explanation
 from specinfer.cli.compare import bench, compare
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
@@ -51,7 +52,7 @@ bench_app = typer.Typer(help="Measure modes and batch sizes, or every drafting m
 bench_app.callback(invoke_without_command=True)(bench)
 bench_app.command("compare")(compare)
 app.add_typer(bench_app, name="bench")
-for command in (generate, attach, cancel, status, demo, plan, check, exact):
+for command in (generate, attach, cancel, status, demo, plan, check, batch, exact):
     app.command()(command)
 
 

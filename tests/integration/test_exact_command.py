@@ -2,9 +2,10 @@
 
 import asyncio
 
-from specinfer.exact.compare import exit_code
-from specinfer.exact.run import PROMPTS, check, sides
-from specinfer.exact.served import Question, Server
+from specinfer.openai_api.comparison import exit_code
+from specinfer.openai_api.completion import Question
+from specinfer.openai_api.exact import PROMPTS, check, sides
+from specinfer.openai_api.server import ApiServer
 from tests.support.http_service import http_service
 from tests.support.oracle import first
 from tests.support.system import ScriptedDrafter, running_system
@@ -14,7 +15,9 @@ async def test_our_own_service_passes(redis_url: str) -> None:
     """Also in batches; trees are really verified."""
     drafter = ScriptedDrafter(first(2))
     async with running_system(redis_url, {"a": drafter}) as system, http_service(system.address) as http:
-        plain, speculating = sides(await asyncio.to_thread(Server.at, http.url), None, {"speculation": "off"})
+        plain, speculating = sides(
+            await asyncio.to_thread(ApiServer.at, http.url), None, {"speculation": "off"}
+        )
         questions = [Question(prompt, 12, t, seed=3) for prompt in PROMPTS[:4] for t in (0.0, 0.8)]
         asked = len(drafter.jobs)
         found = await asyncio.to_thread(check, plain, speculating, questions, 4)

@@ -1,19 +1,14 @@
 """`specinfer exact` against servers that are honest, that lie, tie, drift, or send no log-probabilities."""
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
 
 from specinfer.cli.main import app
+from tests.support.scripted_api import Answer, ApiScript, Body, scripted_api
 
-Body = dict[str, Any]
 Say = Callable[[Body, int], Body]
 """The `choices` entry of the answer to a body, and of how many of the same body have come before."""
 WORDS = ("one", "two", "three", "four")
@@ -39,56 +34,21 @@ def in_llama_cpps_form(answer: Body) -> Body:
     return {"text": answer["text"], "logprobs": {"content": content}}
 
 
-@dataclass
-class Script:
-    """Answers of a server, and the bodies that came."""
+def saying(say: Say, owner: str = "specinfer") -> ApiScript:
+    """A server whose completions are `say`'s; it refuses long ones."""
 
-    say: Say
-    owner: str = "specinfer"
-    bodies: list[Body] = field(default_factory=list)
+    def answer(path: str, body: Body, before: int) -> Answer:
+        assert path == "/v1/completions"
+        if body["max_tokens"] > 1000:
+            return 400, {}, {"error": {"message": "max_tokens: at most 1000"}}
+        return 200, {}, {"choices": [say(body, before)]}
 
-
-@contextmanager
-def serving(script: Script) -> Iterator[str]:
-    """A server of this script; yields its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(200, {"data": [{"id": "m", "owned_by": script.owner}]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            before = script.bodies.count(body)
-            script.bodies.append(body)
-            if body["max_tokens"] > 1000:
-                self._send(400, {"error": {"message": "max_tokens: at most 1000"}})
-            else:
-                self._send(200, {"choices": [script.say(body, before)]})
-
-        def _send(self, status: int, answer: Body) -> None:
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return ApiScript(answer, owner)
 
 
-def run(script: Script, *options: str) -> tuple[int, str]:
+def run(script: ApiScript, *options: str) -> tuple[int, str]:
     """Exit code and output of the command."""
-    with serving(script) as url:
+    with scripted_api(script) as url:
         done = CliRunner().invoke(app, ["exact", url, *options])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -110,7 +70,7 @@ def lying_when(changes: Callable[[Body], bool], gap: float = 2.0) -> Say:
 
 
 def test_an_honest_server_passes_and_is_asked_with_and_without_speculation() -> None:
-    script = Script(honest)
+    script = saying(honest)
     code, text = run(script, "--max-tokens", "4", "--concurrency", "4")
     assert code == 0
     assert (
@@ -130,7 +90,7 @@ def test_a_server_that_lies_for_one_prompt_is_found(kind: str, form: Callable[[B
     lie = lying_when(
         lambda body: "bicycle" in body["prompt"] and (body["temperature"] == 0) == (kind == "greedy")
     )
-    code, text = run(Script(lambda body, before: form(lie(body, before))))
+    code, text = run(saying(lambda body, before: form(lie(body, before))))
     assert code == 1
     assert f"{kind}: 11 of 12 answers are the same" in text
     wrong = "prompt 1, token 3: plain 'three', with speculation 'four', 2.000 nats less probable: differs"
@@ -138,7 +98,7 @@ def test_a_server_that_lies_for_one_prompt_is_found(kind: str, form: Callable[[B
 
 
 def test_ties_within_what_is_allowed_pass() -> None:
-    script = Script(lying_when(lambda body: True, gap=0.01))
+    script = saying(lying_when(lambda body: True, gap=0.01))
     assert run(script, "--tie", "0.02")[0] == 0
     assert run(script, "--tie", "0.001")[0] == 1
 
@@ -147,7 +107,7 @@ def test_what_plain_decoding_does_not_repeat_is_not_blamed_on_speculation() -> N
     def drifting(body: Body, before: int) -> Body:
         return choice("one", "two", "four" if "speculation" not in body or before % 2 else "three", "four")
 
-    code, text = run(Script(drifting))
+    code, text = run(saying(drifting))
     assert code == 0
     assert "greedy: 0 of 12 answers are the same" in text
     assert "plain decoding repeats 0 of them" in text
@@ -159,11 +119,11 @@ def test_a_difference_before_plain_decodings_own_one_is_found() -> None:
             return choice("two", "two", "three", "four")
         return choice("one", "two", "three", "five" if before % 2 else "four")
 
-    assert run(Script(say))[0] == 1
+    assert run(saying(say))[0] == 1
 
 
 def test_a_shorter_answer_differs() -> None:
-    code, text = run(Script(lambda body, before: choice(*WORDS[: 4 if "speculation" in body else 3])))
+    code, text = run(saying(lambda body, before: choice(*WORDS[: 4 if "speculation" in body else 3])))
     assert code == 1
     assert "token 4: plain 'four', with speculation ''" in text
 
@@ -172,16 +132,16 @@ def test_without_logprobs_text_is_compared() -> None:
     def say(body: Body, before: int) -> Body:
         return {"text": "one two" if "speculation" in body else "one too"}
 
-    code, text = run(Script(say))
+    code, text = run(saying(say))
     assert code == 1
     assert "character 6: plain 'wo', with speculation 'oo': differs" in text
 
 
 def test_two_servers_are_compared() -> None:
-    plain = Script(honest, owner="vllm")
-    with serving(plain) as url:
+    plain = saying(honest, owner="vllm")
+    with scripted_api(plain) as url:
         code, _ = run(
-            Script(lying_when(lambda body: True), owner="vllm"), "--against", url, "--temperature", "0"
+            saying(lying_when(lambda body: True), owner="vllm"), "--against", url, "--temperature", "0"
         )
     assert code == 1
     assert len(plain.bodies) == 24
@@ -191,8 +151,8 @@ def test_a_server_whose_switch_is_not_known_needs_one() -> None:
     with pytest.raises(
         Exception, match=r"--off = None: no field is known .* vllm: give it as JSON, or --against"
     ):
-        run(Script(honest, owner="vllm"))
-    script = Script(honest, owner="vllm")
+        run(saying(honest, owner="vllm"))
+    script = saying(honest, owner="vllm")
     assert run(script, "--off", '{"spec": {"k": 0}}')[0] == 0
     assert sum("spec" in body for body in script.bodies) == 48
 
@@ -209,12 +169,12 @@ def test_a_server_whose_switch_is_not_known_needs_one() -> None:
 )
 def test_bad_input_is_named(options: list[str], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        run(Script(honest), *options)
+        run(saying(honest), *options)
 
 
 def test_json_has_every_answer() -> None:
     code, text = run(
-        Script(lying_when(lambda body: "bicycle" in body["prompt"])), "--json", "--temperature", "0"
+        saying(lying_when(lambda body: "bicycle" in body["prompt"])), "--json", "--temperature", "0"
     )
     rows = json.loads(text)
     assert code == 1

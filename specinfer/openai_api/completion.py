@@ -4,15 +4,11 @@ Read are the log-probabilities of OpenAI (`tokens`, `top_logprobs`), which vLLM,
 llama.cpp (`content`). A server that sends none is compared by text.
 """
 
-import json
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.openai_api.server import ApiServer, ServerRefusedError
 
 SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "specinfer": {"speculation": "off"},
@@ -21,11 +17,6 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
 """Fields of a body that switch speculation off, by `owned_by` of the server's models."""
 _TOP = 5
 """Most likely tokens whose log-probabilities are requested; OpenAI's limit."""
-_PATIENCE_S = 300.0
-
-
-class ServerRefusedError(SpecInferError):
-    """A server refused a request, or its answer cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +41,12 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A server under a base URL, which ends in `/v1`."""
+class Side:
+    """A server, and the fields that decide whether it speculates."""
 
-    base_url: str
-    api_key: str | None = None
+    server: ApiServer
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields that are added to every body."""
-
-    @classmethod
-    def at(cls, url: str, api_key: str | None = None) -> "Server":
-        """Return the server at a URL, with or without `/v1`.
-
-        Raises:
-            InvalidInputError: if it is no URL of HTTP.
-        """
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise InvalidInputError("base_url", url, "must be http://HOST:PORT or https://HOST:PORT")
-        path = parts.path.rstrip("/")
-        return cls(
-            f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else path + '/v1'}", api_key
-        )
-
-    def model(self) -> tuple[str, str]:
-        """Return id and `owned_by` of the model that the server lists first.
-
-        Raises:
-            UnavailableError: if the server does not answer.
-            ServerRefusedError: if it lists none.
-        """
-        listed = self._call("models", None)
-        try:
-            first = listed["data"][0]
-            return str(first["id"]), str(first.get("owned_by", ""))
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ServerRefusedError(f"{self.base_url}/models lists no model: {str(listed)[:200]}") from error
 
     def complete(self, model: str, question: Question) -> Completion:
         """Return the answer to a question.
@@ -103,24 +64,7 @@ class Server:
             "logprobs": _TOP,
             **self.extra,
         }
-        return read_completion(self._call("completions", body), self.base_url)
-
-    def _call(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        url = f"{self.base_url}/{path}"
-        headers = {"Content-Type": "application/json"}
-        if self.api_key:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            with urllib.request.urlopen(
-                urllib.request.Request(url, data, headers), timeout=_PATIENCE_S
-            ) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            words = error.read(2000).decode(errors="replace")
-            raise ServerRefusedError(f"{url}: status {error.code}: {words}") from error
-        except (OSError, ValueError) as error:
-            raise UnavailableError(f"{url}: {error}") from error
+        return read_completion(self.server.get_json("completions", body), self.server.base_url)
 
 
 def read_completion(answer: Any, place: str) -> Completion:

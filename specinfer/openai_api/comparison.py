@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from specinfer.exact.served import Completion
+from specinfer.openai_api.completion import Completion
 
 
 @dataclass(frozen=True, slots=True)

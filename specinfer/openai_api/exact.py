@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from specinfer.errors import InvalidInputError
-from specinfer.exact.compare import Compared, first_divergence
-from specinfer.exact.served import SWITCHES, Completion, Question, Server
+from specinfer.openai_api.comparison import Compared, first_divergence
+from specinfer.openai_api.completion import SWITCHES, Completion, Question, Side
+from specinfer.openai_api.server import ApiServer
 
 PROMPTS = (
     "The history of the bicycle began",
@@ -26,9 +26,9 @@ PROMPTS = (
 
 
 def sides(
-    speculating: Server, against: Server | None, off: dict[str, object] | None
-) -> tuple[Server, Server]:
-    """Return the server that decodes plainly, and the one that speculates.
+    speculating: ApiServer, against: ApiServer | None, off: dict[str, object] | None
+) -> tuple[Side, Side]:
+    """Return the side that decodes plainly, and the one that speculates.
 
     Args:
         speculating: the server to check.
@@ -40,19 +40,19 @@ def sides(
         UnavailableError: if the server does not answer.
     """
     if against is not None:
-        return replace(against, extra=off or {}), speculating
+        return Side(against, off or {}), Side(speculating)
     if off is None:
         _, owner = speculating.model()
         if owner not in SWITCHES:
             why = f"no field is known that switches off speculation at a server of {owner or 'an unknown maker'}"
             raise InvalidInputError("--off", None, f"{why}: give it as JSON, or --against another server")
         off = dict(SWITCHES[owner])
-    return replace(speculating, extra=off), speculating
+    return Side(speculating, off), Side(speculating)
 
 
 def check(
-    plain: Server,
-    speculating: Server,
+    plain: Side,
+    speculating: Side,
     questions: Sequence[Question],
     concurrency: int,
     model: str | None = None,
@@ -69,14 +69,14 @@ def check(
         done: called after each answer.
 
     Raises:
-        SpecInferError: as of `Server.complete`.
+        SpecInferError: as of `Side.complete`.
     """
     rounds: list[list[Completion]] = []
-    for server in (plain, plain, speculating):
-        name = model or server.model()[0]
+    for side in (plain, plain, speculating):
+        name = model or side.server.model()[0]
 
-        def one(question: Question, server: Server = server, name: str = name) -> Completion:
-            answer = server.complete(name, question)
+        def one(question: Question, side: Side = side, name: str = name) -> Completion:
+            answer = side.complete(name, question)
             done()
             return answer
 

@@ -1,0 +1,92 @@
+"""`specinfer batch`: the requests of a file in OpenAI's batch format, answered into another."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specinfer.cli.connection import API_KEY_VARIABLE
+from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local.running import local_system
+from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.options.choices import DtypeChoice, WeightsChoice
+from specinfer.cli.options.shared import (
+    Dtype,
+    Model,
+    Speculators,
+    Weights,
+    check_positive,
+    check_writable,
+    refuse_with,
+)
+from specinfer.cli.show import console, progress_bar
+from specinfer.drafters.pools import read_speculators
+from specinfer.errors import InvalidInputError
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.openai_api.batch import BatchTotals, answer_all, keep_answered, read_jobs
+from specinfer.openai_api.server import ApiServer
+
+
+def batch(
+    context: typer.Context,
+    input_file: Annotated[Path, typer.Argument(metavar="INPUT", help="Requests, an object a line.")],
+    output_file: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="Answers; one of an earlier run is gone on with.")
+    ],
+    base_url: Annotated[
+        str | None,
+        typer.Option(help="A running server of OpenAI's API; else a system is started for the batch."),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests that run at once.")] = 16,
+    patience_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long a request that finds no room is sent again.")
+    ] = 600.0,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar=API_KEY_VARIABLE, show_default=False, help="Key, where the server wants one."),
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = DtypeChoice.BFLOAT16,
+    weights: Weights = WeightsChoice.AUTO,
+    speculator: Speculators = None,
+) -> None:
+    """Answer a file of requests in OpenAI's batch format. Exit code 1 if the server failed to answer some.
+
+    Run it again to go on: lines that have an answer are not sent again. Refused requests have theirs.
+    """
+    check_positive("--concurrency", concurrency)
+    if input_file.resolve() == output_file.resolve():
+        raise InvalidInputError("OUTPUT", str(output_file), "is the input")
+    if base_url is not None:
+        refuse_with(context, ("model", "dtype", "weights", "speculator"), "with --base-url")
+    jobs = read_jobs(input_file)
+    answered = keep_answered(output_file, jobs)
+    check_writable("OUTPUT", output_file)
+    left = [job for job in jobs if job.custom_id not in answered]
+    options = LocalOptions(
+        model=model, dtype=dtype, verifier={"weights": weights}, speculators=read_speculators(speculator)
+    )
+    totals = BatchTotals()
+    if left:
+        with _server(base_url, api_key, options) as server, progress_bar() as bar:
+            task = bar.add_task("answering", total=len(jobs), completed=len(answered))
+            totals = answer_all(
+                server, left, output_file, concurrency, patience_seconds, lambda _: bar.advance(task)
+            )
+    shown = f"{totals.succeeded} answered, {totals.refused} refused, {totals.failed} failed"
+    console.print(f"{shown}, {len(answered)} by earlier runs", markup=False, highlight=False)
+    raise typer.Exit(int(totals.failed > 0))
+
+
+@contextmanager
+def _server(base_url: str | None, api_key: str | None, options: LocalOptions) -> Iterator[ApiServer]:
+    """Yield the server at a URL, or that of a system which runs for as long."""
+    if base_url is not None:
+        yield ApiServer.at(base_url, api_key)
+        return
+    (port,) = free_ports(1)
+    with local_system(replace(options, http=f"127.0.0.1:{port}")):
+        yield ApiServer.at(f"http://127.0.0.1:{port}")

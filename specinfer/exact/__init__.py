@@ -1,1 +1,0 @@
-"""Checks from outside that a server's speculation does not change its answers."""

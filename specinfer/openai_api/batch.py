@@ -1,0 +1,226 @@
+"""Requests of a file in OpenAI's batch format, answered by a server of OpenAI's API.
+
+Input, a JSON object a line: `custom_id`, `method` (POST), `url` (a path under `/v1`) and `body`. Output, a line for
+each in the order in which they end: `id`, `custom_id` and `response` (`status_code`, `request_id`, `body`), or `error`
+where the server did not answer. What a server refuses is that line's answer; what it has no room for is sent again.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.openai_api.server import ApiServer, Reply
+from specinfer.prompts import read_text
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_BUSY = (429, 503)
+"""Statuses with which a server says that there is no room at the moment."""
+_FAILED = 500
+"""Statuses from here on are the server's fault: such lines are answered again."""
+_REFUSED = 400
+_LONGEST_PAUSE_S = 60.0
+Answered: TypeAlias = tuple[dict[str, Any], int | None]
+"""A line of the output, and the status in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A line of the input."""
+
+    line: int
+    custom_id: str
+    path: str
+    """Path under the server's base URL."""
+    body: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class BatchTotals:
+    """Counts of answered lines."""
+
+    succeeded: int = 0
+    refused: int = 0
+    failed: int = 0
+
+    def count(self, status: int | None) -> None:
+        """Count a line by its status; None: the server did not answer."""
+        if not _is_final(status):
+            self.failed += 1
+        elif status is not None and status < _REFUSED:
+            self.succeeded += 1
+        else:
+            self.refused += 1
+
+
+def read_jobs(path: Path) -> list[BatchJob]:
+    """Return the requests of a file.
+
+    Raises:
+        InvalidInputError: naming the line that is no request, or an id that comes twice.
+    """
+    jobs, lines = list[BatchJob](), dict[str, int]()
+    for number, text in enumerate(read_text("input", path).split("\n"), 1):
+        if not text.strip():
+            continue
+        job = _read_job(f"{path}:{number}", number, text)
+        if job.custom_id in lines:
+            raise InvalidInputError(
+                f"{path}:{number}", job.custom_id, f"custom_id of line {lines[job.custom_id]}, too"
+            )
+        lines[job.custom_id] = number
+        jobs.append(job)
+    if not jobs:
+        raise InvalidInputError("input", str(path), "no requests in it")
+    return jobs
+
+
+def _read_job(place: str, number: int, text: str) -> BatchJob:
+    row = _read_object(place, text)
+    for name in row:
+        if name not in ("custom_id", "method", "url", "body"):
+            raise InvalidInputError(f"{place}: {name}", row[name], "unknown field")
+    identity, url, body = row.get("custom_id"), row.get("url"), row.get("body")
+    if not isinstance(identity, str) or not identity:
+        raise InvalidInputError(f"{place}: custom_id", identity, "must be a text that is not empty")
+    if row.get("method", "POST") != "POST":
+        raise InvalidInputError(f"{place}: method", row["method"], "must be POST")
+    if url not in URLS:
+        raise InvalidInputError(f"{place}: url", url, f"must be one of {', '.join(URLS)}")
+    if not isinstance(body, dict):
+        raise InvalidInputError(f"{place}: body", body, "must be an object")
+    if body.get("stream"):
+        raise InvalidInputError(f"{place}: body.stream", body["stream"], "a batch has no streams")
+    return BatchJob(number, identity, url.removeprefix("/v1/"), body)
+
+
+def _read_object(place: str, text: str) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(place, text[:60], f"no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise InvalidInputError(place, text[:60], "must be an object")
+    return row
+
+
+def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
+    """Return the ids that an earlier run has answered; the rest of its output is dropped, a torn last line included.
+
+    Raises:
+        InvalidInputError: if the file is no output of these requests.
+    """
+    if not path.exists():
+        return set()
+    known, kept = {job.custom_id for job in jobs}, dict[str, str]()
+    texts = read_text("output", path).split("\n")
+    for number, text in enumerate(texts, 1):
+        if not text.strip() or (number == len(texts) and not _is_json(text)):
+            continue
+        row = _read_object(f"{path}:{number}", text)
+        identity = row.get("custom_id")
+        if identity not in known:
+            raise InvalidInputError(f"{path}:{number}: custom_id", identity, "no request of the input has it")
+        response = row.get("response")
+        if isinstance(response, dict) and _is_final(response.get("status_code")):
+            kept[identity] = text
+    written = path.with_name(f"{path.name}.new")
+    written.write_text("".join(f"{text}\n" for text in kept.values()))
+    os.replace(written, path)
+    return set(kept)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_final(status: object) -> bool:
+    return isinstance(status, int) and status < _FAILED and status not in _BUSY
+
+
+def answer_all(
+    server: ApiServer,
+    jobs: Sequence[BatchJob],
+    output: Path,
+    concurrency: int,
+    patience_s: float,
+    done: Callable[[BatchTotals], None] = lambda _: None,
+) -> BatchTotals:
+    """Append the answers to the output as they come.
+
+    Args:
+        server: answers.
+        jobs: requests, sent in this order.
+        output: file that gets a line for each.
+        concurrency: requests that run at once.
+        patience_s: seconds for which a request that finds no room is sent again.
+        done: called after each line.
+    """
+    totals = BatchTotals()
+    workers = ThreadPoolExecutor(concurrency)
+    running = {workers.submit(_answer, server, job, patience_s) for job in jobs}
+    with output.open("a", encoding="utf-8") as file:
+
+        def write(answered: Iterable[Future[Answered]]) -> None:
+            for future in answered:
+                running.discard(future)
+                row, status = future.result()
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+                totals.count(status)
+                done(totals)
+
+        try:
+            write(as_completed(list(running)))
+        finally:  # interrupted: what runs is waited for, the rest is not begun
+            workers.shutdown(wait=True, cancel_futures=True)
+            write([future for future in running if not future.cancelled()])
+    return totals
+
+
+def _answer(server: ApiServer, job: BatchJob, patience_s: float) -> Answered:
+    """Return a line of the output, and the status in it; None where the server did not answer."""
+    row: dict[str, Any] = {
+        "id": f"batch_req_{job.line}",
+        "custom_id": job.custom_id,
+        "response": None,
+        "error": None,
+    }
+    try:
+        reply = _reply(server, job, patience_s)
+    except UnavailableError as error:
+        return {**row, "error": {"code": "unavailable", "message": str(error)}}, None
+    response = {
+        "status_code": reply.status,
+        "request_id": reply.headers.get("x-request-id", ""),
+        "body": reply.content,
+    }
+    return {**row, "response": response}, reply.status
+
+
+def _reply(server: ApiServer, job: BatchJob, patience_s: float) -> Reply:
+    """Return the server's answer, once it has room.
+
+    Raises:
+        UnavailableError: if there is none.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        reply = server.call(job.path, job.body)
+        pause_s = _pause_s(reply.headers.get("retry-after", ""))
+        if reply.status not in _BUSY or time.monotonic() + pause_s > until:
+            return reply
+        time.sleep(pause_s)
+
+
+def _pause_s(retry_after: str) -> float:
+    return min(float(retry_after), _LONGEST_PAUSE_S) if retry_after.isdigit() else 1.0

@@ -1,0 +1,110 @@
+"""A server of OpenAI's API, called over HTTP: one call, its status and its JSON."""
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+
+_PATIENCE_S = 600.0
+_MOST_WORDS = 2000
+
+
+class ServerRefusedError(SpecInferError):
+    """A server refused a request, or its answer cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a call."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Headers by their names in lower case."""
+    content: Any
+    """The JSON of the body; its text where it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """A server under a base URL, which ends in `/v1`."""
+
+    base_url: str
+    api_key: str | None = None
+
+    @classmethod
+    def at(cls, url: str, api_key: str | None = None) -> "ApiServer":
+        """Return the server at a URL, with or without `/v1`.
+
+        Raises:
+            InvalidInputError: if it is no URL of HTTP.
+        """
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise InvalidInputError("base_url", url, "must be http://HOST:PORT or https://HOST:PORT")
+        path = parts.path.rstrip("/")
+        return cls(
+            f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else path + '/v1'}", api_key
+        )
+
+    def model(self) -> tuple[str, str]:
+        """Return id and `owned_by` of the model that the server lists first.
+
+        Raises:
+            UnavailableError: if the server does not answer.
+            ServerRefusedError: if it lists none.
+        """
+        listed = self.get_json("models", None)
+        try:
+            first = listed["data"][0]
+            return str(first["id"]), str(first.get("owned_by", ""))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ServerRefusedError(f"{self.base_url}/models lists no model: {str(listed)[:200]}") from error
+
+    def get_json(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        """Return the JSON of a successful call; with a body it is a POST.
+
+        Raises:
+            UnavailableError: if the server does not answer.
+            ServerRefusedError: if it refuses, with its words.
+        """
+        reply = self.call(path, body)
+        if reply.status != http.HTTPStatus.OK or isinstance(reply.content, str):
+            words = reply.content if isinstance(reply.content, str) else json.dumps(reply.content)
+            raise ServerRefusedError(f"{self.base_url}/{path}: status {reply.status}: {words[:_MOST_WORDS]}")
+        return reply.content
+
+    def call(self, path: str, body: Mapping[str, Any] | None) -> Reply:
+        """Return the answer to a call, whatever its status; with a body it is a POST.
+
+        Raises:
+            UnavailableError: if there is none.
+        """
+        headers = {"Content-Type": "application/json"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.base_url}/{path}", data, headers)
+        try:
+            try:
+                answer = urllib.request.urlopen(request, timeout=_PATIENCE_S)
+            except urllib.error.HTTPError as error:
+                answer = error
+            with answer:
+                return _reply(answer.status, answer.headers.items(), answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"{self.base_url}/{path}: {error or type(error).__name__}") from error
+
+
+def _reply(status: int, headers: Any, body: bytes) -> Reply:
+    text = body.decode(errors="replace")
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = text
+    return Reply(status, {name.lower(): value for name, value in headers}, content)

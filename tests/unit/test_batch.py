@@ -1,0 +1,186 @@
+"""`specinfer batch` against a server on loopback: answers, refusals, failures, going on, bad files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from specinfer.cli.main import app
+from specinfer.errors import InvalidInputError
+from tests.support.scripted_api import Answer, ApiScript, Body, scripted_api
+
+
+def job(identity: str, **fields: Any) -> dict[str, Any]:
+    """A line of the input."""
+    body = {"model": "m", "prompt": identity}
+    return {"custom_id": identity, "method": "POST", "url": "/v1/completions", "body": body, **fields}
+
+
+def echo(path: str, body: Body, before: int) -> Answer:
+    return 200, {"x-request-id": f"r-{body['prompt']}"}, {"path": path, "said": body["prompt"]}
+
+
+class Files:
+    """Input and output of a batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.input, self.output = folder / "in.jsonl", folder / "out.jsonl"
+
+    def write(self, *rows: Any) -> None:
+        self.input.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    def rows(self) -> dict[str, Any]:
+        """The output's lines by their ids, each of which comes once."""
+        found = [json.loads(line) for line in self.output.read_text().splitlines()]
+        by_id = {row["custom_id"]: row for row in found}
+        assert len(by_id) == len(found)
+        return by_id
+
+    def run(self, url: str, *options: str) -> int:
+        """Run the command; returns its exit code.
+
+        Raises:
+            Exception: as the command does.
+        """
+        arguments = ["batch", str(self.input), str(self.output), "--base-url", url, *options]
+        done = CliRunner().invoke(app, arguments)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.exit_code
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def test_every_line_gets_its_answer(files: Files) -> None:
+    names = [f"job {n}" for n in range(40)]
+    files.write(*(job(name) for name in names), job("chat", url="/v1/chat/completions"))
+    with scripted_api(ApiScript(echo)) as url:
+        assert files.run(url, "--concurrency", "7") == 0
+    found = files.rows()
+    assert set(found) == {*names, "chat"}
+    assert found["job 5"] == {
+        "id": "batch_req_6",
+        "custom_id": "job 5",
+        "response": {
+            "status_code": 200,
+            "request_id": "r-job 5",
+            "body": {"path": "/v1/completions", "said": "job 5"},
+        },
+        "error": None,
+    }
+    assert found["chat"]["response"]["body"]["path"] == "/v1/chat/completions"
+
+
+def test_a_refused_line_has_its_refusal_and_the_others_their_answers(files: Files) -> None:
+    def answer(path: str, body: Body, before: int) -> Answer:
+        return (400, {}, {"error": {"param": "top_p"}}) if body["prompt"] == "b" else echo(path, body, before)
+
+    files.write(job("a"), job("b"), job("c"))
+    with scripted_api(ApiScript(answer)) as url:
+        assert files.run(url) == 0
+    assert {name: row["response"]["status_code"] for name, row in files.rows().items()} == {
+        "a": 200,
+        "b": 400,
+        "c": 200,
+    }
+    assert files.rows()["b"]["response"]["body"] == {"error": {"param": "top_p"}}
+
+
+def test_what_finds_no_room_is_sent_again(files: Files) -> None:
+    def answer(path: str, body: Body, before: int) -> Answer:
+        return echo(path, body, before) if before >= 2 else (429, {"Retry-After": "0"}, {"error": "full"})
+
+    files.write(job("a"))
+    script = ApiScript(answer)
+    with scripted_api(script) as url:
+        assert files.run(url) == 0
+    assert len(script.bodies) == 3
+    assert files.rows()["a"]["response"]["status_code"] == 200
+
+
+def test_a_later_run_sends_only_what_has_no_answer(files: Files) -> None:
+    """Failures and a torn last line are sent again, refusals are not."""
+
+    def failing(path: str, body: Body, before: int) -> Answer:
+        status = {"refused": 422, "broken": 500, "full": 503}.get(body["prompt"])
+        return (status, {}, {}) if status else echo(path, body, before)
+
+    files.write(*map(job, ("good", "refused", "broken", "full", "torn")))
+    with scripted_api(ApiScript(failing)) as url:
+        assert files.run(url, "--patience-seconds", "0") == 1
+    torn = next(line for line in files.output.read_text().splitlines() if '"torn"' in line)
+    others = [line for line in files.output.read_text().splitlines() if line != torn]
+    files.output.write_text("\n".join([*others, torn[:20]]))
+    script = ApiScript(echo)
+    with scripted_api(script) as url:
+        assert files.run(url) == 0
+        assert sorted(body["prompt"] for body in script.bodies) == ["broken", "full", "torn"]
+        assert files.run(url) == 0
+    assert len(script.bodies) == 3
+    assert {name: row["response"]["status_code"] for name, row in files.rows().items()} == {
+        **dict.fromkeys(("good", "broken", "full", "torn"), 200),
+        "refused": 422,
+    }
+
+
+def test_a_server_that_does_not_answer_is_the_lines_error(files: Files) -> None:
+    files.write(job("a"))
+    with scripted_api(ApiScript(echo)) as url:
+        pass
+    assert files.run(url) == 1
+    row = files.rows()["a"]
+    assert row["response"] is None
+    assert row["error"]["code"] == "unavailable"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], r"input = '.*in.jsonl': no requests in it"),
+        ([job("a"), 3], r"in.jsonl:2 = '3': must be an object"),
+        ([job("a"), job("a")], r"in.jsonl:2 = 'a': custom_id of line 1, too"),
+        ([job("")], r"in.jsonl:1: custom_id = ''"),
+        ([job("a", method="GET")], r"in.jsonl:1: method = 'GET': must be POST"),
+        ([job("a", url="/v1/embeddings")], r"in.jsonl:1: url = '/v1/embeddings': must be one of /v1/chat"),
+        ([job("a", body=[])], r"in.jsonl:1: body = \[\]"),
+        ([job("a", body={"stream": True})], r"in.jsonl:1: body.stream = True"),
+        ([job("a", priority=1)], r"in.jsonl:1: priority = 1: unknown field"),
+    ],
+)
+def test_a_file_with_a_bad_line_is_refused_before_anything_is_sent(
+    files: Files, rows: list[Any], words: str
+) -> None:
+    files.write(*rows)
+    script = ApiScript(echo)
+    with scripted_api(script) as url, pytest.raises(InvalidInputError, match=words):
+        files.run(url)
+    assert script.bodies == []
+    assert not files.output.exists()
+
+
+def test_an_output_of_something_else_is_refused_and_kept(files: Files) -> None:
+    files.write(job("a"))
+    for other in ('{"custom_id": "z"}\n', "my diary\nof today\n"):
+        files.output.write_text(other)
+        with pytest.raises(InvalidInputError, match=r"out.jsonl:1"):
+            files.run("http://127.0.0.1:1")
+        assert files.output.read_text() == other
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--concurrency", "0"], "--concurrency = 0"),
+        (["--model", "m"], "--model = 'm': with --base-url"),
+        (["--base-url", "localhost:8000"], "base_url = 'localhost:8000'"),
+    ],
+)
+def test_bad_options_are_named(files: Files, options: list[str], words: str) -> None:
+    files.write(job("a"))
+    with pytest.raises(InvalidInputError, match=words):
+        files.run("http://127.0.0.1:1", *options)
