@@ -13,7 +13,7 @@ SEES_GPU   := import sys, torch, triton; sys.exit(not torch.cuda.is_available())
 GPU_PYTHON ?= $(shell for name in $(BIN)/python python3 $(CANDIDATES); do "$$name" -c "$(SEES_GPU)" 2>/dev/null && echo "$$name" && break; done)
 PROMPTS    ?= tests/data/prompts.jsonl
 
-.PHONY: help demo test test-fast test-images lint types proto bench bench-acceptance bench-figures bench-gpu chaos clean
+.PHONY: help demo test test-fast test-thorough test-images lint types proto bench bench-acceptance bench-figures bench-gpu chaos clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ test: $(STAMP)  ## The whole test suite
 
 test-fast: $(STAMP)  ## Without the tests that need the default model
 	$(BIN)/python -m pytest -m "not slow"
+
+test-thorough: $(STAMP)  ## The whole test suite, with many more examples and every family and kernel (half an hour)
+	SPECINFER_TEST_THOROUGH=1 $(MAKE) test
 
 test-images: $(STAMP)  ## Build the images and run them (minutes, 15 GB for a while; root, buildah, mmdebstrap)
 	SPECINFER_TEST_IMAGES=1 $(BIN)/python -m pytest tests/deploy/test_images.py tests/unit/model/test_native_variants.py

@@ -52,6 +52,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _within(_HANGS_AFTER_S, item.obj)
     _skip_native(items)
+    if not os.environ.get("SPECINFER_TEST_THOROUGH"):
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-thorough`"))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

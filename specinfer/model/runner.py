@@ -22,6 +22,7 @@ from specinfer.model.loading import build_model, load_model, wrap_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
 from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.probe.records import record_path
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
@@ -49,10 +50,11 @@ class ModelRunner:
         Raises:
             IncompatibleError: if it does not compute what `transformers` does with it.
         """
-        from specinfer.model.probe.check import require_right
-
         loaded = load_model(directory, options, ranks)
-        if ranks is None or ranks.place.rank == 0:
+        first = ranks is None or ranks.place.rank == 0
+        if first and not record_path(directory, loaded.executor.name).is_file():
+            from specinfer.model.probe.check import require_right  # loads the models of transformers
+
             require_right(directory, loaded)
         return cls(*loaded)
 

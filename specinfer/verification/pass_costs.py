@@ -25,7 +25,7 @@ one."""
 _MOVED, _FELL = 4 / 3, 0.8
 """Factors by which two measurements of a size may differ, and by which a larger pass may be faster than a
 smaller one, before both count as disturbed."""
-_AGAIN = 6
+_AGAIN = 3
 """Most measurements behind the first."""
 
 Costs = dict[int, float]

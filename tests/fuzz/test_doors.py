@@ -15,7 +15,7 @@ from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors import DOORS
 
 SEED = 28
-MESSAGES = 600
+MESSAGES = 300
 
 
 def campaign(door: str, messages: int, most_findings: int = 20) -> Campaign:

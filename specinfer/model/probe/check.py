@@ -103,21 +103,15 @@ def check_directory(directory: Path) -> Probe:
         options = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, layers=layers)
     with quiet():
         loaded = load_model(directory, options)
-    return _recorded(directory, loaded)
+    return require_right(directory, loaded)
 
 
-def require_right(directory: Path, loaded: LoadedModel) -> None:
-    """Probe a checkpoint, unless that was found right before.
+def require_right(directory: Path, loaded: LoadedModel) -> Probe:
+    """Probe a checkpoint that was loaded, and keep the result for later starts.
 
     Raises:
         IncompatibleError: naming what differs.
     """
-    if not record_path(directory, loaded.executor.name).is_file():
-        _recorded(directory, loaded)
-
-
-def _recorded(directory: Path, loaded: LoadedModel) -> Probe:
-    """Probe a checkpoint, and keep the result for later starts."""
     probe = probe_loaded(directory, loaded)
     distances = {difference.way: difference.distance for difference in probe.differences}
     content: dict[str, object] = {"model": str(directory), "executor": probe.executor, "distances": distances}

@@ -383,7 +383,7 @@ def test_steps_through_the_services(tmp_path: Path) -> None:
     assert all(row["step_s"] == pytest.approx(sum(row["phases_s"].values())) for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_steps_with_one_rank_and_with_two(tmp_path: Path) -> None:
     """Two processes share a random model; the report compares them."""
     run = Run(DEVICE, MadeUpTimer(), TINY, Budget(600), HEADER, tmp_path / "gpu", lambda _: None, devices=2)

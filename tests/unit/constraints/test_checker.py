@@ -72,7 +72,10 @@ async def test_what_is_wrong_with_a_source_is_said_and_ends_no_process(
     assert checking._process is process
 
 
-async def test_a_slow_constraint_keeps_no_other_from_being_checked(checking: Checker) -> None:
+async def test_a_slow_constraint_keeps_no_other_from_being_checked(
+    checking: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker, "SECONDS", 0.5)
     slow = asyncio.create_task(checking.check(SLOW))
     await asyncio.sleep(0)
     await checking.check(Constraint(REGEX, "a+"))

@@ -21,6 +21,7 @@ from specinfer.model.weights.account import check_tensors
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_files.reader import QuickReader
 from tests.support.gguf_files import Gguf
 from tests.support.tiny_models import reference_logits
 
@@ -230,6 +231,48 @@ def test_bytes_that_are_no_gguf_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"nothing of that kind" * 10)
     with pytest.raises(IncompatibleError, match="cannot read"):
         GgufWeights(tmp_path / "model.gguf")
+
+
+def with_vocabulary(path: Path) -> Path:
+    """A file whose lists of a vocabulary stand before, between and behind metadata that is read."""
+    file = Gguf.of(random_llama())
+    words = [f"word {n} of ÿ" * (n % 3) for n in range(5000)]
+    file.others = {
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.scores": [0.5] * 5000,
+        "general.tags": ["a", "b"],
+        "tokenizer.ggml.token_type": [1] * 5000,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    return file.write(path)
+
+
+def test_stepping_over_a_vocabulary_changes_nothing_else(tmp_path: Path) -> None:
+    path = with_vocabulary(tmp_path / "model.gguf")
+    ours, theirs = QuickReader(path), gguf.GGUFReader(path)
+    assert list(ours.fields) == list(theirs.fields)
+    long = {name for name, field in theirs.fields.items() if len(field.data) == 5000}
+    assert len(long) == 3
+    for name in set(ours.fields) - long:
+        assert ours.fields[name].contents() == theirs.fields[name].contents()
+    assert all(ours.fields[name].contents() == [] for name in long)
+    for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
+        assert mine.name == other.name
+        assert np.array_equal(mine.data, other.data)
+
+
+def test_a_file_that_ends_in_its_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = with_vocabulary(tmp_path / "model.gguf")
+    whole = path.read_bytes()
+    for part in (0.1, 0.2, 0.5, 0.9):
+        path.write_bytes(whole[: round(part * whole.index(b"token_embd.weight"))])
+        with pytest.raises(IncompatibleError, match="cannot read"):
+            GgufWeights(path)
+    lengths = whole.index(b"word 1 of") - 8
+    path.write_bytes(whole[:lengths] + b"\xff" * 7 + b"\x7f" + whole[lengths + 8 :])
+    with pytest.raises(IncompatibleError, match="cannot read"):
+        GgufWeights(path)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0"])

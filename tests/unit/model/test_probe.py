@@ -147,7 +147,7 @@ def test_the_table_says_what_the_probe_finds(name: str, tmp_path: Path) -> None:
     assert row(name, tmp_path) == stored_rows()[name]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_whole_table_says_what_greedy_decoding_finds(name: str, tmp_path: Path) -> None:
     """Prompts of two lengths, longer than windows, read in chunks; then token by token, side by side."""

@@ -82,12 +82,12 @@ def test_what_moves_between_repeats_is_measured_until_it_stands(sizes: tuple[int
 def test_what_falls_with_more_tokens_is_measured_again() -> None:
     """The measured start of the issue: 1 to 16 tokens took longer than 32."""
     fallen = slowed(20.0, 1, 4, 8, 16)
-    assert measured(fallen, fallen, fallen, TRUE) == (TRUE, 5)
+    assert measured(fallen, fallen, TRUE) == (TRUE, 4)
 
 
 def test_a_machine_that_stays_disturbed_does_not_keep_the_verifier_from_serving() -> None:
     fallen = slowed(20.0, 1)
-    assert measured(fallen) == (fallen, 7)
+    assert measured(fallen) == (fallen, 4)
 
 
 def test_where_large_passes_are_cheap_they_are_measured_up_to_what_a_step_may_hold() -> None:

@@ -49,10 +49,10 @@ def read_fields(reader: Any) -> dict[str, Any]:
 
 
 def _reader(path: Path) -> Any:
-    import gguf
+    from specinfer.model.weights.gguf_files.reader import QuickReader  # loads gguf
 
     try:
-        return gguf.GGUFReader(path)
+        return QuickReader(path)
     except (ValueError, KeyError, IndexError) as error:  # raised for bytes that are no GGUF
         raise IncompatibleError(f"cannot read {path} as a GGUF file: {error}") from error
 
