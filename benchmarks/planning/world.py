@@ -40,6 +40,8 @@ READ_S = 0.00006
 COLD_S = (0.016, 0.026, 0.002)
 """Seconds that the first steps with trees take longer, the first one last: with the prompt that the first one reads
 they take 20, 35, 25 ms at batch 1. Plain ones a fifth of it."""
+OFTEN, DISTURBED = 0.01, 4.0
+"""Part of the passes that are disturbed, and times that those take."""
 GUESSES = (0.25, 0.5, 0.7, 0.9)
 ROOT = 0
 
@@ -79,6 +81,8 @@ class Machine:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self.pace = self._slope = 0.0
+        self.slowness = 1.0
+        """Times that everything takes longer than on the machine measured."""
         self._neighbour = 0
         self._cold = {True: list(COLD_S), False: [seconds / 5 for seconds in COLD_S]}
 
@@ -90,13 +94,16 @@ class Machine:
 
     def slowed(self, seconds: float) -> float:
         """Return how long so many seconds take now."""
-        beside = 1.5 if self._neighbour else 1.0
-        return seconds * exp(self.pace) * beside * self._rng.lognormvariate(0, 0.06)
+        return self.steadily(seconds) * self._rng.lognormvariate(0, 0.06)
+
+    def steadily(self, seconds: float) -> float:
+        """Return how long so many seconds take now on average, disturbed passes apart."""
+        return seconds * exp(self.pace) * self.slowness * (1.5 if self._neighbour else 1.0)
 
     def pass_s(self, batch: int, tokens: int) -> float:
         """Return the seconds of a pass."""
         base = CURVE.at(batch)
-        disturbed = 4.0 if self._rng.random() < 0.01 else 1.0
+        disturbed = DISTURBED if self._rng.random() < OFTEN else 1.0
         return self.slowed(base + exp(self._slope) * (CURVE.at(tokens) - base)) * disturbed
 
     def cold_s(self, trees: bool) -> float:
@@ -115,12 +122,18 @@ class World:
         acceptance: AcceptanceModel | None = None,
         told: Sequence[tuple[int, float]] | None = None,
         never_slower: float = NEVER_SLOWER,
+        most: int = 16,
     ) -> None:
         """`fixed`: nodes of every tree, 0 for plain decoding; None: the planner chooses. `acceptance`: its
-        policy; None: the measured one. `told`: what the verifier says of its passes; None: the truth."""
-        self._rng, self._machine, self._batch = random.Random(seed), Machine(seed + 1), batch
+        policy; None: the measured one. `told`: what the verifier says of its passes; None: the truth.
+        `most`: requests at once, of all that will come."""
+        self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1), batch
+        self.guesses: Sequence[float] = GUESSES
+        """Kinds of the texts that begin from now on."""
+        self.services = 1.0
+        """Times that services take longer than was measured: a network between them."""
         curve = CURVE if told is None else PassCurve(told)
-        budget = derive_budget(curve, 16, 127, 2048) if fixed is None else NodeBudget(fixed, fixed * batch)
+        budget = derive_budget(curve, most, 127, 2048) if fixed is None else NodeBudget(fixed, fixed * batch)
         self._planner = Planner(curve, budget, fixed is None, acceptance, never_slower)
         self._planner.enrol([] if fixed == 0 else [BOTH])
         self._calibration = Calibration()
@@ -129,26 +142,42 @@ class World:
         self.by_choice: defaultdict[int, Ran] = defaultdict(Ran)
         """Steps that were run, by the nodes planned for each request."""
 
+    @property
+    def batch(self) -> int:
+        """Requests at once; set it, and requests begin or leave."""
+        return self._batch
+
+    @batch.setter
+    def batch(self, batch: int) -> None:
+        self._batch, kept = batch, self._texts[:batch]
+        self._texts = kept + [self._begin() for _ in range(batch - len(kept))]
+
+    def plain_s(self, tokens: float) -> float:
+        """Return the seconds that plain decoding would take now for so many tokens."""
+        step_s = CURVE.at(self._batch) * (1 + OFTEN * (DISTURBED - 1)) + self.services * PLAIN_S
+        return self.machine.steadily(step_s) * tokens / self._batch
+
     def run(self, steps: int) -> float:
         """Tokens per second over so many steps."""
         ran = Ran()
         for _ in range(steps):
-            self._step(ran)
+            self.step(ran)
         return ran.speed
 
     def answer(self, prompts: int) -> Ran:
         """Answer so many prompts, the batch being full all the time."""
         ran, last = Ran(), self._begun - self._batch + prompts
         while self._begun - self._batch < last:
-            self._step(ran)
+            self.step(ran)
         return ran
 
     def _begin(self) -> SimulatedRequest:
         self._begun += 1
-        return SimulatedRequest(f"r{self._begun}", self._rng.choice(GUESSES))
+        return SimulatedRequest(f"r{self._begun}", self._rng.choice(self.guesses))
 
-    def _step(self, ran: Ran) -> None:
-        self._machine.turn()
+    def step(self, ran: Ran) -> None:
+        """Run one step, and count it."""
+        self.machine.turn()
         contexts = {text.name: PROMPT + TOKENS - text.left for text in self._texts}
         choice = self._planner.choose(self._batch, contexts)
         drafts = [self._drafts(text, choice) for text in self._texts]
@@ -160,10 +189,10 @@ class World:
             for text, tree in zip(self._texts, trees, strict=True)
         }
         in_pass = sum(len(tree) for tree in trees)
-        pass_s, drafted = self._machine.pass_s(self._batch, in_pass), self._draft_times(choice)
+        pass_s, drafted = self.machine.pass_s(self._batch, in_pass), self._draft_times(choice)
         draft_s = max((time.total_s for time in drafted), default=0.0)
-        rest_s = self._machine.slowed(TREES_S if drafted else PLAIN_S)
-        rest_s += self._machine.cold_s(bool(drafted))
+        rest_s = self.machine.slowed(self.services * (TREES_S if drafted else PLAIN_S))
+        rest_s += self.machine.cold_s(bool(drafted))
         seconds = pass_s + draft_s + rest_s
         report = StepReport(
             *(choice, self._batch, in_pass, pass_s, drafted, rest_s, outcomes),
@@ -197,11 +226,9 @@ class World:
         if not choice.speculators:
             return []
         scale = self._batch**0.35
-        own_s = {
-            s: self._machine.slowed(draft_s(s, choice.nodes) * scale) for s in sorted(choice.speculators)
-        }
+        own_s = {s: self.machine.slowed(draft_s(s, choice.nodes) * scale) for s in sorted(choice.speculators)}
         read = self._read()
-        return [DraftTime(BOTH, own_s, self._machine.slowed(WIRE_S + READ_S * read), read)]
+        return [DraftTime(BOTH, own_s, self.machine.slowed(self.services * WIRE_S + READ_S * read), read)]
 
     def _read(self) -> int:
         """Return how many tokens the speculators have to read before they draft, if more than in every step."""

@@ -5,10 +5,13 @@ tokens, and take out what they saved. It leaks half of the promised part of the 
 plainly until it is empty again. So no minute loses more than twice the bucket, from full credit to overflow, and what
 leaks meanwhile.
 
-What plain decoding takes is what the planner expects, corrected by what plain steps at the batch size really took.
+What plain decoding takes is the lower of what the planner expects and what the latest plain steps at the batch size
+took: expectations go wrong when the machine's speed changes while all steps have trees or none has, and what was
+measured is old when it becomes faster.
 """
 
 from specinfer.planning.latency import batch_size_class
+from specinfer.planning.pass_times import Recent
 
 NEVER_SLOWER = 0.02
 """Part of plain decoding's speed that speculation may cost over a minute, unless said otherwise."""
@@ -16,9 +19,8 @@ _MINUTE_S = 60.0
 _BUCKET = 1 / 4
 """Part of a minute's promised seconds that the bucket holds: twice that and half a promise leaking are the promise."""
 _OUTLIER = 3.0
-"""Times its expected seconds that a step counts for at most: somebody else wanted the machine."""
-_SMOOTHING = 0.02
-"""Weight of the latest plain step: fifty steps count."""
+"""Times its expected seconds that a step, apart from its drafts, counts for at most: somebody else wanted the
+machine."""
 
 
 class Guarantee:
@@ -33,10 +35,18 @@ class Guarantee:
         """Seconds in the bucket; below zero where speculation gained."""
         self.exhausted = False
         """True from its overflow until it is empty: all requests decode plainly."""
-        self._plain: dict[int, float] = {}
-        """Seconds of plain steps over those expected, by batch size in powers of two."""
+        self._plain: dict[int, Recent] = {}
+        """Seconds of plain steps for each request, by batch size in powers of two."""
 
-    def observe(self, batch: int, tokens: int, seconds: float, plain_speed: float, drafted: bool) -> None:
+    def observe(
+        self,
+        batch: int,
+        tokens: int,
+        seconds: float,
+        plain_speed: float,
+        drafted: bool,
+        draft_s: float = 0.0,
+    ) -> None:
         """Count a step.
 
         Args:
@@ -45,17 +55,18 @@ class Guarantee:
             seconds: the whole step, drafts for the next one included.
             plain_speed: tokens per second that were expected of plain decoding.
             drafted: whether it had drafts, or made some for the next step.
+            draft_s: seconds that it waited for drafts, those in which speculators read prompts included.
         """
         if self._part >= 1 or not plain_speed:
             return
-        size, expected_s = batch_size_class(batch), tokens / plain_speed
-        plain = self._plain.get(size, 1.0)
-        seconds = min(seconds, _OUTLIER * max(batch / plain_speed, expected_s))
+        plain = self._plain.setdefault(batch_size_class(batch), Recent())
+        token_s = min(1 / plain_speed, plain.value) if len(plain) else 1 / plain_speed
+        seconds = min(seconds, draft_s + _OUTLIER * max(batch, tokens) / plain_speed)
         leaked_s = self._part / 2 * seconds
         if drafted:
-            self.lost_s = max(self.lost_s + seconds - plain * expected_s - leaked_s, -self.most_lost_s)
+            self.lost_s = max(self.lost_s + seconds - tokens * token_s - leaked_s, -self.most_lost_s)
         else:
-            self._plain[size] = plain + _SMOOTHING * (seconds / expected_s - plain)
+            plain.add(seconds / batch)
             if self.lost_s > 0:  # what was gained stays
                 self.lost_s = max(self.lost_s - leaked_s, 0.0)
         self.exhausted = self.lost_s > (0.0 if self.exhausted else self.most_lost_s)

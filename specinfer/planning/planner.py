@@ -177,7 +177,8 @@ class Planner:
         choice, batch = report.choice, report.batch
         asked, nodes = choice.speculators, choice.nodes
         drafted = bool(asked) or report.drafts_next
-        self.guarantee.observe(batch, report.brought, report.seconds, choice.plain_speed, drafted)
+        draft_s = max([time.total_s for time in report.drafts], default=0.0)
+        self.guarantee.observe(batch, report.brought, report.seconds, choice.plain_speed, drafted, draft_s)
         warm = True
         if report.drafts or not asked:
             times = report.tokens, report.pass_s, report.drafts, report.overhead_s
