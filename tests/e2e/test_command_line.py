@@ -71,7 +71,7 @@ def test_generate_json_is_the_same_with_and_without_speculation(system: LocalSys
     assert {"ngram", "ssm"} <= set(tree["speculators"]) <= {"ngram", "ssm", "suffix"}  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("temperature", ["0.4", "1.0"])
+@pytest.mark.parametrize("temperature", [pytest.param("0.4", marks=pytest.mark.thorough), "1.0"])
 def test_a_seed_gives_the_same_text_with_and_without_speculation(
     temperature: str, system: LocalSystem
 ) -> None:

@@ -1,6 +1,6 @@
 """The default model, float32: speculation changes nothing; plain decoding is `transformers`' own.
 
-15 prompts, three of every source, in different rows of every batch, through the real engines. Tests that take long
+Nine prompts of all sources, in different rows of every batch, through the real engines. Tests that take long
 have half of them, each time another half or another way of decoding.
 """
 
@@ -34,7 +34,7 @@ NEW_TOKENS = 16
 @pytest.fixture(scope="module")
 def prompts(default_model: Path) -> list[list[int]]:
     tokenizer = Tokenizer.load(default_model)
-    turns = read_prompts(PROMPTS)[::3]
+    turns = read_prompts(PROMPTS)[::5]
     return [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
 
 
@@ -193,7 +193,7 @@ def test_eight_thousand_tokens_of_context(default_model: Path, prompts: list[lis
     """Read in chunks of two sizes; behind them a chain scored in one pass says what single steps say. Six
     layers, to be quick."""
     runner = ModelRunner.load(default_model, RunnerOptions(kv_tokens=2 * 8192, layers=6))
-    context = [token for prompt in prompts for token in prompt] * 9
+    context = [token for prompt in prompts for token in prompt] * 20
     context, chain = context[:8000], context[8000:8006]
     sequence = runner.open()
     for start, stop, chunk in ((0, 4096, 512), (4096, 8000, 1000)):

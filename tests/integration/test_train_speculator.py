@@ -83,13 +83,13 @@ def test_it_goes_on_where_it_was_interrupted(
 
     monkeypatch.setattr(making, "continue_prompts", interrupted)
     with pytest.raises(InterruptionError, match=r"while corpus prompts, 4 of 12 are in .*; the same command"):
-        train(minutes=0.2)
+        train(minutes=5.0)
     monkeypatch.setattr(making, "continue_prompts", work)
     kept = finished_jobs(whole / "corpus.jsonl")
     for changed in ({"minutes": 0.1}, {"seed": 1}, {"method": SpeculatorMethod.MEDUSA}):
         (name,) = changed
         with pytest.raises(SettingError, match=rf"{name} = .*holds a run that began with .*; --overwrite"):
-            train(**({"minutes": 0.2} | changed))
+            train(**({"minutes": 5.0} | changed))
     monkeypatch.setattr(
         training, "_TRAINERS", {SpeculatorMethod.SSM: lambda **given: interrupt(given["minutes"])}
     )
@@ -101,9 +101,9 @@ def test_it_goes_on_where_it_was_interrupted(
 
     for _ in range(2):
         with pytest.raises(InterruptionError, match="in training"):
-            train(minutes=0.2)
+            train(minutes=5.0)
     assert finished_jobs(whole / "corpus.jsonl").items() > kept.items()
-    assert minutes[0] == minutes[1] < 0.2, "what corpus and features took is not given twice"
+    assert minutes[0] == minutes[1] < 5.0, "what corpus and features took is not given twice"
     said = capsys.readouterr().err.replace("\n", " ")
     assert "going on with 4 continuations" in said
     assert "corpus: 12 continuations are in" in said

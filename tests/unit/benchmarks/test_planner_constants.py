@@ -12,7 +12,7 @@ from specinfer.planning import acceptance
 from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.learned import LearnedAcceptance
 
-SEEDS = range(6)
+SEEDS = range(4)
 DISTURBED = [(1, 0.0524), (2, 0.0523), (4, 0.0538), (8, 0.0547), (16, 0.0613), (32, 0.0427), (64, 0.0633)]
 """Times of passes that a verifier measured while a neighbour was busy."""
 

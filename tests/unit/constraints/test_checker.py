@@ -37,8 +37,8 @@ async def test_what_kills_or_stalls_the_process_is_refused_and_others_go_on(
     with pytest.raises(InvalidInputError, match=r"constraint\.grammar = .*: too deeply nested to compile"):
         await checking.check(DEEP)
     await checking.check(Constraint(REGEX, "b+"))
-    monkeypatch.setattr(checker, "SECONDS", 0.5)
-    with pytest.raises(InvalidInputError, match=r"constraint\.json_schema = .*: takes longer than 0\.5 s"):
+    monkeypatch.setattr(checker, "SECONDS", 0.1)
+    with pytest.raises(InvalidInputError, match=r"constraint\.json_schema = .*: takes longer than 0\.1 s"):
         await checking.check(SLOW)
     monkeypatch.undo()
     await checking.check(Constraint(REGEX, "c+"))
@@ -75,7 +75,7 @@ async def test_what_is_wrong_with_a_source_is_said_and_ends_no_process(
 async def test_a_slow_constraint_keeps_no_other_from_being_checked(
     checking: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checker, "SECONDS", 0.5)
+    monkeypatch.setattr(checker, "SECONDS", 0.1)
     slow = asyncio.create_task(checking.check(SLOW))
     await asyncio.sleep(0)
     await checking.check(Constraint(REGEX, "a+"))
@@ -97,7 +97,7 @@ async def test_a_process_that_dies_fails_its_own_checks_alone(
     checking: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its child, which compiles still, ends while another one answers to another process."""
-    monkeypatch.setattr(checker, "SECONDS", 0.5)
+    monkeypatch.setattr(checker, "SECONDS", 0.1)
     lost = asyncio.create_task(checking.check(SLOW))
     await asyncio.sleep(0)
     await checking.check(Constraint(REGEX, "a+"))  # read behind the other one

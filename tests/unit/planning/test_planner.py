@@ -173,7 +173,7 @@ def test_a_large_batch_stops_speculating_when_nodes_cost_too_much() -> None:
     assert not usual(simulate(planner, 200, 16, {0: 1}, {0: 0.5}, node_ms=0.5)[0]).speculators
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("batch", [1, 4, 16, 64])
 def test_free_nodes_are_used_at_any_batch_size(batch: int) -> None:
     """A GPU whose pass takes 12 ms whatever is in it: everybody gets large trees, at batch 64 too."""
     flat = PassCurve([(1, 0.012), (2048, 0.0121)])
@@ -192,7 +192,7 @@ def test_free_nodes_are_used_at_any_batch_size(batch: int) -> None:
     assert median(nodes[20:]) >= min(31, 2048 // batch - 2)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 64])
+@pytest.mark.parametrize("batch", [1, 4, 64])
 @pytest.mark.parametrize("per_doubling", [0.0, 0.25, 0.5, 1.0])
 def test_it_is_never_slower_than_plain_decoding_by_more_than_its_probes(
     batch: int, per_doubling: float

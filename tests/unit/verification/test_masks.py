@@ -95,7 +95,8 @@ def test_a_request_whose_masks_take_long_waits_alone(drafts: bool, sampling: Sam
     steps = 0
     while "quick" not in requests.finished:
         outcome = requests.step(trees(), sampling)["slow"]
-        assert (outcome.status, outcome.message) == (EntryStatus.EXHAUSTED, "its masks are being made")
+        assert outcome.status is EntryStatus.EXHAUSTED
+        assert outcome.message in ("its masks are being made", "its constraint is being compiled")
         steps += 1
         assert steps < 50
     assert requests.tokens["quick"] == texts["quick"]
