@@ -5,7 +5,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -34,6 +34,7 @@ from gateway.session.session import Shared
 from gateway.session.token_stream import TokenStreams
 from gateway.settings import GatewaySettings
 from gateway.store.connection import RedisConnection
+from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
 from gateway.store.leases import LeaseStore
 from gateway.store.requests import RequestStore
 from specinfer.errors import UnavailableError
@@ -113,9 +114,7 @@ async def build_gateway(
     callers = Callers.load(settings.key_file)
     weights, recorder = settings.weights_file, StepRecorder(settings.recording)
     trained = load_weights("planner_weights", weights) if weights is not None else {}
-    connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
-    store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
-    leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
+    store, leases, close_store = open_store(settings, gateway_id)
     constraints = Constraints(tokenizer)
     shared = Shared(
         settings, tokenizer, observer, store, token_streams, constraints, watches, recorder, trained
@@ -159,8 +158,28 @@ async def build_gateway(
         await sessions.close()
         await constraints.close()
         await lease_manager.leave()
-        await connection.close()
+        await close_store()
         recorder.close()
+
+
+def open_store(
+    settings: GatewaySettings, gateway_id: str
+) -> tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]:
+    """Return requests, leases and what closes them: in Redis, or in this process for a gateway that is alone.
+
+    Raises:
+        SettingError: if the URL is none of a Redis, or the file of an embedded store cannot be used.
+    """
+    if (path := settings.embedded_store) is not None:
+        embedded = EmbeddedStore(gateway_id, settings.retention_seconds, settings.max_waiting, path or None)
+
+        async def close() -> None:
+            embedded.close()
+
+        return embedded, EmbeddedLeases(embedded, settings.lease_seconds), close
+    connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
+    store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
+    return store, LeaseStore(connection, gateway_id, settings.lease_seconds), connection.close
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Settings of the gateway (environment prefix SPECINFER_GATEWAY_)."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -15,6 +16,8 @@ from specinfer.service.settings import as_path
 from specinfer.speculators.replicas import service_addresses
 
 _LIMITS = SchedulerLimits()
+EMBEDDED = "embedded:"
+"""Scheme of `redis_url` without Redis."""
 
 
 class GatewaySettings(SecuritySettings):
@@ -41,7 +44,11 @@ class GatewaySettings(SecuritySettings):
         description="Speculator services, separated by commas: host:port; replicas that share requests as "
         "host:port|host:port, or dns:///name:port for all addresses of a name.",
     )
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that holds request state.")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="Redis that holds request state; embedded: keeps it in this process, for a gateway that is "
+        "alone, embedded:PATH also in a file, through restarts.",
+    )
     start_timeout_seconds: float = Field(
         60.0, gt=0, description="Time the verifier gets to answer at start-up."
     )
@@ -147,6 +154,13 @@ class GatewaySettings(SecuritySettings):
     def weights_file(self) -> Path | None:
         """File of the learned planner's weights, if any were trained."""
         return as_path(self.planner_weights)
+
+    @property
+    def embedded_store(self) -> Path | Literal[""] | None:
+        """File of the embedded store, empty for none; None: requests are in Redis."""
+        if not self.redis_url.startswith(EMBEDDED):
+            return None
+        return as_path(self.redis_url.removeprefix(EMBEDDED)) or ""
 
     @property
     def recording(self) -> Path | None:

@@ -128,13 +128,19 @@ def bind(listen: str) -> socket.socket:
         raise SettingError("listen", listen, error.strerror or "cannot bind this address") from error
 
 
-def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: asyncio.Event) -> ASGIApp:
+def build_app(
+    settings: HttpSettings,
+    registry: CollectorRegistry,
+    ending: asyncio.Event,
+    shown: CollectorRegistry | None = None,
+) -> ASGIApp:
     """Return the whole application, with everything around it that calls pass.
 
     Args:
         settings: of the HTTP service.
         registry: of its metrics.
         ending: set when calls that still run must end.
+        shown: metrics at `/metrics`, if they are not these alone.
 
     Raises:
         SettingError: if a file of TLS does not fit.
@@ -154,7 +160,7 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
     models = Models(given=settings.model_names)
     callers = CallerKeys(client, models)
     _add_api(app, Door(callers, models, metrics, ending))
-    _add_observation(app, health, registry)
+    _add_observation(app, health, shown or registry)
     add_page(app)
     app.openapi = partial(describe, app)  # type: ignore[method-assign]
     _add_errors(app)

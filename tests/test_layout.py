@@ -15,6 +15,7 @@ PRODUCT = (
     "verifier_svc",
     "speculator_svc",
     "http_svc",
+    "all_in_one",
     "models",
     "deploy",
     "benchmarks",

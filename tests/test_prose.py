@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COVERED = ("specinfer", "gateway", "verifier_svc", "speculator_svc", "http_svc", "models", "deploy")
+COVERED = (
+    "specinfer",
+    "gateway",
+    "verifier_svc",
+    "speculator_svc",
+    "http_svc",
+    "all_in_one",
+    "models",
+    "deploy",
+)
 """Folders of product code."""
 BESIDE = ("tests", "benchmarks", "examples")
 """Folders of which only the openings are checked."""

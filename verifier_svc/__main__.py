@@ -1,136 +1,22 @@
 """Start of a verifier: settings -> model -> engine -> servicer -> server."""
 
-import logging
 from collections.abc import Sequence
 
 import torch
 
-from specinfer.constraints.compiler import Compiler
-from specinfer.errors import IncompatibleError
-from specinfer.hub import resolve_model
-from specinfer.model.held_weights import held_weights
-from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
-from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.acceptance import find_rule
-from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import EngineLimits
-from specinfer.verification.pass_costs import measure_passes
-from specinfer.verification.warm_up import warm_up
-from verifier_svc.identity import Identity
-from verifier_svc.metrics import VerifierMetrics
-from verifier_svc.ranks import follow, join, layout_of, leading, own_rank
-from verifier_svc.resident import ResidentSpeculators
-from verifier_svc.servicer import VerifierServicer
+from verifier_svc.app import load_runner, make_servicer, with_held_weights
+from verifier_svc.ranks import follow, layout_of, leading, own_rank
 from verifier_svc.settings import VerifierSettings
 
 PROGRAM = "verifier_svc"
 SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
-WINDOWED_CONTEXT = 2**20
-"""Longest context with a windowed cache, which has no end of its own."""
-log = logging.getLogger(__name__)
-
-
-def runner_options(settings: VerifierSettings) -> RunnerOptions:
-    """Return the options for loading and running the model."""
-    return RunnerOptions(
-        dtype=settings.dtype,
-        device=settings.device,
-        executor=settings.executor,
-        kv_tokens=settings.kv_tokens,
-        weights=settings.weights,
-        kv_window=settings.kv_window,
-        offload=settings.offload,
-        offload_directory=settings.offload_directory,
-    )
-
-
-def with_held_weights(settings: VerifierSettings) -> VerifierSettings:
-    """Return the settings with `weights = auto` resolved for this model."""
-    shared = layout_of(settings).ranks > 1
-    held = held_weights(resolve_model(settings.model), runner_options(settings), shared)
-    return settings.model_copy(update={"weights": held})
-
-
-def load_runner(settings: VerifierSettings) -> ModelRunner:
-    """Load the model; where ranks share it, this rank's part."""
-    return ModelRunner.load(resolve_model(settings.model), runner_options(settings), join(settings))
-
-
-def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tokenizer) -> VerifierEngine:
-    """Put the engine together."""
-    longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
-    if settings.kv_window:
-        log.warning(
-            "kv_window = %d: the cache forgets, so the output is not the model's own", settings.kv_window
-        )
-    limits = EngineLimits(
-        max_requests=settings.max_requests,
-        max_nodes=settings.max_nodes,
-        max_step_tokens=settings.max_step_tokens,
-        max_context_len=min(settings.max_context_len or longest, longest),
-    )
-    return VerifierEngine(runner, settings.acceptance, limits, compiler=_compiler(tokenizer, runner))
-
-
-def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
-    """Compile constraints, if the model's tokenizer allows any."""
-    try:
-        return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
-    except IncompatibleError as error:
-        log.warning("%s", error)
-        return None
-
-
-def describe(
-    settings: VerifierSettings,
-    engine: VerifierEngine,
-    identity: Identity,
-    pass_costs: Sequence[tuple[int, float]],
-    resident: ResidentSpeculators | None = None,
-) -> verifier_pb2.DescribeVerifierReply:
-    """Return the answer of `Describe`; `pass_costs` are (tokens, seconds)."""
-    config, limits = engine.runner.config, engine.limits
-    return verifier_pb2.DescribeVerifierReply(
-        model=settings.model,
-        vocab_size=config.vocab_size,
-        tokenizer_fingerprint=identity.tokenizer_fingerprint,
-        max_context_len=limits.max_context_len,
-        max_requests=limits.max_requests,
-        max_nodes=limits.max_nodes,
-        max_step_tokens=limits.max_step_tokens,
-        kv_capacity_tokens=engine.runner.cache.capacity_tokens,
-        eos_token_ids=config.eos_token_ids,
-        acceptance=settings.acceptance,
-        dtype=settings.dtype,
-        kv_window_tokens=settings.kv_window,
-        kv_block_tokens=engine.runner.cache.block_tokens,
-        pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=round(s * 1e6)) for n, s in pass_costs],
-        executor=engine.runner.executor_name,
-        device=settings.device,
-        weights=settings.weights,
-        instance_id=identity.instance_id,
-        model_fingerprint=identity.model_fingerprint,
-        text_fingerprint=identity.text_fingerprint,
-        hidden_size=config.hidden_size,
-        feature_layers=engine.runner.feature_layers,
-        resident=resident.description if resident is not None else None,
-    )
-
-
-def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
-    warm_up(engine)
-    costs = measure_passes(engine.runner, most_tokens=engine.limits.max_step_tokens)
-    parallel = engine.runner.parallel
-    if parallel is not None and parallel.stage_seconds.busy:
-        log.info("%.0f %% of them stages wait for others", 100 * parallel.stage_seconds.bubble)
-    return costs
 
 
 async def serve(settings: VerifierSettings) -> None:
@@ -160,21 +46,10 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tracer = open_tracer(PROGRAM, settings)
-    directory = resolve_model(settings.model)
-    tokenizer = await thread.call(Tokenizer.load, directory)
-    identity = await thread.call(Identity.of, settings, directory, tokenizer)
     runner = await thread.call(load_runner, settings)
-    log.info("weights are held as %s", settings.weights)
-    engine = build_engine(settings, runner, tokenizer)
     async with leading(runner.parallel, thread, settings.rank_timeout_seconds):
-        resident = await thread.call(
-            ResidentSpeculators.load, settings, engine, identity.tokenizer_fingerprint
-        )
-        pass_costs = await thread.call(_pass_costs, engine)
+        servicer = await make_servicer(settings, thread, runner, registry, tracer)
         server = ServiceServer(settings, [SERVICE])
-        description = describe(settings, engine, identity, pass_costs, resident)
-        metrics = VerifierMetrics(registry, [each.name for each in description.resident.speculators])
-        servicer = VerifierServicer(engine, thread, metrics, description, tracer, resident)
         verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
         await run_until_signalled(server)
     if tracer is not None:

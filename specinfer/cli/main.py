@@ -156,6 +156,15 @@ def up(
 
 
 @app.command(
+    "serve",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def serve(context: typer.Context) -> None:
+    """Serve OpenAI's API for one model in one process, without gRPC and Redis (--help)."""
+    _become("all_in_one", context.args)
+
+
+@app.command(
     "train",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
@@ -167,8 +176,12 @@ def train(context: typer.Context) -> None:
     module, arguments = "speculator_svc.training", context.args
     if arguments[:1] == ["scheduler"]:
         module, arguments = "specinfer.planning.learned_training", arguments[1:]
-    command = [sys.executable, "-m", module, *arguments]
-    os.execv(sys.executable, command)  # in our place, so that it gets our signals
+    _become(module, arguments)
+
+
+def _become(module: str, arguments: list[str]) -> None:
+    """Run a module in our place, so that it gets our signals."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 def main() -> None:

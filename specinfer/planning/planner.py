@@ -177,16 +177,17 @@ class Planner:
         choice, batch = report.choice, report.batch
         asked, nodes = choice.speculators, choice.nodes
         drafted = bool(asked) or report.drafts_next
-        draft_s = max([time.total_s for time in report.drafts], default=0.0)
-        self.guarantee.observe(batch, report.brought, report.seconds, choice.plain_speed, drafted, draft_s)
         warm = True
         if report.drafts or not asked:
             times = report.tokens, report.pass_s, report.drafts, report.overhead_s
             warm = self.latency.observe(batch, nodes, *times)
         else:  # late: not what steps usually take
             self.latency.observe_pass(batch, report.tokens, report.pass_s)
-        if warm:
+        if warm:  # what the first steps of a process take longer comes once
             self._trials.count(batch, asked, nodes)
+            draft_s = max([time.total_s for time in report.drafts], default=0.0)
+            spent = report.brought, report.seconds, choice.plain_speed, drafted, draft_s
+            self.guarantee.observe(batch, *spent)
         if asked:
             self.acceptance.observe(batch, asked, nodes, report.outcomes, contexts=report.contexts)
             self.acceptance.observe(batch, asked, nodes, report.chains, merged=False)

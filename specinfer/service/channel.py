@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import time
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.errors import SettingError, UnavailableError
+from specinfer.service.in_process import SCHEME, InProcessChannel
 from specinfer.service.tls import ClientTls, channel_credentials
 
 log = logging.getLogger(__name__)
@@ -32,12 +34,12 @@ def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str
 
 
 def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
-    """Return a target of a gRPC channel or server: `host:port`, `dns:///host:port`, `unix:path`.
+    """Return a target of a channel: `host:port`, `dns:///host:port`, `unix:path`, `in-process:NAME`.
 
     Raises:
         SettingError: if it is none.
     """
-    if address.startswith("unix:") and address != "unix:":
+    if address.startswith(("unix:", SCHEME)) and address not in ("unix:", SCHEME):
         return address
     scheme = next((scheme for scheme in _SCHEMES if address.startswith(scheme)), "")
     try:
@@ -87,11 +89,13 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
 def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
     """Return a channel, which connects on first use and reconnects by itself.
 
-    It is plaintext unless `tls` names files.
+    It is plaintext unless `tls` names files. One to `in-process:NAME` calls that service of this process directly.
 
     Raises:
         SettingError: if a file of `tls` is missing, cannot be read or does not fit.
     """
+    if address.startswith(SCHEME):
+        return cast(grpc.aio.Channel, InProcessChannel(address))
     options: list[tuple[str, int | str]] = [*channel_options()]
     if tls is None or not tls.wanted:
         return grpc.aio.insecure_channel(address, options=options)

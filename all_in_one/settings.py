@@ -1,0 +1,74 @@
+"""Settings of the server in one process (environment prefix SPECINFER_SERVE_)."""
+
+from pydantic import Field
+from pydantic_settings import CliSuppress, SettingsConfigDict
+
+from http_svc.settings import HttpSettings
+from specinfer.drafters.pools import default_resident
+from specinfer.errors import SettingError
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.held_weights import AUTO
+from specinfer.planning.guarantee import NEVER_SLOWER
+from specinfer.scheduling.limits import SchedulerLimits
+
+GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
+AUTOMATIC, NONE = "auto", "none"
+_LIMITS = SchedulerLimits()
+
+
+class ServeSettings(HttpSettings):
+    """OpenAI's API for one model, all in one process."""
+
+    model_config = SettingsConfigDict(**{**HttpSettings.model_config, "env_prefix": "SPECINFER_SERVE_"})
+
+    gateways: CliSuppress[str] = GATEWAY
+    model: str = Field(DEFAULT_MODEL, description="Model: registry name, hub id, directory or GGUF file.")
+    chat_template: str = Field(
+        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
+    )
+    dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
+    device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
+    weights: str = Field(AUTO, description="How weights are held; see `python -m verifier_svc --help`.")
+    speculators: str = Field(
+        AUTOMATIC,
+        description="Speculators, DRAFTER[+DRAFTER...][,FLAG=VALUE...]; auto: those that ship for the model, else "
+        "n-grams; none.",
+    )
+    kv_tokens: int = Field(
+        CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
+    )
+    max_context_len: int = Field(
+        0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
+    )
+    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
+    max_waiting: int = Field(
+        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
+    )
+    never_slower: float = Field(
+        NEVER_SLOWER,
+        gt=0,
+        le=1,
+        description="Part of plain decoding's speed that speculation may cost over any minute; 1 is no bound.",
+    )
+    api_keys: str = Field(
+        "", description="File of API keys (`specinfer keys`); without it everybody is served."
+    )
+    store: str = Field(
+        "",
+        description="File that keeps requests and their tokens, so that streams go on after a restart; empty: "
+        "in memory.",
+    )
+
+    def check(self) -> None:
+        """Check also that nobody names gateways."""
+        if self.gateways != GATEWAY:
+            raise SettingError("gateways", self.gateways, "this process is the gateway")
+        super().check()
+
+    @property
+    def drafters(self) -> str:
+        """Speculators in the form of the verifier's `--drafters`; empty for none."""
+        if self.speculators == AUTOMATIC:
+            return default_resident(self.model)
+        return "" if self.speculators == NONE else self.speculators

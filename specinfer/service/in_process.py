@@ -1,0 +1,224 @@
+"""Services in this process: channels that call a servicer directly, in the place of gRPC over a socket.
+
+    server = InProcessServer("verifier")
+    add_VerifierServicer_to_server(servicer, server)
+    stub = VerifierStub(open_channel("in-process:verifier"))
+
+Stubs, servicers and what they raise are those of gRPC; messages are handed over as they are, so nobody may change one
+that was sent. A call runs as a task of the caller's event loop; a client that cancels it cancels the servicer's method.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+
+log = logging.getLogger(__name__)
+SCHEME = "in-process:"
+"""Scheme of addresses of such services."""
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+_ENDED = object()
+_servers: dict[str, "InProcessServer"] = {}
+
+
+class InProcessServer:
+    """The methods of servicers, under a name, until `close`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._methods: dict[str, Any] = {}
+        _servers[name] = self
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Add a service's methods: generated functions `add_..._to_server` call this."""
+        self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """Ignore what generated functions add a second time, in an older form."""
+
+    def method(self, path: str) -> Any:
+        """Return the handler of a method; None if there is none."""
+        return self._methods.get(path)
+
+    def close(self) -> None:
+        """Answer no new call."""
+        self._methods.clear()
+        _servers.pop(self.name, None)
+
+
+class InProcessChannel:
+    """The part of `grpc.aio.Channel` that our stubs use."""
+
+    def __init__(self, address: str) -> None:
+        """Open a channel to `in-process:NAME`; the server need not be there yet."""
+        self._name = address.removeprefix(SCHEME)
+        self._calls: set[_StreamCall] = set()
+
+    def unary_unary(self, method: str, **_: Any) -> Any:
+        """Return a callable of a method with one request and one reply."""
+
+        async def call(
+            request: Any,
+            timeout: float | None = None,  # noqa: ASYNC109  as gRPC has it
+            metadata: Metadata = (),
+        ) -> Any:
+            context = _Context(metadata)
+            try:
+                async with asyncio.timeout(timeout):
+                    return await _guarded(self._handler(method).unary_unary(request, context))
+            except TimeoutError as error:
+                raise _failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from error
+
+        return call
+
+    def unary_stream(self, method: str, **_: Any) -> Any:
+        """Return a callable of a method with one request and a stream of replies."""
+
+        def call(request: Any, metadata: Metadata = ()) -> "_StreamCall":
+            return self._open(lambda context: self._handler(method).unary_stream(request, context), metadata)
+
+        return call
+
+    def stream_stream(self, method: str, **_: Any) -> Any:
+        """Return a callable of a method with streams both ways."""
+
+        def call(metadata: Metadata = ()) -> "_StreamCall":
+            opened: _StreamCall
+            opened = self._open(
+                lambda context: self._handler(method).stream_stream(opened.requests(), context), metadata
+            )
+            return opened
+
+        return call
+
+    async def close(self) -> None:
+        """Cancel the calls."""
+        for call in list(self._calls):
+            call.cancel()
+
+    def _open(self, begin: Any, metadata: Metadata) -> "_StreamCall":
+        call = _StreamCall(begin, _Context(metadata))
+        self._calls.add(call)
+        call.task.add_done_callback(lambda _: self._calls.discard(call))
+        return call
+
+    def _handler(self, method: str) -> Any:
+        server = _servers.get(self._name)
+        if server is None:
+            raise _failed(grpc.StatusCode.UNAVAILABLE, f"no service {self._name} in this process")
+        handler = server.method(method)
+        if handler is None:
+            raise _failed(grpc.StatusCode.UNIMPLEMENTED, f"{self._name} has no method {method}")
+        return handler
+
+
+class _AbortedError(Exception):
+    """A servicer has ended its call with a status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
+        super().__init__(details)
+        self.status = code, details, metadata
+
+
+class _Context:
+    """The part of `grpc.aio.ServicerContext` that our servicers use."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = tuple(metadata)
+        self.replies: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+        """The reply that was not read yet: a method waits for slow readers."""
+
+    def invocation_metadata(self) -> Metadata:
+        """Return what the caller sent beside the message."""
+        return self._metadata
+
+    async def write(self, reply: Any) -> None:
+        """Send a reply."""
+        await self.replies.put(reply)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", metadata: Metadata = ()) -> NoReturn:
+        """End the call with a status."""
+        raise _AbortedError(code, details, metadata)
+
+
+class _StreamCall:
+    """The part of `grpc.aio.StreamStreamCall` that our clients use."""
+
+    def __init__(self, begin: Any, context: _Context) -> None:
+        self._context = context
+        self._requests: asyncio.Queue[Any] = asyncio.Queue()
+        self.task = asyncio.ensure_future(_guarded(self._run(begin)))
+        self.task.add_done_callback(self._end)
+
+    async def requests(self) -> AsyncIterator[Any]:
+        """Yield what the client writes."""
+        while (request := await self._requests.get()) is not _ENDED:
+            yield request
+
+    async def write(self, request: Any) -> None:
+        """Send a request."""
+        self._requests.put_nowait(request)
+
+    async def done_writing(self) -> None:
+        """Send no more."""
+        self._requests.put_nowait(_ENDED)
+
+    async def read(self) -> Any:
+        """Return the next reply; `grpc.aio.EOF` behind the last.
+
+        Raises:
+            AioRpcError: if the method has ended otherwise.
+            CancelledError: if the call was cancelled.
+        """
+        reply = await self._context.replies.get()
+        if reply is not _ENDED:
+            return reply
+        self._context.replies.put_nowait(_ENDED)  # for whoever reads on
+        self.task.result()
+        return grpc.aio.EOF
+
+    def cancel(self) -> bool:
+        """End the call; return whether it ran."""
+        return self.task.cancel()
+
+    async def _run(self, begin: Any) -> None:
+        replies = begin(self._context)
+        if inspect.isasyncgen(replies):
+            async for reply in replies:
+                await self._context.write(reply)
+        else:
+            await replies
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        """Let the reader find the end, behind the last reply unless the call was cancelled."""
+        replies = self._context.replies
+        if task.cancelled():
+            while not replies.empty():
+                replies.get_nowait()
+        else:
+            task.exception()  # it is read, or nobody wants it
+        if replies.full():
+            waiting = asyncio.ensure_future(replies.put(_ENDED))
+            self._last = waiting
+        else:
+            replies.put_nowait(_ENDED)
+
+
+async def _guarded(work: Any) -> Any:
+    """Return what a method returns; what it raises becomes a status, as a server makes it."""
+    try:
+        return await work
+    except _AbortedError as error:
+        raise _failed(*error.status) from error
+    except (grpc.aio.AioRpcError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        log.exception("a method failed")
+        raise _failed(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}") from error
+
+
+def _failed(code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details=details)

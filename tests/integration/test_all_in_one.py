@@ -1,0 +1,127 @@
+"""`specinfer serve`: one process with OpenAI's API, whose tokens are those of `LLM`, and whose file outlives it."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from all_in_one.settings import ServeSettings
+from specinfer import LLM, SamplingParams
+from specinfer.cli.local.processes import free_ports
+from specinfer.errors import SettingError
+from specinfer.service.api_keys import make_key, write_keys
+from tests.chaos.model_directory import write_model
+from tests.chaos.service import Service
+
+PROMPT = [2 + n % 7 for n in range(24)]
+"""Repetitive, so that n-grams find something."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("served") / "tiny")
+
+
+def server(model: Path, folder: Path, *flags: str) -> Service:
+    """The server of a tiny model, not started yet."""
+    (port,) = free_ports(1)
+    given = ["--model", str(model), "--dtype", "float32", "--kv-tokens", "4096", *flags]
+    command = [sys.executable, "-m", "specinfer.cli", "serve", "--listen", f"127.0.0.1:{port}", *given]
+    return Service("server", "server", port, command, folder, {"OMP_NUM_THREADS": "1"})
+
+
+def body(**asked: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, **asked}
+
+
+async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, tmp_path: Path) -> None:
+    keys, (key, hidden) = tmp_path / "keys", make_key("alice")
+    write_keys(keys, [hidden])
+    served = server(model, tmp_path, "--served-model-name", "tiny", "--api-keys", str(keys))
+    asked = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "speculation": "off"}]
+    params = [
+        SamplingParams(max_tokens=40, temperature=one.get("temperature", 0.0), seed=one.get("seed"))
+        for one in asked
+    ]
+    with LLM(str(model), dtype="float32") as llm:
+        expected = [llm.generate({"prompt_token_ids": PROMPT}, one)[0].outputs[0].text for one in params]
+    served.start()
+    await served.ready()
+    address = f"http://127.0.0.1:{served.port}"
+    try:
+        async with httpx2.AsyncClient(base_url=address, timeout=60) as client:
+            assert (await client.post("/v1/completions", json=body())).status_code == 401
+            client.headers["Authorization"] = f"Bearer {key}"
+            for at_once in (1, 2):  # also in a batch
+                replies = await asyncio.gather(
+                    *(client.post("/v1/completions", json=body(**one)) for one in asked * at_once)
+                )
+                texts = [reply.json()["choices"][0]["text"] for reply in replies]
+                assert texts == expected * at_once
+            assert (await client.get("/health")).json() == {"status": "ok"}
+            metrics = (await client.get("/metrics")).text
+    finally:
+        await served.stop()
+    for name in (
+        "generation_tokens_total",
+        "verifier_step_seconds_count",
+        "http_calls_total",
+        "build_info",
+    ):
+        assert f"\nspecinfer_{name}" in metrics, name
+    assert metrics.count("# TYPE specinfer_build_info") == 1
+    accepted = [
+        line for line in metrics.splitlines() if line.startswith("specinfer_spec_decode_num_draft_tokens")
+    ]
+    assert sum(float(line.split()[-1]) for line in accepted) > 0
+
+
+async def test_a_stream_goes_on_after_the_process_was_killed(model: Path, tmp_path: Path) -> None:
+    """With `--store`: what the client has is not sent again, and nothing is missing."""
+    served = server(model, tmp_path, "--served-model-name", "tiny", "--store", str(tmp_path / "store.jsonl"))
+    asked = body(stream=True, resumable=True, max_tokens=300, ignore_eos=True)
+    served.start()
+    await served.ready()
+    address = f"http://127.0.0.1:{served.port}"
+    try:
+        async with httpx2.AsyncClient(base_url=address, timeout=60) as client:
+            whole = (
+                await client.post("/v1/completions", json={**asked, "stream": False, "resumable": None})
+            ).json()
+            text, last = "", ""
+            async with client.stream("POST", "/v1/completions", json=asked) as reply:
+                async for line in reply.aiter_lines():
+                    if line.startswith("id: "):
+                        last = line.removeprefix("id: ")
+                    elif line.startswith("data: {"):
+                        text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                        if len(text) > 20:
+                            break
+                await served.kill()
+            served.start()
+            await served.ready()
+            reply = await client.post("/v1/completions", json=asked, headers={"Last-Event-ID": last})
+            for line in reply.text.splitlines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    text += event["choices"][0]["text"] if event["choices"] else ""
+            assert reply.text.rstrip().endswith("data: [DONE]")
+    finally:
+        await served.stop()
+    assert text == whole["choices"][0]["text"]
+
+
+def test_settings_that_cannot_be_are_named() -> None:
+    for flags, words in [
+        (["--gateways", "a:1"], "gateways = 'a:1': this process is the gateway"),
+        (["--never-slower", "0"], "never_slower"),
+        (["--listen", "8000"], "listen = '8000'"),
+    ]:
+        with pytest.raises(SettingError, match=words):
+            ServeSettings.load("serve", flags)
+    assert ServeSettings.load("serve", ["--speculators", "none"]).drafters == ""
+    assert ServeSettings.load("serve", []).drafters.startswith("ngram+ssm")

@@ -1,0 +1,234 @@
+"""The embedded store does what the store on a real Redis does for a gateway that is alone, and its file keeps that."""
+
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.api.callers import ANYBODY, Caller
+from gateway.store.connection import RedisConnection
+from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
+from gateway.store.leases import GatewayReport, LeaseStore
+from gateway.store.records import Known, Record
+from gateway.store.requests import RequestStore, Written
+from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, SettingError, SpecInferError
+from specinfer.outcomes import FinishReason, LogprobRow
+from specinfer.sampling import Sampling
+from specinfer.scheduling.entries import Progress
+from specinfer.scheduling.request import GenerationRequest, RequestState
+
+ALICE, BOB = Caller("alice", max_concurrent=2), Caller("bob")
+
+
+def shown(record: Record | None) -> Any:
+    """Everything of a record but its age."""
+    if record is None:
+        return None
+    found = asdict(record)
+    del found["age_s"]
+    return found
+
+
+class Twins:
+    """The same calls to both stores, whose answers must be the same."""
+
+    def __init__(self, redis: RequestStore, embedded: EmbeddedStore, rng: random.Random) -> None:
+        self.stores, self._rng = (redis, embedded), rng
+        self.states: dict[str, RequestState] = {}
+        self.callers: dict[str, Caller] = {}
+
+    async def both(self, call: Callable[[RequestStore], Awaitable[Any]]) -> Any:
+        """Answers, and refusals by their classes and words."""
+        answers = []
+        for store in self.stores:
+            try:
+                answers.append(await call(store))
+            except SpecInferError as error:
+                answers.append((type(error), str(error)))
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    async def step(self) -> None:
+        """One call at random."""
+        rng = self._rng
+        name = rng.choice([*self.states, f"r{len(self.states)}-{secrets.token_hex(4)}"])
+        often = [self.append] * 3
+        rest = [
+            self.create,
+            self.cancel,
+            self.leave,
+            self.disown,
+            self.adopt,
+            self.discard,
+            self.look,
+            self.check,
+        ]
+        do = rng.choice([*often, *rest])
+        await do(name)
+
+    async def create(self, name: str) -> None:
+        caller = self._rng.choice([ANYBODY, ALICE, BOB])
+        key, owned = self._rng.choice(["one", "one", "two"]), self._rng.random() < 0.8
+        asked = {"logprobs": True, "top_logprobs": 1} if self._rng.random() < 0.5 else {}
+        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0), caller=caller.name, **asked)
+        if await self.both(lambda store: store.create(request, key, caller, owned)) is True:
+            self.states[name] = RequestState(request, 0.0, 0, request.sampling, [1, 2])
+            self.callers[name] = caller
+
+    async def append(self, name: str) -> None:
+        state = self.states.get(name)
+        if state is None or state.finish is not None:
+            return
+        new = [self._rng.randrange(3, 90) for _ in range(self._rng.randrange(4))]
+        start = len(state.tokens) - 2
+        rows = [LogprobRow(-0.5 * token, ((token, -0.5 * token),)) for token in new]
+        final = self._rng.random() < 0.2
+        if final:
+            state.finish = FinishReason.LENGTH
+        adoption = self._rng.choice([1, 1, 1, 2, 3])
+        progress = Progress(state, new, rows if state.request.logprobs else [], start, final)
+        for _ in range(self._rng.choice([1, 2])):  # the answer to the first was lost
+            written = await self.both(lambda store: store.append([progress], [], {name: adoption}, "m"))
+        if written[name] in (Written.OK, Written.CANCEL):
+            state.tokens += new
+        else:
+            state.finish = None
+
+    async def cancel(self, name: str) -> None:
+        caller = self._rng.choice([None, ANYBODY, ALICE, self.callers.get(name, BOB)])
+        await self.both(lambda store: store.cancel(name, caller))
+
+    async def leave(self, name: str) -> None:
+        await self.both(lambda store: store.leave(name))
+
+    async def disown(self, name: str) -> None:
+        await self.both(lambda store: store.disown([name]))
+
+    async def adopt(self, name: str) -> None:
+        models = self._rng.choice([[], ["m"], ["other"]])
+
+        async def adopted(store: RequestStore) -> Any:
+            return sorted((r.request.request_id, r.adoption) for r in await store.adopt(100, models))
+
+        await self.both(adopted)
+
+    async def discard(self, name: str) -> None:
+        if self._rng.random() < 0.3 and name in await self.stores[1].owned():
+            await self.both(lambda store: store.discard(name))
+            self.states.pop(name, None)
+
+    async def look(self, name: str) -> None:
+        async def everything(store: RequestStore) -> Any:
+            caller = self.callers.get(name)
+            top = self.states[name].request.top_logprobs if name in self.states else 0
+            glimpse = await store.glimpse({name: Known(1, top)})
+            return shown(await store.load(name, caller)), glimpse, sorted(await store.owned())
+
+        await self.both(everything)
+
+    async def check(self, name: str) -> None:
+        caller = self._rng.choice([ANYBODY, ALICE])
+        await self.both(lambda store: store.check_quota(name, "one", caller))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_it_answers_as_redis_does_and_its_file_keeps_all_of_it(
+    redis_url: str, seed: int, tmp_path: Path
+) -> None:
+    connection, me = RedisConnection.open(redis_url), secrets.token_hex(4)
+    path = tmp_path / "store.jsonl"
+    redis, embedded = RequestStore(connection, me, 60), EmbeddedStore(me, 60, path=path)
+    await LeaseStore(connection, me, 60).renew(GatewayReport(me), [])
+    twins = Twins(redis, embedded, random.Random(seed))
+    for _ in range(150):
+        await twins.step()
+    names = list(twins.states)
+    before = [shown(await embedded.load(name)) for name in names]
+    embedded.close()
+    again = EmbeddedStore("next", 60, path=path)
+    for name, known in zip(names, before, strict=True):
+        found = shown(await again.load(name))
+        assert {**found, "adoption": known["adoption"]} == known
+    waiting = {name for name, known in zip(names, before, strict=True) if known["ending"] is None}
+    assert {record.request.request_id for record in await again.adopt(1000, ["m"])} == waiting
+    again.close()
+    for name in names:
+        await redis.disown([name])
+        await redis.cancel(name, None) if name in waiting else None
+    await connection.close()
+
+
+async def test_tokens_of_a_minute_are_counted_for_their_caller() -> None:
+    now = [1000.0]
+    store = EmbeddedStore("me", 60, clock=lambda: now[0])
+    caller = Caller("carol", tokens_per_minute=5)
+    request = GenerationRequest("a", (1, 2), 10, Sampling(temperature=0), caller="carol")
+    state = RequestState(request, 0.0, 0, request.sampling, [1, 2])
+    await store.create(request, "k", caller, owned=True)
+    await store.append([Progress(state, [5, 6, 7, 8, 9], [], 0, False)], [], {"a": 1}, "m")
+    with pytest.raises(ExhaustedError, match="carol: over 5 tokens per minute"):
+        await store.check_quota("b", "k", caller)
+    now[0] += 61
+    await store.check_quota("b", "k", caller)
+
+
+async def test_what_nobody_takes_ends_and_what_has_ended_is_forgotten() -> None:
+    now = [1000.0]
+    store = EmbeddedStore("me", 60, clock=lambda: now[0])
+    for name, deadline_s in (("late", 5.0), ("long", None)):
+        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0), deadline_s=deadline_s)
+        await store.create(request, "k", ANYBODY, owned=False)
+    now[0] += 10
+    assert await store.abandon(30.0, "nobody was free") == 1
+    now[0] += 30
+    assert await store.abandon(30.0, "nobody was free") == 1
+    late, long = await store.load("late"), await store.load("long")
+    assert late is not None
+    assert long is not None
+    assert late.ending is not None
+    assert long.ending is not None
+    assert (late.ending.finish, long.ending.finish) == (FinishReason.DEADLINE, FinishReason.ERROR)
+    now[0] += 61
+    await store.abandon(30.0, "")
+    assert await store.load("late") is None
+
+
+async def test_it_is_full_of_what_waits() -> None:
+    store = EmbeddedStore("me", 60, max_unowned=1)
+    for name, error in (("a", None), ("b", ExhaustedError)):
+        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0))
+        if error is None:
+            await store.create(request, "k", ANYBODY, owned=False)
+            continue
+        with pytest.raises(error, match="queue full: 1 requests wait"):
+            await store.create(request, "k", ANYBODY, owned=False)
+
+
+async def test_a_wish_to_cancel_comes_with_the_next_renewal() -> None:
+    store = EmbeddedStore("me", 60)
+    request = GenerationRequest("a", (1, 2), 10, Sampling(temperature=0))
+    await store.create(request, "k", ANYBODY, owned=True)
+    with pytest.raises(AlreadyExistsError):
+        await store.create(request, "other", ANYBODY, owned=True)
+    with pytest.raises(NotFoundError):
+        await store.cancel("b", None)
+    leases = EmbeddedLeases(store, 3.0)
+    assert (await leases.renew(GatewayReport("me"), [])).cancels == []
+    await store.cancel("a", ANYBODY)
+    assert (await leases.renew(GatewayReport("me"), [])).cancels == ["a"]
+
+
+def test_a_torn_last_line_is_dropped_and_another_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.jsonl"
+    path.write_text('{"id": "a", "to')
+    EmbeddedStore("me", 60, path=path).close()
+    assert path.read_text() == ""
+    for text in ('{"id": "a", "to\n{}\n', "my diary\n\n", '{"id": "x", "tokens": [1]}\n'):
+        path.write_text(text)
+        with pytest.raises(SettingError, match=r"store = .*store\.jsonl': cannot be used"):
+            EmbeddedStore("me", 60, path=path)
+        assert path.read_text() == text

@@ -1,0 +1,147 @@
+"""The parts of a verifier: model, engine, resident speculators, servicer."""
+
+import logging
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from specinfer.constraints.compiler import Compiler
+from specinfer.errors import IncompatibleError
+from specinfer.hub import resolve_model
+from specinfer.model.held_weights import held_weights
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.service.threads import EngineThread
+from specinfer.service.tracing import Tracer
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import verifier_pb2
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import EngineLimits
+from specinfer.verification.pass_costs import measure_passes
+from specinfer.verification.warm_up import warm_up
+from verifier_svc.identity import Identity
+from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.ranks import join, layout_of
+from verifier_svc.resident import ResidentSpeculators
+from verifier_svc.servicer import VerifierServicer
+from verifier_svc.settings import VerifierSettings
+
+WINDOWED_CONTEXT = 2**20
+"""Longest context with a windowed cache, which has no end of its own."""
+log = logging.getLogger(__name__)
+
+
+def runner_options(settings: VerifierSettings) -> RunnerOptions:
+    """Return the options for loading and running the model."""
+    return RunnerOptions(
+        dtype=settings.dtype,
+        device=settings.device,
+        executor=settings.executor,
+        kv_tokens=settings.kv_tokens,
+        weights=settings.weights,
+        kv_window=settings.kv_window,
+        offload=settings.offload,
+        offload_directory=settings.offload_directory,
+    )
+
+
+def with_held_weights(settings: VerifierSettings) -> VerifierSettings:
+    """Return the settings with `weights = auto` resolved for this model."""
+    shared = layout_of(settings).ranks > 1
+    held = held_weights(resolve_model(settings.model), runner_options(settings), shared)
+    return settings.model_copy(update={"weights": held})
+
+
+def load_runner(settings: VerifierSettings) -> ModelRunner:
+    """Load the model; where ranks share it, this rank's part."""
+    return ModelRunner.load(resolve_model(settings.model), runner_options(settings), join(settings))
+
+
+def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tokenizer) -> VerifierEngine:
+    """Put the engine together."""
+    longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
+    if settings.kv_window:
+        log.warning(
+            "kv_window = %d: the cache forgets, so the output is not the model's own", settings.kv_window
+        )
+    limits = EngineLimits(
+        max_requests=settings.max_requests,
+        max_nodes=settings.max_nodes,
+        max_step_tokens=settings.max_step_tokens,
+        max_context_len=min(settings.max_context_len or longest, longest),
+    )
+    return VerifierEngine(runner, settings.acceptance, limits, compiler=_compiler(tokenizer, runner))
+
+
+def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
+    """Compile constraints, if the model's tokenizer allows any."""
+    try:
+        return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
+    except IncompatibleError as error:
+        log.warning("%s", error)
+        return None
+
+
+def describe(
+    settings: VerifierSettings,
+    engine: VerifierEngine,
+    identity: Identity,
+    pass_costs: Sequence[tuple[int, float]],
+    resident: ResidentSpeculators | None = None,
+) -> verifier_pb2.DescribeVerifierReply:
+    """Return the answer of `Describe`; `pass_costs` are (tokens, seconds)."""
+    config, limits = engine.runner.config, engine.limits
+    return verifier_pb2.DescribeVerifierReply(
+        model=settings.model,
+        vocab_size=config.vocab_size,
+        tokenizer_fingerprint=identity.tokenizer_fingerprint,
+        max_context_len=limits.max_context_len,
+        max_requests=limits.max_requests,
+        max_nodes=limits.max_nodes,
+        max_step_tokens=limits.max_step_tokens,
+        kv_capacity_tokens=engine.runner.cache.capacity_tokens,
+        eos_token_ids=config.eos_token_ids,
+        acceptance=settings.acceptance,
+        dtype=settings.dtype,
+        kv_window_tokens=settings.kv_window,
+        kv_block_tokens=engine.runner.cache.block_tokens,
+        pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=round(s * 1e6)) for n, s in pass_costs],
+        executor=engine.runner.executor_name,
+        device=settings.device,
+        weights=settings.weights,
+        instance_id=identity.instance_id,
+        model_fingerprint=identity.model_fingerprint,
+        text_fingerprint=identity.text_fingerprint,
+        hidden_size=config.hidden_size,
+        feature_layers=engine.runner.feature_layers,
+        resident=resident.description if resident is not None else None,
+    )
+
+
+def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
+    warm_up(engine)
+    costs = measure_passes(engine.runner, most_tokens=engine.limits.max_step_tokens)
+    parallel = engine.runner.parallel
+    if parallel is not None and parallel.stage_seconds.busy:
+        log.info("%.0f %% of them stages wait for others", 100 * parallel.stage_seconds.bubble)
+    return costs
+
+
+async def make_servicer(
+    settings: VerifierSettings,
+    thread: EngineThread,
+    runner: ModelRunner,
+    registry: CollectorRegistry,
+    tracer: Tracer | None = None,
+) -> VerifierServicer:
+    """Return the servicer of a loaded model; takes some seconds, in which its passes are measured."""
+    directory = resolve_model(settings.model)
+    tokenizer = await thread.call(Tokenizer.load, directory)
+    identity = await thread.call(Identity.of, settings, directory, tokenizer)
+    log.info("weights are held as %s", settings.weights)
+    engine = build_engine(settings, runner, tokenizer)
+    resident = await thread.call(ResidentSpeculators.load, settings, engine, identity.tokenizer_fingerprint)
+    pass_costs = await thread.call(_pass_costs, engine)
+    description = describe(settings, engine, identity, pass_costs, resident)
+    metrics = VerifierMetrics(registry, [each.name for each in description.resident.speculators])
+    return VerifierServicer(engine, thread, metrics, description, tracer, resident)
