@@ -65,7 +65,7 @@ class InProcessChannel:
             timeout: float | None = None,  # noqa: ASYNC109  as gRPC has it
             metadata: Metadata = (),
         ) -> Any:
-            context = _Context(metadata)
+            context = _CallContext(metadata)
             try:
                 async with asyncio.timeout(timeout):
                     return await _guarded(self._handler(method).unary_unary(request, context))
@@ -100,7 +100,7 @@ class InProcessChannel:
             call.cancel()
 
     def _open(self, begin: Any, metadata: Metadata) -> "_StreamCall":
-        call = _StreamCall(begin, _Context(metadata))
+        call = _StreamCall(begin, _CallContext(metadata))
         self._calls.add(call)
         call.task.add_done_callback(lambda _: self._calls.discard(call))
         return call
@@ -123,7 +123,7 @@ class _AbortedError(Exception):
         self.status = code, details, metadata
 
 
-class _Context:
+class _CallContext:
     """The part of `grpc.aio.ServicerContext` that our servicers use."""
 
     def __init__(self, metadata: Metadata) -> None:
@@ -147,7 +147,7 @@ class _Context:
 class _StreamCall:
     """The part of `grpc.aio.StreamStreamCall` that our clients use."""
 
-    def __init__(self, begin: Any, context: _Context) -> None:
+    def __init__(self, begin: Any, context: _CallContext) -> None:
         self._context = context
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         self.task = asyncio.ensure_future(_guarded(self._run(begin)))

@@ -28,8 +28,8 @@ SHIPPED = {path.parent.name for path in MODELS.glob("*/model.safetensors")}
 WANTED = os.environ.get("SPECINFER_TEST_IMAGES", "")
 KEPT = Path(WANTED) if "/" in WANTED else None
 REASON = why_not() if WANTED else "takes minutes: `make test-images`"
-TARGETS = ("gateway", "http", "verifier", "speculator", "tools")
-PORTS = {"gateway": 50051, "http": 8000, "verifier": 50052, "speculator": 50053}
+TARGETS = ("gateway", "http", "verifier", "speculator", "server", "tools")
+PORTS = {"gateway": 50051, "http": 8000, "verifier": 50052, "speculator": 50053, "server": 8000}
 GATEWAY_MEGABYTES = 300
 USER = 10001
 
