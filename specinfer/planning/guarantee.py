@@ -46,6 +46,7 @@ class Guarantee:
         plain_speed: float,
         drafted: bool,
         draft_s: float = 0.0,
+        once: bool = False,
     ) -> None:
         """Count a step.
 
@@ -56,6 +57,8 @@ class Guarantee:
             plain_speed: tokens per second that were expected of plain decoding.
             drafted: whether it had drafts, or made some for the next step.
             draft_s: seconds that it waited for drafts, those in which speculators read prompts included.
+            once: whether it is one of a process's first, whose cold caches do not come again: they fill the bucket,
+                and what is lost behind them overflows it.
         """
         if self._part >= 1 or not plain_speed:
             return
@@ -65,6 +68,8 @@ class Guarantee:
         leaked_s = self._part / 2 * seconds
         if drafted:
             self.lost_s = max(self.lost_s + seconds - tokens * token_s - leaked_s, -self.most_lost_s)
+            if once:
+                self.lost_s = min(self.lost_s, self.most_lost_s)
         else:
             plain.add(seconds / batch)
             if self.lost_s > 0:  # what was gained stays

@@ -183,11 +183,11 @@ class Planner:
             warm = self.latency.observe(batch, nodes, *times)
         else:  # late: not what steps usually take
             self.latency.observe_pass(batch, report.tokens, report.pass_s)
-        if warm:  # what the first steps of a process take longer comes once
+        if warm:
             self._trials.count(batch, asked, nodes)
-            draft_s = max([time.total_s for time in report.drafts], default=0.0)
-            spent = report.brought, report.seconds, choice.plain_speed, drafted, draft_s
-            self.guarantee.observe(batch, *spent)
+        draft_s = max([time.total_s for time in report.drafts], default=0.0)
+        spent = report.brought, report.seconds, choice.plain_speed, drafted, draft_s
+        self.guarantee.observe(batch, *spent, once=not warm)
         if asked:
             self.acceptance.observe(batch, asked, nodes, report.outcomes, contexts=report.contexts)
             self.acceptance.observe(batch, asked, nodes, report.chains, merged=False)

@@ -98,6 +98,21 @@ def test_reading_prompts_counts_in_full_and_a_neighbours_pause_does_not() -> Non
         assert guarantee.exhausted == exhausted
 
 
+def test_first_steps_of_a_process_hold_nothing_back_but_leave_nothing_to_lose() -> None:
+    guarantee = Guarantee(PART)
+    for _ in range(3):
+        guarantee.observe(BATCH, BATCH, 1.0, SPEED, True, 1.0, once=True)
+    assert not guarantee.exhausted
+    for _ in range(50):  # trees that pay go on
+        guarantee.observe(BATCH, 2 * BATCH, 1.5 * PLAIN_S, SPEED, True)
+    assert not guarantee.exhausted
+    for _ in range(3):
+        guarantee.observe(BATCH, BATCH, 1.0, SPEED, True, 1.0, once=True)
+    for _ in range(5):
+        guarantee.observe(BATCH, BATCH, 1.5 * PLAIN_S, SPEED, True)
+    assert guarantee.exhausted
+
+
 def test_one_is_no_bound() -> None:
     serving = Serving(1.0)
     for _ in range(5000):
