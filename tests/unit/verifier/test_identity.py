@@ -9,7 +9,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.verification.engine import VerifierEngine
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
-from verifier_svc.__main__ import describe
+from verifier_svc.app import describe
 from verifier_svc.identity import Identity
 from verifier_svc.settings import VerifierSettings
 
