@@ -1,61 +1,19 @@
-"""EAGLE-3 drafts: one decoder layer that reads the target's hidden states, which the verifier returns.
+"""EAGLE-3 drafts: one decoder layer that reads the target's hidden states, which the verifier returns."""
 
-Hidden states come a step behind the tokens; a request whose newest ones have not come has no draft in that
-step. Behind a gap (a verifier that began to keep them only later) it starts anew: it then reads the context
-from there on.
-"""
+from dataclasses import replace
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
-import torch
-
-from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
+from specinfer.drafters import DrafterOptions
 from specinfer.drafters.checkpoint import load_trained
-from specinfer.drafters.ssm import growth_task, runner_options, shape_of
-from specinfer.errors import ExhaustedError, SpecInferError
-from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.eagle import EagleTask, EagleWeights
-from specinfer.model.drafting.task import GrowthShape
+from specinfer.drafters.feature_rows import FeatureRowsDrafter
+from specinfer.drafters.ssm import runner_options, shape_of
+from specinfer.model.drafting.eagle import EagleWeights
 from specinfer.model.eagle import EagleRunner
 from specinfer.model.weights.eagle_checkpoint import EagleSource
 from specinfer.model.weights.families import EMBEDDING, open_weights
-from specinfer.tree import ProposalKind, TokenTree, TreeLimits
-
-log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _HeldContext:
-    """State of one request."""
-
-    sequence: KVSequence
-    start: int
-    """Context position of the first row's hidden state."""
-    waiting: Features | None = None
-    """Hidden states whose rows were not read yet."""
-
-    @property
-    def rows(self) -> int:
-        return self.start + self.sequence.length
-
-
-class EagleDrafter:
+class EagleDrafter(FeatureRowsDrafter):
     """Drafts with a trained EAGLE-3 layer."""
-
-    def __init__(
-        self,
-        runner: EagleRunner,
-        description: DrafterDescription,
-        shape: GrowthShape,
-        token_ids: torch.Tensor,
-    ) -> None:
-        self._runner, self._shape = runner, shape
-        self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
-        self._token_ids = token_ids.to(torch.int32)
-        self._held: dict[str, _HeldContext] = {}
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "EagleDrafter":
@@ -76,69 +34,3 @@ class EagleDrafter:
             trained.description, feature_layers=eagle.layers, feature_size=config.hidden_size
         )
         return cls(runner, description, shape, eagle.token_ids)
-
-    @property
-    def description(self) -> DrafterDescription:
-        """Description of the checkpoint."""
-        return self._description
-
-    def release(self, request_id: str) -> None:
-        """Forget a request."""
-        held = self._held.pop(request_id, None)
-        if held is not None:
-            self._runner.cache.release(held.sequence)
-
-    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order."""
-        results: dict[int, TokenTree | SpecInferError] = {}
-        tasks: dict[int, EagleTask] = {}
-        for index, job in enumerate(jobs):
-            try:
-                task = self._task(job)
-            except ExhaustedError as error:
-                self.release(job.request_id)
-                results[index] = error
-                continue
-            if task is None:
-                results[index] = TokenTree.root_only(job.context[-1])
-            else:
-                tasks[index] = task
-        if tasks:
-            trees = self._runner.grow(list(tasks.values()), self._shape, self._token_ids)
-            results.update(zip(tasks, trees, strict=True))
-        return [results[index] for index in range(len(jobs))]
-
-    def _task(self, job: DraftJob) -> EagleTask | None:
-        """Return the new rows and the limits of the tree behind them; None if there are no new rows."""
-        held = self._arrived(job)
-        if held is None or held.waiting is None:
-            return None
-        # row j holds token j + 1, so the context has one row less than tokens
-        rows = min(held.waiting.stop, len(job.context) - 1) - held.rows
-        if rows <= 0:
-            return None
-        complete = held.rows + rows == len(job.context) - 1
-        limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
-        self._runner.cache.reserve(held.sequence, rows + self._shape.scored_nodes(limits))
-        delta = job.context[held.rows + 1 : held.rows + 1 + rows]
-        first = held.rows - held.waiting.start
-        states = torch.from_numpy(np.ascontiguousarray(held.waiting.states[first : first + rows]))
-        left = held.waiting.states[first + rows :]
-        held.waiting = Features(held.rows + rows, left) if len(left) else None
-        task = growth_task(self._shape, job, held.sequence, delta, limits, offset=held.start + 1)
-        return EagleTask(task, states.view(torch.bfloat16))
-
-    def _arrived(self, job: DraftJob) -> _HeldContext | None:
-        """Return the state of a request, with the hidden states that the job brought."""
-        held, came = self._held.get(job.request_id), job.features
-        if came is None or not len(came.states):
-            return held
-        if held is not None and held.waiting is not None and held.waiting.stop == came.start:
-            states = np.concatenate([held.waiting.states, came.states])
-            held.waiting = Features(held.waiting.start, states)
-        elif held is not None and held.waiting is None and held.rows == came.start:
-            held.waiting = came
-        else:  # the first ones, or some behind a gap
-            self.release(job.request_id)
-            held = self._held[job.request_id] = _HeldContext(self._runner.cache.open(), came.start, came)
-        return held

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from specinfer.errors import SettingError
-from specinfer.model.batch import Segment, flatten
-from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.batch import Batch, Segment, flatten
+from specinfer.model.cache.kv_cache import KVStorage, PagedKVCache
 from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.expansion import ReferenceGrowth
@@ -16,15 +17,28 @@ from specinfer.model.executor import runs_native
 from specinfer.model.native.eagle import NativeEagle
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.weights.quantise import BLOCK_TYPES
-from specinfer.tree import TokenTree
+from specinfer.tree import TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)
+
+
+class RowModel(KVStorage, Protocol):
+    """A layer whose rows are pairs of a hidden state and the token one ahead of it."""
+
+    def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states [T, hidden] of rows, given the target's [T, layers, hidden]."""
+
+    def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the rows' outs [T, hidden], which are the hidden states of rows behind them."""
+
+    def logits(self, outs: torch.Tensor) -> torch.Tensor:
+        """Return the logits [R, draft vocabulary] in float32."""
 
 
 class EagleRunner:
     """Grows trees for a batch. Not thread-safe."""
 
-    def __init__(self, model: EagleModel | NativeEagle, num_blocks: int) -> None:
+    def __init__(self, model: RowModel | NativeEagle, num_blocks: int) -> None:
         self._model, self.cache = model, PagedKVCache(num_blocks, model)
 
     @classmethod
@@ -46,13 +60,17 @@ class EagleRunner:
             log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
         return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
 
+    def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
+        """Return the rows that growing one tree adds to the cache for a while: its scored nodes."""
+        return shape.scored_nodes(limits)
+
     @torch.inference_mode()
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
         """Read every task's new rows and grow its tree; return one per task, in order.
 
-        No node of the trees stays in the cache. Space for `shape.scored_nodes` must be reserved.
+        No node of the trees stays in the cache. Space for `rows_ahead` must be reserved.
         """
         if isinstance(self._model, NativeEagle):
             trees = self._model.grow(tasks, shape, token_ids)
@@ -71,7 +89,7 @@ class EagleRunner:
 class _Passes:
     """Passes of one growth over the layer in torch operations: context first, then levels of nodes."""
 
-    def __init__(self, model: EagleModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
+    def __init__(self, model: RowModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
         self._model, self._cache = model, cache
         self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
         self._outs: dict[int, list[torch.Tensor]] = {}

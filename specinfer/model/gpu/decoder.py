@@ -105,7 +105,7 @@ class FusedLayer(Layer):
         norm = self._post_norm
         if self._config.parallel or isinstance(norm, LayerNorm):
             return super().behind(x, normed, angles, attend)
-        query, key, value = self._project(normed, angles)
+        query, key, value = self.project(normed, angles)
         change = self._out(attend(self._index, query, key, value).flatten(1))
         attended, behind = added_and_normed(x, change, norm)
         return attended + self._mlp(behind)
@@ -115,14 +115,15 @@ class FusedLayer(Layer):
             return self._down(gated(self._up(x)))
         return super()._mlp(x)
 
-    def _project(
+    def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return query, key and value, turned and normed by one kernel where it can."""
         c, norms = self._config, None
         if isinstance(self._q_norm, RMSNorm) and isinstance(self._k_norm, RMSNorm):
             norms = self._q_norm, self._k_norm
         if angles is None or (c.qk_norm and (norms is None or c.rotary_dim < c.head_dim)):
-            return super()._project(x, angles)
+            return super().project(x, angles)
         projected = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         turn(projected, c.heads, c.kv_heads, angles, norms)
         query, key, value = torch.split(projected, [c.heads, c.kv_heads, c.kv_heads], dim=1)

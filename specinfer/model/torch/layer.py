@@ -60,7 +60,7 @@ class Layer:
         attend: Attend,
     ) -> torch.Tensor:
         """Map hidden states to the next layer's, given attention's input `normed` [T, projections' width]."""
-        query, key, value = self._project(normed, angles)
+        query, key, value = self.project(normed, angles)
         attended = x + self._out(attend(self._index, query, key, value).flatten(1))
         return attended + self._mlp(self._post_norm(x if self._config.parallel else attended))
 
@@ -68,15 +68,10 @@ class Layer:
         """Let ranks divide attention heads and the inside of the MLP among them."""
         self._out, self._down = surgery.output(self._out), surgery.output(self._down)
 
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._config.gated:
-            return self._down(self._act(self._up(x)))
-        gate, up = self._up(x).chunk(2, dim=-1)
-        return self._down(self._act(gate) * up)
-
-    def _project(
+    def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return query, key and value of attention's inputs [T, width], by heads and turned by position."""
         c = self._config
         qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         query, key, value = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], dim=1)
@@ -85,3 +80,9 @@ class Layer:
         if angles is not None:
             query, key = rotate(query, *angles), rotate(key, *angles)
         return query, key, value
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._config.gated:
+            return self._down(self._act(self._up(x)))
+        gate, up = self._up(x).chunk(2, dim=-1)
+        return self._down(self._act(gate) * up)
