@@ -17,6 +17,10 @@ from specinfer.tree import TokenTree, TreeLimits
 DRAFTERS = {
     "ssm": "specinfer.drafters.ssm:SsmDrafter",
     "eagle": "specinfer.drafters.eagle:EagleDrafter",
+    "dflash": "specinfer.drafters.dflash:DFlashDrafter",
+    "dspark": "specinfer.drafters.dspark:DSparkDrafter",
+    "peagle": "specinfer.drafters.peagle:PEagleDrafter",
+    "mtp": "specinfer.drafters.mtp:MtpDrafter",
     "medusa": "specinfer.drafters.medusa:MedusaDrafter",
     "blockwise": "specinfer.drafters.blockwise:BlockwiseDrafter",
     "ngram": "specinfer.drafters.ngram:NgramDrafter",

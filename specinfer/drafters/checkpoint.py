@@ -1,18 +1,22 @@
 """Common parts of drafters with a trained checkpoint: its kind, its target, its description."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from specinfer.drafters import DrafterDescription, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import resolve_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.published.memory import Borrowed
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import KIND, is_draft_checkpoint, verifier_of
-from specinfer.model.weights.drafts import Draft, load_draft
+from specinfer.model.weights.drafts import Draft, PublishedDraft, load_draft
+from specinfer.model.weights.families import open_weights
 from specinfer.tokenizer import Tokenizer
 
 D = TypeVar("D", bound=Draft)
+P = TypeVar("P", bound=PublishedDraft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +52,43 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
         options.model, tokenizer.vocab_size, tokenizer.fingerprint(), config.max_positions
     )
     return Trained(draft, target, config, description)
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Generic[P]):
+    """A checkpoint in a layout of the `speculators` library, and what it takes to run it."""
+
+    draft: P
+    borrowed: Borrowed
+    description: DrafterDescription
+    options: RunnerOptions
+
+
+def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
+    """Load the checkpoint that `options.model` names, with the tensors that it shares with its target.
+
+    Raises:
+        SettingError: if it is no checkpoint of this kind.
+        IncompatibleError: naming what is not understood, or does not fit the target.
+    """
+    trained = load_trained(options, kind)
+    draft, config = trained.draft, trained.config
+    weights = open_weights(trained.target, config)
+    description = replace(
+        trained.description,
+        feature_layers=tuple(sorted(draft.layers)),
+        feature_size=config.hidden_size,
+        max_context_len=min(config.max_positions, draft.draft_layers.config.max_positions),
+    )
+    return Published(
+        draft,
+        Borrowed.of(config, weights, draft.tensors, draft.token_ids),
+        description,
+        RunnerOptions(
+            options.dtype,
+            options.device,
+            options.executor,
+            kv_tokens=options.kv_tokens,
+            weights="converted" if options.weights == "auto" else options.weights,
+        ),
+    )

@@ -11,7 +11,10 @@ NONE = "none"
 Flags = Mapping[str, str]
 """Flags of a service by name, without dashes."""
 
-MODEL_DRAFTERS = frozenset({"ssm", "eagle", "medusa", "blockwise", "recycling", "lookahead", "retrieval"})
+MODEL_DRAFTERS = frozenset(
+    {"ssm", "eagle", "dflash", "dspark", "peagle", "mtp", "medusa", "blockwise"}
+    | {"recycling", "lookahead", "retrieval"}
+)
 """Drafters that read the target's model, its numeric type and its device unless their flags say otherwise."""
 
 TRAINED: dict[str, Mapping[str, str]] = {

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 VARIABLE = "SPECINFER_CLIENT_ENVIRONMENTS"
 
 
-def environment(name: str, *requirements: str) -> Path:
+def environment(name: str, *requirements: str, alone: Sequence[str] = ()) -> Path:
     """The folder of programs of a virtual environment with these packages, made on first use.
+
+    Packages that are to come `alone` come without what they depend on.
 
     Skips the test unless the variable names a directory for environments, and where a package cannot be had.
     """
@@ -21,11 +24,11 @@ def environment(name: str, *requirements: str) -> Path:
     directory = Path(place) / name
     if not (directory / "complete").is_file():
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-        install = [str(directory / "bin" / "python"), "-m", "pip", "install", "-q", *requirements]
-        done = subprocess.run(install, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(
-                f"{' '.join(requirements)} cannot be installed: {done.stderr.strip().splitlines()[-1]}"
-            )
+        install = [str(directory / "bin" / "python"), "-m", "pip", "install", "-q"]
+        for packages in [list(requirements), *([["--no-deps", *alone]] if alone else [])]:
+            done = subprocess.run([*install, *packages], capture_output=True, text=True)
+            if done.returncode:
+                why = done.stderr.strip().splitlines()[-1]
+                pytest.skip(f"{' '.join(packages)} cannot be installed: {why}")
         (directory / "complete").touch()
     return directory / "bin"

@@ -44,9 +44,15 @@ def is_draft_checkpoint(directory: Path) -> bool:
 
 
 def verifier_of(directory: Path) -> str:
-    """Return the model a checkpoint was trained for."""
+    """Return the model a checkpoint was trained for.
+
+    Raises:
+        IncompatibleError: if it names none.
+    """
     config = json.loads((directory / "config.json").read_text())
-    name: str = config["speculators_config"]["verifier"]["name_or_path"]
+    name = config["speculators_config"]["verifier"].get("name_or_path")
+    if not isinstance(name, str):
+        raise IncompatibleError(f"{directory}: verifier.name_or_path = {name!r}: names no target")
     return name
 
 

@@ -9,14 +9,22 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.weights.draft_checkpoint import KIND, DraftModel, algorithm_of, load_ssm
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle
 from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource, load_heads
+from specinfer.model.weights.published.dflash import BlockSource, DFlashSource, DSparkSource, load_block_draft
+from specinfer.model.weights.published.mtp import MtpSource, load_mtp
+from specinfer.model.weights.published.peagle import PEagleSource, load_peagle
 
-Draft: TypeAlias = DraftModel | EagleSource | HeadsSource
+PublishedDraft: TypeAlias = BlockSource | PEagleSource | MtpSource
+Draft: TypeAlias = DraftModel | EagleSource | HeadsSource | PublishedDraft
 
 _LOADERS: dict[str, Callable[[Path, Path], Draft]] = {
     DraftModel.algorithm: load_ssm,
     EagleSource.algorithm: load_eagle,
     MedusaSource.algorithm: partial(load_heads, MedusaSource),
     BlockwiseSource.algorithm: partial(load_heads, BlockwiseSource),
+    DFlashSource.algorithm: partial(load_block_draft, DFlashSource),
+    DSparkSource.algorithm: partial(load_block_draft, DSparkSource),
+    PEagleSource.algorithm: load_peagle,
+    MtpSource.algorithm: load_mtp,
 }
 
 

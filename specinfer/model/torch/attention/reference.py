@@ -3,6 +3,7 @@
 Slow and obviously right; every other backend is tested against it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,16 +28,21 @@ class ReferenceAttention:
     def __init__(self, device: str) -> None:
         self._device = device
 
-    def plan(self, batch: Batch) -> list[_Part]:
-        """Return one mask and one slot table per request."""
-        return [self._part(rows) for rows in batch.rows]
+    def plan(self, batch: Batch, window: int | None = None) -> list[_Part]:
+        """Return one mask and one slot table per request.
 
-    def _part(self, rows: AttentionRows) -> _Part:
+        With a window a token sees no more than so many positions of the context up to its own.
+        """
+        return [self._part(rows, batch.positions[rows.start : rows.stop], window) for rows in batch.rows]
+
+    def _part(self, rows: AttentionRows, own: Sequence[int], window: int | None) -> _Part:
         visible = torch.tensor(rows.visible, dtype=torch.int64)
         positions = torch.arange(rows.length)
         mask = positions < visible[:, None]
         for row, extra in enumerate(rows.extra):
             mask[row, extra] = True
+        if window is not None:
+            mask &= (positions > torch.tensor(own)[:, None] - window) | (positions >= max(rows.visible))
         blocks = torch.tensor(rows.blocks, dtype=torch.int64)
         slots = blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
         return _Part(rows.start, rows.stop, slots.to(self._device), mask.to(self._device))

@@ -1,0 +1,14 @@
+"""DSpark drafts: DFlash's blocks, each guess with a bias by the token before it (a Markov head).
+
+So the tokens of a path fit each other, though the block is read once. The checkpoint's confidence head is
+not asked: which nodes are worth verifying follows from the probabilities of the paths.
+"""
+
+from specinfer.drafters.dflash import BlockDrafter
+from specinfer.model.weights.published.dflash import DSparkSource
+
+
+class DSparkDrafter(BlockDrafter):
+    """Drafts a tree over a block, level by level."""
+
+    kind = DSparkSource

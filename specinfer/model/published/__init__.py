@@ -1,0 +1,1 @@
+"""Published drafts at work, in torch operations: DFlash, DSpark, P-EAGLE, MTP."""

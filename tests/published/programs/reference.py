@@ -1,0 +1,256 @@
+"""Random checkpoints made by the `speculators` library, and what it says itself of a context.
+
+    python reference.py TARGET OUT
+
+writes for every case a checkpoint OUT/NAME and OUT/NAME.expected: context, hidden states of the target
+[positions, layers ascending, hidden], the logits along the greedy chain behind it, and that chain.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from speculators import (
+    DFlashDraftModel,
+    DFlashSpeculatorConfig,
+    DSparkDraftModel,
+    DSparkSpeculatorConfig,
+    MTPDraftModel,
+    MTPSpeculatorConfig,
+    PEagleDraftModel,
+    PEagleSpeculatorConfig,
+)
+from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.models.peagle import core as peagle_core
+from speculators.proposals import GreedyTokenProposalConfig
+from transformers import AutoConfig, LlamaConfig, Qwen3Config
+
+CONTEXT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33, 12]
+"""Tokens; the last one is the root, whose hidden states are not known."""
+ROWS, BLOCK, MASK = len(CONTEXT) - 1, 5, 4
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+Said = tuple[list[torch.Tensor], list[int]]
+"""Logits of each depth along the greedy chain, and the chain."""
+
+
+def layers_of(kind: type, target: Any, **fields: Any) -> Any:
+    """Configuration of two layers over the target's embeddings."""
+    shape = {
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+    }
+    config = kind(**(shape | fields))
+    config._attn_implementation = "eager"
+    return config
+
+
+def made(model_class: Any, config: Any, ids: torch.Tensor) -> Any:
+    """A random model; every tensor is far from what would hide a missing term."""
+    torch.manual_seed(0)
+    model = model_class(config)
+    if model.use_draft_vocab:
+        drafted = torch.zeros(model.verifier_vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        model.load_vocab_mappings(drafted, ids - torch.arange(len(ids)))
+    for name, parameter in model.named_parameters():
+        if not parameter.isnan().any():
+            mean = 1.0 if "norm" in name else 0.0
+            torch.nn.init.normal_(parameter, mean=mean, std=0.5)
+    model.load_verifier_weights()
+    return model.eval()
+
+
+def ids_of(model: Any) -> list[int]:
+    """Target token of each draft token."""
+    if model.use_draft_vocab:
+        return (model.d2t + torch.arange(len(model.d2t))).tolist()
+    return list(range(model.verifier_vocab_size))
+
+
+def block(model: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states and logits [block, ...] of the block whose anchor is the root."""
+    padded = ROWS + 2 * BLOCK  # the library's training pass takes no anchor near the end
+    hidden = torch.zeros(1, padded, states.shape[1])
+    hidden[0, :ROWS] = states
+    tokens = torch.zeros(1, padded, dtype=torch.long)
+    tokens[0, : len(CONTEXT)] = torch.tensor(CONTEXT)
+    anchor = torch.zeros(1, padded)
+    anchor[0, ROWS] = 1
+    last = torch.zeros(1, padded, model.hidden_size)
+    documents = torch.zeros(1, padded, dtype=torch.long)
+    found, logits, *_ = model._backbone_forward(hidden, tokens, anchor, last, documents, max_anchors=1)
+    return found[0], logits[0]
+
+
+def of_dflash(model: Any, states: torch.Tensor) -> Said:
+    _, logits = block(model, states)
+    rows = list(logits[0 if model.config.sample_from_anchor else 1 :])
+    ids = ids_of(model)
+    return rows, [ids[int(row.argmax())] for row in rows]
+
+
+def of_dspark(model: Any, states: torch.Tensor) -> Said:
+    hidden, logits = block(model, states)
+    ids, first = ids_of(model), 0 if model.config.sample_from_anchor else 1
+    before = [CONTEXT[-1]] * BLOCK
+    rows, chain = [], []
+    for place in range(first, BLOCK):
+        bias = model.markov_head.block_bias(
+            prev_token_ids=torch.tensor([before]), hidden_states=hidden[None]
+        )[0]
+        rows.append(logits[place] + bias[place])
+        chain.append(ids[int(rows[-1].argmax())])
+        if place + 1 < BLOCK:
+            before[place + 1] = chain[-1]
+    return rows, chain
+
+
+def of_peagle(model: Any, states: torch.Tensor) -> Said:
+    """The training pass with one rollout, behind the last row; its own sampling is put aside."""
+    rows, padded = [], ROWS + BLOCK
+    anchors = torch.tensor([*range(ROWS), *[ROWS - 1] * (BLOCK - 1)])
+    depths = torch.tensor([0] * ROWS + list(range(1, BLOCK)))
+    peagle_core.generate_cod_sample_indices = lambda **_: (anchors, depths)
+    peagle_core.compute_metrics = lambda *, logits, **_: rows.append(logits[0]) or (None, None)
+    hidden = torch.zeros(1, padded, states.shape[1])
+    hidden[0, :ROWS] = states
+    tokens = torch.zeros(1, padded, dtype=torch.long)
+    tokens[0, :ROWS] = torch.tensor(CONTEXT[1:])
+    documents = torch.zeros(1, padded, dtype=torch.long)
+    last = torch.zeros(1, padded, model.hidden_size)
+    model(hidden, tokens, documents, verifier_last_hidden_states=last)
+    ids, found = ids_of(model), list(rows[0][ROWS - 1 :])
+    return found, [ids[int(row.argmax())] for row in found]
+
+
+def mtp_outs(model: Any, hidden: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """Outs [rows, hidden] of the library's layer over rows of hidden states and the tokens one ahead."""
+    places = torch.arange(len(hidden))[None]
+    outs: torch.Tensor = model.mtp_layers[0](
+        hidden[None],
+        model.embed_tokens(torch.tensor([tokens])),
+        attention_mask=torch.full((len(hidden), len(hidden)), -torch.inf).triu(1)[None, None],
+        position_ids=places,
+        position_embeddings=model.rotary_emb(hidden[None], places),
+    )
+    return outs[0]
+
+
+def of_mtp(model: Any, states: torch.Tensor) -> Said:
+    """The first depth by the library's pass; deeper ones by its layer over all rows, as servers run it."""
+    steps = model.config.num_speculative_steps
+    tokens = torch.tensor([CONTEXT + [0] * (steps + 1)])
+    padded = torch.cat([states, torch.zeros(steps + 2, states.shape[1])])[None]
+    logits, *_ = model(tokens, padded)
+    rows, chain = [logits[0][0, ROWS - 1]], [int(logits[0][0, ROWS - 1].argmax())]
+    hidden, context = states, CONTEXT[1:]
+    for _ in range(1, BLOCK):
+        hidden = torch.cat([hidden, mtp_outs(model, hidden, context)[-1:]])
+        context = [*context, chain[-1]]
+        rows.append(model.lm_head(mtp_outs(model, hidden, context)[-1]))
+        chain.append(int(rows[-1].argmax()))
+    return rows, chain
+
+
+def cases(target: Path) -> dict[str, tuple[Any, Any, Any]]:
+    """By name: how the library says it, the model's class, its configuration."""
+    config = AutoConfig.from_pretrained(target)
+
+    def described(algorithm: str, tokens: int) -> SpeculatorsConfig:
+        return SpeculatorsConfig(
+            algorithm=algorithm,
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=tokens)],
+            default_proposal_method="greedy",
+            verifier=VerifierConfig.from_pretrained(str(target)),
+        )
+
+    def common(algorithm: str, tokens: int, layers: Any, **fields: Any) -> dict[str, Any]:
+        own = {} if algorithm == "mtp" else {"draft_vocab_size": 40, "mask_token_id": MASK}
+        return {
+            "transformer_layer_config": layers,
+            "speculators_config": described(algorithm, tokens),
+            **(own | fields),
+        }
+
+    whole = {"draft_vocab_size": config.vocab_size}
+    windowed = layers_of(Qwen3Config, config, use_sliding_window=True, **WINDOWED)
+    biased = layers_of(Qwen3Config, config, attention_bias=True, use_sliding_window=True, **WINDOWED)
+    llama = layers_of(LlamaConfig, config, **WINDOWED)
+    two = {"aux_hidden_state_layer_ids": [3, 1]}
+    three = {"eagle_aux_hidden_state_layer_ids": [3, 0, 2]}
+    found: dict[str, Any] = {
+        "dflash": (
+            of_dflash,
+            DFlashDraftModel,
+            DFlashSpeculatorConfig(**common("dflash", 4, windowed, block_size=BLOCK, **two)),
+        ),
+        "dflash-anchor": (
+            of_dflash,
+            DFlashDraftModel,
+            DFlashSpeculatorConfig(
+                **common("dflash", 5, biased, block_size=BLOCK, **two, **whole),
+                sample_from_anchor=True,
+                sliding_window_non_causal=True,
+            ),
+        ),
+        "peagle": (
+            of_peagle,
+            PEagleDraftModel,
+            PEagleSpeculatorConfig(**common("peagle", 5, llama, fc_norm=True, **three)),
+        ),
+        "peagle-normed": (
+            of_peagle,
+            PEagleDraftModel,
+            PEagleSpeculatorConfig(
+                **common("peagle", 5, windowed, **three, **whole),
+                norm_before_fc=True,
+                norm_before_residual=True,
+            ),
+        ),
+        "mtp": (
+            of_mtp,
+            MTPDraftModel,
+            MTPSpeculatorConfig(**common("mtp", 3, layers_of(Qwen3Config, config))),
+        ),
+    }
+    for head in ("vanilla", "gated", "rnn"):
+        for anchor in (True, False):
+            own = common("dspark", 4 + anchor, windowed, block_size=BLOCK, **two, **({} if anchor else whole))
+            spark = DSparkSpeculatorConfig(
+                **own, markov_rank=6, markov_head_type=head, sample_from_anchor=anchor
+            )
+            found[f"dspark-{head}{'' if anchor else '-masks'}"] = (of_dspark, DSparkDraftModel, spark)
+    return found
+
+
+@torch.inference_mode()
+def main(target: Path, out: Path) -> None:
+    """Write all cases."""
+    ids = torch.arange(3, 83, 2)
+    for name, (said, model_class, config) in cases(target).items():
+        model = made(model_class, config, ids)
+        model.save_pretrained(out / name)
+        layers = list(model.target_layer_ids)
+        states = torch.randn(ROWS, len(layers), model.hidden_size).to(torch.bfloat16)
+        rows, chain = said(model, states.float().flatten(1))
+        ascending = [layers.index(layer) for layer in sorted(layers)]
+        save_file(
+            {
+                "context": torch.tensor(CONTEXT),
+                "states": states[:, ascending].contiguous(),
+                "logits": torch.stack(rows),
+                "chain": torch.tensor(chain),
+            },
+            out / f"{name}.expected",
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

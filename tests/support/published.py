@@ -1,0 +1,275 @@
+"""Random checkpoints in the layout of the `speculators` library, and what they say, computed plainly.
+
+The plain computation knows no cache, no batch and no tree: it runs a draft over a context and one path behind
+it, with masks over everything.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import tiny_transformers
+
+METHODS = ("dflash", "dspark", "peagle", "mtp")
+HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 32, 4, 2, 8, 48, 97
+BLOCK, MASK, WINDOW, RANK = 5, 4, 6, 6
+DRAFTED = list(range(3, 83, 2))
+"""Target tokens of the draft vocabulary."""
+_LAYERS = {
+    "model_type": "qwen3",
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": WINDOW,
+    "use_sliding_window": True,
+    "max_window_layers": 0,
+}
+_FULL = {"layer_types": ["full_attention"] * 2, "sliding_window": None, "use_sliding_window": False}
+_FIELDS: dict[str, dict[str, Any]] = {
+    "dflash": {"aux_hidden_state_layer_ids": [3, 1], "block_size": BLOCK, "sample_from_anchor": False},
+    "dspark": {
+        "aux_hidden_state_layer_ids": [3, 1],
+        "block_size": BLOCK,
+        "sample_from_anchor": True,
+        "markov_rank": RANK,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+    "peagle": {"eagle_aux_hidden_state_layer_ids": [3, 0, 2], "fc_norm": True, "norm_output": False},
+    "mtp": {"num_nextn_predict_layers": 1},
+}
+
+
+def save_target(directory: Path, model: Any = None) -> Path:
+    """A target with a tokenizer whose tokens are letters."""
+    (model or tiny_transformers("qwen3")).save_pretrained(directory)
+    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def save_published(
+    directory: Path, method: str, target: Path, drafted: list[int] | None = None, **fields: Any
+) -> Path:
+    """A random checkpoint of a method; fields replace those of its `config.json`."""
+    drafted = drafted or DRAFTED
+    own = _FIELDS[method] | fields
+    layers = _LAYERS | (_FULL if method == "mtp" else {}) | own.pop("layers", {})
+    config: dict[str, Any] = {
+        "speculators_model_type": method,
+        "speculators_version": "0.9.0",
+        "architectures": [method],
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layers,
+        "speculators_config": {
+            "algorithm": method,
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": BLOCK,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": str(target), "architectures": ["Qwen3ForCausalLM"]},
+        },
+    }
+    if method != "mtp":
+        config |= {"draft_vocab_size": len(drafted), "mask_token_id": MASK}
+    config |= own
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(_tensors(method, config, drafted), directory / "model.safetensors")
+    return directory
+
+
+def _tensors(method: str, config: dict[str, Any], drafted: list[int]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    found: dict[str, torch.Tensor] = {}
+
+    def add(name: str, *shape: int) -> None:
+        mean = 1.0 if "norm" in name else 0.0
+        found[name] = mean + 0.4 * torch.randn(shape, generator=generator)
+
+    for index in range(1 if method == "mtp" else 2):
+        prefix = f"mtp_layers.{index}." if method == "mtp" else f"layers.{index}."
+        width = 2 * HIDDEN if method == "peagle" and index == 0 else HIDDEN
+        for name, rows in (("q_proj", HEADS), ("k_proj", KV_HEADS), ("v_proj", KV_HEADS)):
+            add(f"{prefix}self_attn.{name}.weight", rows * HEAD, width)
+        add(f"{prefix}self_attn.o_proj.weight", HIDDEN, HEADS * HEAD)
+        for name in ("q_norm", "k_norm"):
+            add(f"{prefix}self_attn.{name}.weight", HEAD)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            add(f"{prefix}{name}.weight", HIDDEN)
+        for name in ("gate_proj", "up_proj"):
+            add(f"{prefix}mlp.{name}.weight", INNER, HIDDEN)
+        add(f"{prefix}mlp.down_proj.weight", HIDDEN, INNER)
+    if method == "mtp":
+        add("mtp_layers.0.input_proj.weight", HIDDEN, 2 * HIDDEN)
+        for name in ("token", "hidden", "final"):
+            add(f"mtp_layers.0.{name}_layernorm.weight", HIDDEN)
+        return found
+    read = len(config.get("aux_hidden_state_layer_ids") or config["eagle_aux_hidden_state_layer_ids"])
+    add("fc.weight", HIDDEN, read * HIDDEN)
+    add("norm.weight", HIDDEN)
+    add("lm_head.weight", len(drafted), HIDDEN)
+    add("layers.0.hidden_norm.weight" if method == "peagle" else "hidden_norm.weight", HIDDEN)
+    if method == "peagle":
+        add("mask_hidden", 1, 1, read * HIDDEN)
+        add("embed_tokens.weight", VOCABULARY, HIDDEN)
+        for place in range(read):
+            add(f"fc_norm.{place}.weight", HIDDEN)
+    if method == "dspark":
+        add("markov_head.markov_w1.weight", VOCABULARY, RANK)
+        add("markov_head.markov_w2.weight", len(drafted), RANK)
+        add("confidence_head.proj.weight", 1, HIDDEN + RANK)
+        add("confidence_head.proj.bias", 1)
+    ids = torch.tensor(drafted)
+    found["d2t"] = ids - torch.arange(len(ids))
+    found["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, ids, True)
+    return found
+
+
+@dataclass
+class PlainDraft:
+    """A checkpoint of `save_published`, run plainly."""
+
+    method: str
+    tensors: dict[str, torch.Tensor]
+    target: dict[str, torch.Tensor]
+
+    @classmethod
+    def load(cls, directory: Path, target: Path) -> "PlainDraft":
+        """Read the files of draft and target."""
+        method = json.loads((directory / "config.json").read_text())["speculators_model_type"]
+        files = (load_file(place / "model.safetensors") for place in (directory, target))
+        return cls(method, *files)
+
+    def logits(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
+        """Return the logits behind a path below the root, which is the context's last token.
+
+        Args:
+            states: [len(context) - 1, layers ascending, hidden] of the target.
+        """
+        return getattr(self, f"_{self.method}")(context, states.float(), path)
+
+    def _dflash(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
+        return F.linear(self._block(context, states)[len(path) + 1], self.tensors["lm_head.weight"])
+
+    def _dspark(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
+        before = self.tensors["markov_head.markov_w1.weight"][[*context[-1:], *path][-1]]
+        plain = F.linear(self._block(context, states)[len(path)], self.tensors["lm_head.weight"])
+        return plain + F.linear(before, self.tensors["markov_head.markov_w2.weight"])
+
+    def _block(self, context: list[int], states: torch.Tensor) -> torch.Tensor:
+        """[block, hidden]: normed, of the block behind a context."""
+        rows = len(states)
+        read = F.linear(
+            states[:, [1, 0]].flatten(1), self.tensors["fc.weight"]
+        )  # layers 3 and 1, in this order
+        read = self._norm(read, "hidden_norm")
+        x = self.target["model.embed_tokens.weight"][[context[-1], *[MASK] * (BLOCK - 1)]]
+        places, all_places = torch.arange(rows, rows + BLOCK), torch.arange(rows + BLOCK)
+        whole = torch.ones(BLOCK, rows + BLOCK, dtype=torch.bool)
+        windowed = whole.tril(rows) & (all_places >= rows - WINDOW)
+        for index, mask in enumerate((windowed, whole)):
+            normed = self._norm(x, f"layers.{index}.input_layernorm")
+            added = self._attended(
+                f"layers.{index}.", normed, torch.cat([read, normed]), places, all_places, mask
+            )
+            x = self._fed(f"layers.{index}.", x + added)
+        return self._norm(x, "norm")
+
+    def _peagle(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
+        rows = len(states)
+        states = torch.cat(
+            [states[:, [2, 0, 1]].flatten(1), self.tensors["mask_hidden"][0].expand(len(path), -1)]
+        )
+        normed = [self._norm(part, f"fc_norm.{n}") for n, part in enumerate(states.chunk(3, -1))]
+        hidden = F.linear(torch.cat(normed, -1), self.tensors["fc.weight"])
+        embedded = self.tensors["embed_tokens.weight"][[*context[1:], *[MASK] * len(path)]]
+        places = torch.arange(rows + len(path))
+        causal = torch.ones(len(places), len(places), dtype=torch.bool).tril()
+        near = (places > places[:, None] - WINDOW) | (places >= rows)
+        read = [
+            self._norm(embedded, "layers.0.input_layernorm"),
+            self._norm(hidden, "layers.0.hidden_norm"),
+        ]
+        both = torch.cat(read, -1)
+        x = hidden + self._attended("layers.0.", both, both, places, places, causal & near)
+        x = self._fed("layers.0.", x)
+        normed_x = self._norm(x, "layers.1.input_layernorm")
+        x = self._fed(
+            "layers.1.", x + self._attended("layers.1.", normed_x, normed_x, places, places, causal)
+        )
+        return F.linear(self._norm(x[-1], "norm"), self.tensors["lm_head.weight"])
+
+    def _mtp(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
+        hidden, tokens, prefix = states[:, -1], context[1:], "mtp_layers.0."
+        for token in [*path, None]:
+            embedded = self.target["model.embed_tokens.weight"][tokens]
+            read = [
+                self._norm(embedded, f"{prefix}token_layernorm"),
+                self._norm(hidden, f"{prefix}hidden_layernorm"),
+            ]
+            x = F.linear(torch.cat(read, -1), self.tensors[f"{prefix}input_proj.weight"])
+            normed, places = self._norm(x, f"{prefix}input_layernorm"), torch.arange(len(x))
+            causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+            x = self._fed(prefix, x + self._attended(prefix, normed, normed, places, places, causal))
+            out = self._norm(x, f"{prefix}final_layernorm")
+            hidden, tokens = torch.cat([hidden, out[-1:]]), [*tokens, token or 0]
+        return F.linear(out[-1], self.target["lm_head.weight"])
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.tensors[f"{name}.weight"]
+
+    def _fed(self, prefix: str, x: torch.Tensor) -> torch.Tensor:
+        normed = self._norm(x, f"{prefix}post_attention_layernorm")
+        gate, up = (F.linear(normed, self.tensors[f"{prefix}mlp.{n}_proj.weight"]) for n in ("gate", "up"))
+        return x + F.linear(F.silu(gate) * up, self.tensors[f"{prefix}mlp.down_proj.weight"])
+
+    def _attended(
+        self,
+        prefix: str,
+        asking: torch.Tensor,
+        asked: torch.Tensor,
+        places: torch.Tensor,
+        other_places: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        own = {n: self.tensors[f"{prefix}self_attn.{n}_proj.weight"] for n in "qkvo"}
+        query, key, value = (
+            F.linear(x, own[name]).view(len(x), -1, HEAD)
+            for x, name in ((asking, "q"), (asked, "k"), (asked, "v"))
+        )
+        query = turned(self._norm(query, f"{prefix}self_attn.q_norm"), places)
+        key = turned(self._norm(key, f"{prefix}self_attn.k_norm"), other_places)
+        key, value = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (key, value))
+        weights = torch.einsum("qhd,khd->hqk", query, key) / HEAD**0.5
+        weights = weights.masked_fill(~mask, -torch.inf).softmax(-1)
+        return F.linear(torch.einsum("hqk,khd->qhd", weights, value).flatten(1), own["o"])
+
+
+def turned(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Rotary positions of [T, heads, HEAD]."""
+    angles = places[:, None] * 10000.0 ** -(torch.arange(0, HEAD, 2) / HEAD)
+    cos, sin = (part(torch.cat([angles, angles], -1))[:, None] for part in (torch.cos, torch.sin))
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin

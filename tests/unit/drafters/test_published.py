@@ -1,0 +1,264 @@
+"""Published drafts: trees, their probabilities and draws are those of a plain computation; what is not
+understood is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.entries import DraftEntry
+from specinfer.errors import IncompatibleError, SettingError, SpecInferError
+from specinfer.model.sampling.drawing import draft_distribution
+from specinfer.sampling import GREEDY, Sampling
+from specinfer.tree import ProposalKind, TokenTree, TreeLimits
+from tests.support.published import DRAFTED, METHODS, VOCABULARY, PlainDraft, save_published, save_target
+from tests.support.tiny_models import tiny_transformers
+
+CONTEXTS = {"long": [5, 17, 3, 88, 41, 60, 7, 9, 20, 33, 12], "short": [7, 3, 60]}
+LAYERS = {"dflash": 2, "dspark": 2, "peagle": 3, "mtp": 1}
+OPTIONS = {"dtype": "float32", "kv_tokens": 256, "min_path_probability": 0.0}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target") / "target")
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def draft(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of each method."""
+    return save_published(tmp_path_factory.mktemp("drafts") / request.param, request.param, target)
+
+
+def drafter_of(directory: Path, **options: Any) -> Drafter:
+    method = json.loads((directory / "config.json").read_text())["speculators_model_type"]
+    return make_drafter(method, DrafterOptions(model=str(directory), **(OPTIONS | options)))
+
+
+def states_of(name: str, method: str) -> torch.Tensor:
+    shape = (len(CONTEXTS[name]) - 1, LAYERS[method], 32)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(name))).to(torch.bfloat16)
+
+
+def entry_of(
+    name: str, method: str, start: int, stop: int, limits: TreeLimits, sampling: Sampling
+) -> DraftEntry:
+    """The tokens from `start` to `stop` of a context, with the hidden states that belong to them."""
+    first, last = max(start - 1, 0), stop - 1
+    states = states_of(name, method)[first:last].view(torch.int16).numpy().tobytes()
+    delta = CONTEXTS[name][start:stop]
+    return DraftEntry(
+        name, start, delta, limits, sampling, draw_seed=11, features=states, features_start=first
+    )
+
+
+def trees_of(
+    directory: Path, limits: TreeLimits, sampling: Sampling = GREEDY, **options: Any
+) -> dict[str, TokenTree]:
+    """The trees behind two contexts, drafted in one batch; the longer one came in two steps before."""
+    method = directory.name
+    engine = SpeculatorEngine([drafter_of(directory, **options)])
+    whole = len(CONTEXTS["long"])
+    engine.draft([entry_of("long", method, 0, 6, limits, sampling)])
+    engine.draft([entry_of("long", method, 6, 7, TreeLimits(0, 0), sampling)])
+    outcomes = engine.draft(
+        [
+            entry_of("long", method, 7, whole, limits, sampling),
+            entry_of("short", method, 0, 3, limits, sampling),
+        ]
+    )
+    trees = {}
+    for outcome in outcomes:
+        ((_, tree),) = outcome.drafts
+        assert isinstance(tree, TokenTree)
+        trees[outcome.request_id] = tree
+    return trees
+
+
+def path_to(tree: TokenTree, node: int) -> list[int]:
+    path = []
+    while node:
+        path.append(int(tree.token_ids[node]))
+        node = int(tree.parents[node])
+    return path[::-1]
+
+
+def ids_of(method: str) -> list[int]:
+    return list(range(VOCABULARY)) if method == "mtp" else DRAFTED
+
+
+def test_scores_of_a_tree_are_the_plain_probabilities(draft: Path, target: Path) -> None:
+    plain, ids = PlainDraft.load(draft, target), ids_of(draft.name)
+    for name, tree in trees_of(draft, TreeLimits(12, 4)).items():
+        depths = [len(path_to(tree, node)) for node in range(len(tree))]
+        assert len(tree) == 13
+        assert max(depths) >= 2, "it is a tree of more than one level"
+        assert depths.count(1) > 1, "and no chain"
+        for node in range(1, len(tree)):
+            *above, token = path_to(tree, node)
+            row = plain.logits(CONTEXTS[name], states_of(name, draft.name), above)
+            wanted = float((row / 0.75).softmax(-1)[ids.index(token)])
+            assert tree.scores[node] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_chain_is_the_plain_greedy_one_and_as_long_as_there_are_guesses(draft: Path, target: Path) -> None:
+    plain, ids = PlainDraft.load(draft, target), ids_of(draft.name)
+    most = {"dflash": 4, "dspark": 5, "peagle": 5, "mtp": 6}[draft.name]
+    for name, tree in trees_of(draft, TreeLimits(6, 6, 1)).items():
+        chain = tree.token_ids[1:].tolist()
+        assert len(chain) == most
+        for depth, token in enumerate(chain):
+            row = plain.logits(CONTEXTS[name], states_of(name, draft.name), chain[:depth])
+            assert token == ids[int(row.argmax())]
+
+
+@pytest.mark.parametrize("proposal", ["with_replacement", "without_replacement"])
+def test_draws_come_with_the_distribution_that_they_were_drawn_from(
+    draft: Path, target: Path, proposal: str
+) -> None:
+    plain, ids = PlainDraft.load(draft, target), np.array(ids_of(draft.name))
+    sampling, deep = Sampling(temperature=0.9, seed=3), 0
+    for name, tree in trees_of(draft, TreeLimits(12, 4), sampling, proposal=proposal).items():
+        for drawn in tree.proposals:
+            assert drawn.kind is ProposalKind[proposal.upper()]
+            above = path_to(tree, drawn.parent)
+            deep += bool(above)
+            row = plain.logits(CONTEXTS[name], states_of(name, draft.name), above)
+            places, q = draft_distribution(row, sampling, 32)
+            wanted = dict(zip(ids[places].tolist(), q.tolist(), strict=True))
+            found = dict(zip(drawn.q_token_ids.tolist(), drawn.q_probabilities.tolist(), strict=True))
+            assert found == pytest.approx(wanted, abs=1e-5)
+    assert deep, "there are draws below draws"
+    assert drafter_of(draft, proposal=proposal).description.draws
+
+
+def test_a_drafter_says_what_it_reads(draft: Path) -> None:
+    description = drafter_of(draft).description
+    layers = {"dflash": (1, 3), "dspark": (1, 3), "peagle": (0, 2, 3), "mtp": (3,)}[draft.name]
+    assert (description.feature_layers, description.feature_size) == (layers, 32)
+    assert not description.draws
+    with pytest.raises(SettingError, match="executor"):
+        drafter_of(draft, executor="native")
+    with pytest.raises(SettingError, match="weights"):
+        drafter_of(draft, weights="int8")
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("dflash", {"crystal": 1}, "crystal = 1: not understood for dflash"),
+    ("mtp", {"block_size": 4}, "block_size = 4: not understood for mtp"),
+    ("dflash", {"mask_token_id": None}, "mask_token_id = None: must be one of the target's 97 tokens"),
+    ("dflash", {"mask_token_id": 97}, "mask_token_id = 97: must be one of"),
+    ("dflash", {"block_size": 1}, "block_size = 1: "),
+    ("dflash", {"aux_hidden_state_layer_ids": [1, 4]}, r"aux_hidden_state_layer_ids = \[1, 4\]: "),
+    ("dflash", {"aux_hidden_state_layer_ids": [1, 1]}, r"aux_hidden_state_layer_ids = \[1, 1\]: "),
+    ("dflash", {"target_hidden_size": 64}, "target_hidden_size = 64: .* has 32"),
+    ("dflash", {"sample_from_anchor": 2}, "sample_from_anchor = 2: must be true or false"),
+    ("dflash", {"draft_vocab_size": 41}, "draft_vocab_size = 41|lm_head.weight has shape"),
+    ("dflash", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
+    ("dspark", {"markov_head_type": "lstm"}, "markov_head_type = 'lstm': must be one of vanilla, gated, rnn"),
+    ("dspark", {"markov_rank": 7}, r"weight has shape \[1, 38\]: config.json says \[1, 39\]"),
+    ("peagle", {"norm_output": True}, "norm_output = True: only False is understood"),
+    ("peagle", {"norm_before_fc": True}, "fc_norm = True: only False is understood"),
+    ("peagle", {"fc_norm": False}, "does not call for the tensor fc_norm.0.weight"),
+    ("mtp", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers = 2: only 1 is understood"),
+]
+REFUSED_LAYERS: list[tuple[str, dict[str, Any], str]] = [
+    ("dflash", {"model_type": "qwen3_next"}, "model_type = 'qwen3_next': supported are llama, qwen3"),
+    ("mtp", {"model_type": "llama"}, "model_type = 'llama': "),
+    ("mtp", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, "sliding_window = 8: "),
+    ("dflash", {"gate": True}, "transformer_layer_config.gate = True: not understood"),
+    ("dflash", {"vocab_size": 96}, "vocab_size = 96: .* has 97"),
+    ("dflash", {"hidden_size": 64}, "hidden_size = 64: .* has 32"),
+    ("dflash", {"layer_types": ["chunked_attention"] * 2}, "layer_types = "),
+    ("dflash", {"layer_types": None}, "layer_types = None: "),
+    ("dflash", {"sliding_window": None}, "sliding_window = None: must be"),
+    ("dflash", {"hidden_act": "tanh"}, "hidden_act = 'tanh'"),
+    ("dflash", {"attention_bias": True}, "weights lack layers.0.self_attn.k_proj.bias"),
+    ("dflash", {"rope_parameters": {"sliding_attention": {"rope_type": "default"}}}, "rope_parameters = "),
+    ("dflash", {"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "tensor layers.1."),
+]
+
+
+@pytest.mark.parametrize(("method", "fields", "why"), REFUSED)
+def test_a_field_that_is_not_understood_is_refused_by_name(
+    method: str, fields: dict[str, Any], why: str, target: Path, tmp_path: Path
+) -> None:
+    directory = save_published(tmp_path / method, method, target, **fields)
+    with pytest.raises(IncompatibleError, match=why) as refused:
+        drafter_of(directory)
+    assert str(refused.value).startswith(f"{directory}: ")
+
+
+@pytest.mark.parametrize(("method", "fields", "why"), REFUSED_LAYERS)
+def test_layers_that_are_not_understood_are_refused_by_name(
+    method: str, fields: dict[str, Any], why: str, target: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(IncompatibleError, match=why):
+        drafter_of(save_published(tmp_path / method, method, target, layers=fields))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        (("verifier", "architectures"), ["LlamaForCausalLM"], "verifier.architectures = .* is of "),
+        (("verifier", "name_or_path"), None, "name_or_path = None: names no target"),
+        (("algorithm",), "eagle3", "algorithm = 'eagle3': only 'dflash' is understood"),
+        (("proposal_methods", 0, "accept_tolerance"), 0.1, "accept_tolerance = 0.1: only 0.0 is understood"),
+        (("proposal_methods", 0, "verifier_accept_k"), 2, "verifier_accept_k = 2: only 1 is understood"),
+        (("proposal_methods", 0, "mood"), "good", "proposal_methods.mood = 'good': not understood"),
+        (("proposal_methods",), [], "speculative_tokens = None"),
+    ],
+)
+def test_a_description_that_does_not_fit_is_refused_by_name(
+    place: tuple[Any, ...], value: Any, why: str, target: Path, tmp_path: Path
+) -> None:
+    directory = save_published(tmp_path / "dflash", "dflash", target)
+    config = json.loads((directory / "config.json").read_text())
+    *outer, last = place
+    inner = config["speculators_config"]
+    for step in outer:
+        inner = inner[step]
+    inner[last] = value
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(IncompatibleError, match=why):
+        drafter_of(directory)
+
+
+def test_a_tensor_that_is_missing_or_not_called_for_is_named(target: Path, tmp_path: Path) -> None:
+    directory = save_published(tmp_path / "dflash", "dflash", target)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    save_file({name: t for name, t in tensors.items() if name != "hidden_norm.weight"}, file)
+    with pytest.raises(IncompatibleError, match=r"weights lack hidden_norm\.weight"):
+        drafter_of(directory)
+    save_file(tensors | {"gate.weight": torch.ones(1)}, file)
+    with pytest.raises(IncompatibleError, match=r"does not call for the tensor gate\.weight"):
+        drafter_of(directory)
+    save_file(tensors | {"d2t": tensors["d2t"] * 0}, file)
+    drafter_of(directory)
+    save_file(tensors | {"d2t": tensors["d2t"] + 40}, file)
+    with pytest.raises(IncompatibleError, match="d2t does not name different tokens below 97"):
+        drafter_of(directory)
+
+
+def test_other_algorithms_of_the_library_are_refused_by_name(target: Path, tmp_path: Path) -> None:
+    directory = save_published(tmp_path / "dflash", "dflash", target)
+    config = json.loads((directory / "config.json").read_text())
+    for algorithm in ("dflash2", "xpress"):
+        (directory / "config.json").write_text(json.dumps(config | {"speculators_model_type": algorithm}))
+        with pytest.raises(
+            IncompatibleError, match=f"speculators_model_type = '{algorithm}' must be one of "
+        ):
+            make_drafter("dflash", DrafterOptions(model=str(directory)))
+
+
+def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:
+    other = save_target(tmp_path / "target", tiny_transformers("llama"))
+    with pytest.raises(SpecInferError, match="Qwen3ForCausalLM"):
+        drafter_of(save_published(tmp_path / "dflash", "dflash", other))
