@@ -42,7 +42,7 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
     directory = resolve_model(options.model)
     if not is_draft_checkpoint(directory):
         raise SettingError("model", options.model, f"is no trained speculator ({KIND} = {kind.algorithm!r})")
-    target = resolve_model(verifier_of(directory))
+    target = _target_of(directory)
     draft = load_draft(directory, target)
     if not isinstance(draft, kind):
         found = f"has {KIND} = {draft.algorithm!r}, this drafter reads {kind.algorithm!r}"
@@ -52,6 +52,15 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
         options.model, tokenizer.vocab_size, tokenizer.fingerprint(), config.max_positions
     )
     return Trained(draft, target, config, description)
+
+
+def _target_of(directory: Path) -> Path:
+    """Return the directory of the target that a checkpoint names."""
+    name = verifier_of(directory)
+    try:
+        return resolve_model(name)
+    except SettingError as error:
+        raise SettingError("model", str(directory), f"is for verifier {name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,14 @@ class EagleDrafter(FeatureRowsDrafter):
         eagle, config, embedding = trained.draft, trained.config, trained.draft.embedding
         if embedding is None:
             embedding = open_weights(trained.target, config)[EMBEDDING]
-        shape_of_layer = replace(config, layers=1, vocab_size=len(eagle.token_ids), tied_embeddings=False)
+        own = eagle.shape or config
+        shape_of_layer = replace(own, layers=1, vocab_size=len(eagle.token_ids), tied_embeddings=False)
         weights = EagleWeights(shape_of_layer, eagle.tensors, embedding, eagle.norm_before_residual)
         runner = EagleRunner.build(weights, runner_options(options))
         description = replace(
-            trained.description, feature_layers=eagle.layers, feature_size=config.hidden_size
+            trained.description,
+            feature_layers=eagle.layers,
+            feature_size=config.hidden_size,
+            max_context_len=min(config.max_positions, own.max_positions),
         )
         return cls(runner, description, shape, eagle.token_ids)

@@ -24,7 +24,7 @@ LIBRARY = ("speculators==0.9.0", "hs-connectors==0.9.0")
 """Without what they depend on: torch of a GPU, and services."""
 NEEDED = ("transformers<=5.19.0", "datasets", "safetensors", "pydantic-settings", "loguru", "typer", "httpx")
 CASES = (
-    *("dflash", "dflash-anchor", "peagle", "peagle-normed", "mtp"),
+    *("eagle", "dflash", "dflash-anchor", "peagle", "peagle-normed", "mtp"),
     *(f"dspark-{head}{which}" for head in ("vanilla", "gated", "rnn") for which in ("", "-masks")),
 )
 

@@ -139,6 +139,14 @@ def _tensors(method: str, config: dict[str, Any], drafted: list[int]) -> dict[st
     if method == "dspark":
         add("markov_head.markov_w1.weight", VOCABULARY, RANK)
         add("markov_head.markov_w2.weight", len(drafted), RANK)
+        sizes = {
+            "gated": ("gate_proj", RANK, HIDDEN + RANK),
+            "rnn": ("joint_proj", 3 * RANK, 2 * RANK + HIDDEN),
+        }
+        if config["markov_head_type"] in sizes:
+            name, out, read_by_head = sizes[config["markov_head_type"]]
+            add(f"markov_head.{name}.weight", out, read_by_head)
+            add(f"markov_head.{name}.bias", out)
         add("confidence_head.proj.weight", 1, HIDDEN + RANK)
         add("confidence_head.proj.bias", 1)
     ids = torch.tensor(drafted)
@@ -151,16 +159,21 @@ def _tensors(method: str, config: dict[str, Any], drafted: list[int]) -> dict[st
 class PlainDraft:
     """A checkpoint of `save_published`, run plainly."""
 
-    method: str
+    config: dict[str, Any]
     tensors: dict[str, torch.Tensor]
     target: dict[str, torch.Tensor]
 
     @classmethod
     def load(cls, directory: Path, target: Path) -> "PlainDraft":
         """Read the files of draft and target."""
-        method = json.loads((directory / "config.json").read_text())["speculators_model_type"]
         files = (load_file(place / "model.safetensors") for place in (directory, target))
-        return cls(method, *files)
+        return cls(json.loads((directory / "config.json").read_text()), *files)
+
+    @property
+    def window(self) -> int:
+        """Positions that the first layer looks back."""
+        found: int = self.config["transformer_layer_config"]["sliding_window"]
+        return found
 
     def logits(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
         """Return the logits behind a path below the root, which is the context's last token.
@@ -168,15 +181,36 @@ class PlainDraft:
         Args:
             states: [len(context) - 1, layers ascending, hidden] of the target.
         """
-        return getattr(self, f"_{self.method}")(context, states.float(), path)
+        say = getattr(self, f"_{self.config['speculators_model_type']}")
+        logits: torch.Tensor = say(context, states.float(), path)
+        return logits
 
     def _dflash(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
         return F.linear(self._block(context, states)[len(path) + 1], self.tensors["lm_head.weight"])
 
     def _dspark(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
-        before = self.tensors["markov_head.markov_w1.weight"][[*context[-1:], *path][-1]]
-        plain = F.linear(self._block(context, states)[len(path)], self.tensors["lm_head.weight"])
-        return plain + F.linear(before, self.tensors["markov_head.markov_w2.weight"])
+        hidden = self._block(context, states)
+        first = 0 if self.config["sample_from_anchor"] else 1
+        place, before = first + len(path), [context[-1]] * (first + 1) + path
+        plain = F.linear(hidden[place], self.tensors["lm_head.weight"])
+        return plain + F.linear(self._markov(before, hidden), self.tensors["markov_head.markov_w2.weight"])
+
+    def _markov(self, before: list[int], hidden: torch.Tensor) -> torch.Tensor:
+        """[rank] of the bias at the last of these positions, each with the token before it."""
+        own = {n.removeprefix("markov_head."): t for n, t in self.tensors.items() if "markov_head" in n}
+        kind, rows = self.config["markov_head_type"], own["markov_w1.weight"][before]
+        if kind == "vanilla":
+            return rows[-1]
+        if kind == "gated":
+            read = torch.cat([hidden[len(before) - 1], rows[-1]])
+            return F.linear(read, own["gate_proj.weight"], own["gate_proj.bias"]).sigmoid() * rows[-1]
+        state = torch.zeros(RANK)
+        for row, here in zip(rows, hidden, strict=False):
+            read = torch.cat([state, row, here])
+            joint = F.linear(read, own["joint_proj.weight"], own["joint_proj.bias"])
+            gate, candidate, out = joint.chunk(3)
+            state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+        return out.tanh()
 
     def _block(self, context: list[int], states: torch.Tensor) -> torch.Tensor:
         """[block, hidden]: normed, of the block behind a context."""
@@ -188,7 +222,7 @@ class PlainDraft:
         x = self.target["model.embed_tokens.weight"][[context[-1], *[MASK] * (BLOCK - 1)]]
         places, all_places = torch.arange(rows, rows + BLOCK), torch.arange(rows + BLOCK)
         whole = torch.ones(BLOCK, rows + BLOCK, dtype=torch.bool)
-        windowed = whole.tril(rows) & (all_places >= rows - WINDOW)
+        windowed = whole.tril(rows) & (all_places >= rows - self.window)
         for index, mask in enumerate((windowed, whole)):
             normed = self._norm(x, f"layers.{index}.input_layernorm")
             added = self._attended(
@@ -207,7 +241,7 @@ class PlainDraft:
         embedded = self.tensors["embed_tokens.weight"][[*context[1:], *[MASK] * len(path)]]
         places = torch.arange(rows + len(path))
         causal = torch.ones(len(places), len(places), dtype=torch.bool).tril()
-        near = (places > places[:, None] - WINDOW) | (places >= rows)
+        near = (places > places[:, None] - self.window) | (places >= rows - 1)
         read = [
             self._norm(embedded, "layers.0.input_layernorm"),
             self._norm(hidden, "layers.0.hidden_norm"),

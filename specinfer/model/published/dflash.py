@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.published.markov import MarkovHead
-from specinfer.model.published.memory import Borrowed, RowMemory, in_order
-from specinfer.model.torch.layer import Layer
+from specinfer.model.published.memory import Borrowed, RowMemory, in_order, slots_of
+from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts
 from specinfer.model.torch.rotary import rotary_tables
@@ -76,8 +76,12 @@ class BlockModel:
         states = torch.cat([task.states for task in tasks]).to(self._device, self._dtype)
         context = self._hidden_norm(self._fc(in_order(states, self._source.layers)))
         positions = [place for task in tasks for place in range(task.sequence.length, task.rows)]
-        slots = self._tensor([s for t in tasks for s in t.sequence.slots(t.sequence.length, t.rows)])
+        new = [slots_of(task.sequence, task.sequence.length, task.rows) for task in tasks]
+        slots = torch.cat(new).to(self._device)
         blocks = [_Block(task, self._source.block) for task in tasks if task.root is not None]
+        attention = {
+            window: self._attention(blocks, window) for window in {*self._source.draft_layers.windows}
+        }
         x = F.embedding(
             self._tensor([token for b in blocks for token in b.tokens(self._source.mask)]), self._embedding
         )
@@ -86,26 +90,25 @@ class BlockModel:
             _, key, value = layer.project(context, angles)
             self.memory.write(index, slots, key, value)
             if blocks:
-                x = layer(x, own, self._attention(blocks, self._source.draft_layers.windows[index]))
+                x = layer(x, own, attention[self._source.draft_layers.windows[index]])
         return list(torch.split(self._norm(x), self._source.block)) if blocks else []
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, draft vocabulary] in float32."""
         return self._head(hidden).float()
 
-    def _attention(self, blocks: Sequence["_Block"], window: int | None):  # type: ignore[no-untyped-def]
+    def _attention(self, blocks: Sequence["_Block"], window: int | None) -> Attend:
         """Return the attention of the blocks in a layer with this window."""
-        both_ways = window is None or self._source.windows_see_all
-        size = self._source.block
+        both_ways, size = window is None or self._source.windows_see_all, self._source.block
+        seen = [block.slots(window).to(self._device) for block in blocks]
+        masks = [None if both_ways else _causal(len(slots), size).to(self._device) for slots in seen]
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             out = torch.empty_like(query)
-            for place, block in enumerate(blocks):
+            for place, (slots, mask) in enumerate(zip(seen, masks, strict=True)):
                 span = slice(place * size, (place + 1) * size)
-                slots = self._tensor(block.slots(window))
                 keys = torch.cat([self.memory.keys[layer][slots], key[span]])
                 values = torch.cat([self.memory.values[layer][slots], value[span]])
-                mask = None if both_ways else _causal(len(slots), size).to(self._device)
                 out[span] = _attended(query[span], keys, values, mask)
             return out
 
@@ -124,7 +127,6 @@ class _Block:
 
     def __init__(self, task: BlockTask, size: int) -> None:
         self._task, self._size = task, size
-        self._all = task.sequence.slots(0, task.rows)
 
     @property
     def positions(self) -> range:
@@ -134,9 +136,10 @@ class _Block:
         assert self._task.root is not None
         return [self._task.root, *[mask] * (self._size - 1)]
 
-    def slots(self, window: int | None) -> list[int]:
+    def slots(self, window: int | None) -> torch.Tensor:
         """Return the slots of the rows that the block sees."""
-        return self._all if window is None else self._all[-window:]
+        rows = self._task.rows
+        return slots_of(self._task.sequence, 0 if window is None else max(0, rows - window), rows)
 
 
 def _causal(rows: int, size: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import SettingError
-from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 from specinfer.model.heads import output_head
 from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.weights.config import ModelConfig
@@ -34,6 +34,12 @@ class RowMemory:
     def rotate(self, slots: Slots, delta: int) -> None:
         """Fail: the cache has no window, so nothing turns."""
         raise NotImplementedError("this cache has no window")
+
+
+def slots_of(sequence: KVSequence, start: int, stop: int) -> torch.Tensor:
+    """Return the slots of a sequence's positions from `start` to `stop`."""
+    places = torch.arange(start, stop)
+    return torch.tensor(sequence.blocks)[places // BLOCK_TOKENS] * BLOCK_TOKENS + places % BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
     row n + i                     (mask_hidden, mask): guesses t_{n+1+i}; sees the rows before it, and is not kept
 
 So a guess depends on no other guess: there is one distribution per depth. In a layer with a window a row
-looks back that many positions among those of the context.
+looks back that many positions among those of the context; a mask sees row n - 1, its anchor, in any case.
 """
 
 from dataclasses import replace

@@ -22,6 +22,8 @@ from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
 
 KIND = "speculators_model_type"
+FINGERPRINT = "embedding_fingerprint"
+"""Field of `verifier` in checkpoints that were written here."""
 ALGORITHM = "ssm"
 _OFFSETS, _DRAFTED = "d2t", "t2d"
 
@@ -127,7 +129,7 @@ def _speculators_config(
             "verifier": {
                 "name_or_path": target_name,
                 "architectures": target_config.get("architectures", ["LlamaForCausalLM"]),
-                "embedding_fingerprint": embedding_fingerprint(target),
+                FINGERPRINT: embedding_fingerprint(target),
             },
         },
     }
@@ -149,7 +151,7 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
     Raises:
         IncompatibleError: if they differ.
     """
-    expected = config["speculators_config"]["verifier"].get("embedding_fingerprint")
+    expected = config["speculators_config"]["verifier"].get(FINGERPRINT)
     found = fingerprint_in(target_directory)
     if expected is not None and found != expected:
         raise IncompatibleError(

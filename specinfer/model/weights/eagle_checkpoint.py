@@ -8,22 +8,48 @@
     embed_tokens.weight                     the target's own are taken where it is absent
 
 `config.json` says `speculators_model_type: eagle3`, the target's layers whose hidden states are read
-(`eagle_aux_hidden_state_layer_ids`: after so many layers), and `norm_before_residual`.
+(`eagle_aux_hidden_state_layer_ids`: after so many layers), and `norm_before_residual`. The layer has the
+target's shape, unless another library wrote the file: then that of `transformer_layer_config`, and whatever
+else such a file says is read or refused.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from specinfer.model.weights.config import load_config
-from specinfer.model.weights.draft_checkpoint import checked_config, own_tensors, save_checkpoint
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.draft_checkpoint import (
+    FINGERPRINT,
+    checked_config,
+    own_tensors,
+    save_checkpoint,
+)
+from specinfer.model.weights.published.config import (
+    EAGLE_LAYERS,
+    must_be,
+    naming,
+    read_published,
+    usual_layers,
+)
+from specinfer.model.weights.published.layers import refused
 
 ALGORITHM = "eagle3"
 _RENAMED = {"hidden_norm.weight": "layers.0.hidden_norm.weight", "model.norm.weight": "norm.weight"}
 _EMBEDDING = "embed_tokens.weight"
+_UNKNOWN_PARTS = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
+"""Fields of parts that the layer here does not have."""
+_FIELDS = {
+    "draft_vocab_size": None,
+    "norm_before_residual": False,
+    "target_hidden_size": None,
+    "embed_requires_grad": False,
+    EAGLE_LAYERS: None,
+    **_UNKNOWN_PARTS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +67,8 @@ class EagleSource:
     """True if the residual is the normed hidden state."""
     embedding: torch.Tensor | None = None
     """Its own embeddings [V, hidden]; None: the target's."""
+    shape: ModelConfig | None = None
+    """Shape of its layer; None: the target's."""
 
 
 def save_eagle(
@@ -53,7 +81,7 @@ def save_eagle(
     fields = {
         "architectures": ["Eagle3Speculator"],
         "norm_before_residual": eagle.norm_before_residual,
-        "eagle_aux_hidden_state_layer_ids": list(eagle.layers),
+        EAGLE_LAYERS: list(eagle.layers),
         "trained": dict(trained),
     }
     shape = {"num_hidden_layers": 1}
@@ -66,24 +94,42 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     """Read a checkpoint.
 
     Raises:
-        IncompatibleError: if it was trained for another target, or is of another kind.
+        IncompatibleError: if it was trained for another target, or is of another kind; naming what is not
+            understood.
     """
     config = checked_config(directory, target_directory, ALGORITHM)
-    target = load_config(target_directory)
+    target, shape = load_config(target_directory), None
+    if FINGERPRINT not in config["speculators_config"]["verifier"]:
+        with naming(directory):
+            shape = _published_shape(directory, target_directory)
     own, token_ids = own_tensors(directory)
-    layers = config.get("eagle_aux_hidden_state_layer_ids") or _usual_layers(target.layers)
+    layers = config.get(EAGLE_LAYERS) or usual_layers(target.layers)
     return EagleSource(
         {_named(name): tensor for name, tensor in own.items() if name != _EMBEDDING},
         torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids,
         tuple(layers),
         bool(config.get("norm_before_residual", False)),
         own.get(_EMBEDDING),
+        shape,
     )
 
 
-def _usual_layers(layers: int) -> tuple[int, int, int]:
-    """Return the tensors of EAGLE-3."""
-    return 2, layers // 2, layers - 3
+def _published_shape(directory: Path, target_directory: Path) -> ModelConfig:
+    """Return the shape of the layer in a checkpoint that another library wrote.
+
+    A layer with a window is served up to it.
+    """
+    config = read_published(directory, target_directory, ALGORITHM, _FIELDS)
+    must_be(config.fields, _UNKNOWN_PARTS)
+    read = config.read_layers(EAGLE_LAYERS)
+    if list(read) != sorted(read):
+        raise IncompatibleError(f"{EAGLE_LAYERS} = {list(read)!r}: must ascend")
+    layers = config.layers
+    if layers.config.layers != 1:
+        raise refused("num_hidden_layers", layers.config.layers, "EAGLE-3 has one layer here")
+    (window,) = layers.windows
+    most = layers.config.max_positions
+    return replace(layers.config, max_positions=min(most, window) if window else most)
 
 
 def _stored(name: str) -> str:

@@ -17,6 +17,8 @@ from speculators import (
     DFlashSpeculatorConfig,
     DSparkDraftModel,
     DSparkSpeculatorConfig,
+    Eagle3DraftModel,
+    Eagle3SpeculatorConfig,
     MTPDraftModel,
     MTPSpeculatorConfig,
     PEagleDraftModel,
@@ -112,6 +114,25 @@ def of_dspark(model: Any, states: torch.Tensor) -> Said:
     return rows, chain
 
 
+def of_eagle(model: Any, states: torch.Tensor) -> Said:
+    """The library's layer over the context's rows, then over its own outputs."""
+    hidden, tokens = model.fc(states), CONTEXT[1:]
+    rows, chain, ids = [], [], ids_of(model)
+    for _ in range(BLOCK):
+        places = torch.arange(len(hidden))[None]
+        both = torch.cat([model.embed_tokens(torch.tensor([tokens])), hidden[None]], -1)
+        outs = model.layers[0](
+            both,
+            attention_mask=torch.full((len(hidden), len(hidden)), -torch.inf).triu(1)[None, None],
+            position_ids=places,
+            position_embeddings=model.rotary_emb(both, places),
+        )[0]
+        rows.append(model.lm_head(model.norm(outs[-1])))
+        chain.append(ids[int(rows[-1].argmax())])
+        hidden, tokens = torch.cat([hidden, outs[-1:]]), [*tokens, chain[-1]]
+    return rows, chain
+
+
 def of_peagle(model: Any, states: torch.Tensor) -> Said:
     """The training pass with one rollout, behind the last row; its own sampling is put aside."""
     rows, padded = [], ROWS + BLOCK
@@ -182,10 +203,21 @@ def cases(target: Path) -> dict[str, tuple[Any, Any, Any]]:
     whole = {"draft_vocab_size": config.vocab_size}
     windowed = layers_of(Qwen3Config, config, use_sliding_window=True, **WINDOWED)
     biased = layers_of(Qwen3Config, config, attention_bias=True, use_sliding_window=True, **WINDOWED)
-    llama = layers_of(LlamaConfig, config, **WINDOWED)
+    llama = layers_of(LlamaConfig, config, **WINDOWED | {"sliding_window": 3})
     two = {"aux_hidden_state_layer_ids": [3, 1]}
     three = {"eagle_aux_hidden_state_layer_ids": [3, 0, 2]}
     found: dict[str, Any] = {
+        "eagle": (
+            of_eagle,
+            Eagle3DraftModel,
+            Eagle3SpeculatorConfig(
+                transformer_layer_config=layers_of(LlamaConfig, config, num_hidden_layers=1),
+                speculators_config=described("eagle3", 3),
+                draft_vocab_size=40,
+                norm_before_residual=True,
+                eagle_aux_hidden_state_layer_ids=[0, 2, 3],
+            ),
+        ),
         "dflash": (
             of_dflash,
             DFlashDraftModel,

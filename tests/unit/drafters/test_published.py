@@ -14,14 +14,23 @@ from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
 from specinfer.errors import IncompatibleError, SettingError, SpecInferError
+from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.drawing import draft_distribution
-from specinfer.sampling import GREEDY, Sampling
+from specinfer.model.sampling.noise import perturbed
+from specinfer.sampling import GREEDY, Sampling, noise_key
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from tests.support.published import DRAFTED, METHODS, VOCABULARY, PlainDraft, save_published, save_target
 from tests.support.tiny_models import tiny_transformers
 
 CONTEXTS = {"long": [5, 17, 3, 88, 41, 60, 7, 9, 20, 33, 12], "short": [7, 3, 60]}
 LAYERS = {"dflash": 2, "dspark": 2, "peagle": 3, "mtp": 1}
+DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {method: (method, {}) for method in METHODS} | {
+    "narrow": ("peagle", {"layers": {"sliding_window": 2}}),
+    "gated": ("dspark", {"markov_head_type": "gated"}),
+    "rnn": ("dspark", {"markov_head_type": "rnn"}),
+    "rnn-masks": ("dspark", {"markov_head_type": "rnn", "sample_from_anchor": False}),
+}
+"""Method and fields of each checkpoint."""
 OPTIONS = {"dtype": "float32", "kv_tokens": 256, "min_path_probability": 0.0}
 
 
@@ -30,10 +39,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_target(tmp_path_factory.mktemp("target") / "target")
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=DRAFTS)
 def draft(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of each method."""
-    return save_published(tmp_path_factory.mktemp("drafts") / request.param, request.param, target)
+    """A checkpoint of each method and head."""
+    method, fields = DRAFTS[request.param]
+    return save_published(tmp_path_factory.mktemp(request.param) / method, method, target, **fields)
 
 
 def drafter_of(directory: Path, **options: Any) -> Drafter:
@@ -109,13 +119,26 @@ def test_scores_of_a_tree_are_the_plain_probabilities(draft: Path, target: Path)
 
 def test_a_chain_is_the_plain_greedy_one_and_as_long_as_there_are_guesses(draft: Path, target: Path) -> None:
     plain, ids = PlainDraft.load(draft, target), ids_of(draft.name)
-    most = {"dflash": 4, "dspark": 5, "peagle": 5, "mtp": 6}[draft.name]
+    guesses = {"dflash": 4, "dspark": 4 + plain.config.get("sample_from_anchor", 0), "peagle": 5, "mtp": 6}
     for name, tree in trees_of(draft, TreeLimits(6, 6, 1)).items():
         chain = tree.token_ids[1:].tolist()
-        assert len(chain) == most
+        assert len(chain) == guesses[draft.name]
         for depth, token in enumerate(chain):
             row = plain.logits(CONTEXTS[name], states_of(name, draft.name), chain[:depth])
             assert token == ids[int(row.argmax())]
+
+
+def test_points_for_sampled_requests_are_what_the_noise_of_their_places_chooses(
+    draft: Path, target: Path
+) -> None:
+    plain, ids = PlainDraft.load(draft, target), np.array(ids_of(draft.name))
+    sampling = Sampling(temperature=1.0, seed=9)
+    for name, tree in trees_of(draft, TreeLimits(4, 4, 1), sampling).items():
+        chain = tree.token_ids[1:].tolist()
+        for depth, token in enumerate(chain):
+            row = plain.logits(CONTEXTS[name], states_of(name, draft.name), chain[:depth])
+            noise = noise_key(sampling.seed, len(CONTEXTS[name]) + depth)
+            assert token == ids[perturbed(probabilities(row, sampling), ids, noise).argmax()]
 
 
 @pytest.mark.parametrize("proposal", ["with_replacement", "without_replacement"])
@@ -256,6 +279,14 @@ def test_other_algorithms_of_the_library_are_refused_by_name(target: Path, tmp_p
             IncompatibleError, match=f"speculators_model_type = '{algorithm}' must be one of "
         ):
             make_drafter("dflash", DrafterOptions(model=str(directory)))
+
+
+def test_a_target_that_is_not_there_is_named_with_the_checkpoint(target: Path, tmp_path: Path) -> None:
+    directory = save_published(tmp_path / "mtp", "mtp", target)
+    config = (directory / "config.json").read_text().replace(str(target), "/not/there")
+    (directory / "config.json").write_text(config)
+    with pytest.raises(SettingError, match=f"{directory}': is for verifier /not/there: "):
+        drafter_of(directory)
 
 
 def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -183,20 +183,9 @@ def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
     directory = tmp_path / "published"
     directory.mkdir()
     save_file(stored, directory / "model.safetensors")
-    verifier = {"name_or_path": "org/model", "architectures": ["LlamaForCausalLM"]}
-    methods = {"proposal_methods": [], "default_proposal_method": "greedy"}
-    (directory / "config.json").write_text(
-        json.dumps(
-            {
-                "speculators_model_type": "eagle3",
-                "draft_vocab_size": 97,
-                "norm_before_residual": True,
-                "eagle_aux_hidden_state_layer_ids": None,
-                "transformer_layer_config": {"num_hidden_layers": 1},
-                "speculators_config": {"algorithm": "eagle3", "verifier": verifier, **methods},
-            }
-        )
-    )
+    config_of_layer = model.config.to_diff_dict() | {"model_type": "llama", "num_hidden_layers": 1}
+    written = published_config(config_of_layer, norm_before_residual=True)
+    (directory / "config.json").write_text(json.dumps(written))
     found = load_eagle(directory, target)
     assert found.layers == (2, 4, 5)
     assert found.norm_before_residual
@@ -204,6 +193,46 @@ def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
     assert found.token_ids.tolist() == list(range(97))
     model_of = EagleWeights(replace(config, layers=1), found.tensors, found.embedding, True)  # type: ignore[arg-type]
     EagleModel(model_of, torch.float32, "cpu", 4)
+
+
+def published_config(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Contents of a `config.json` as the `speculators` library writes it."""
+    return {
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": 97,
+        "eagle_aux_hidden_state_layer_ids": None,
+        "transformer_layer_config": layer,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": "org/model", "architectures": ["LlamaForCausalLM"]},
+        },
+    } | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "layer", "why"),
+    [
+        ({"norm_before_fc": True}, {}, "norm_before_fc = True: only False is understood"),
+        ({"fc_norm": True}, {}, "fc_norm = True: only False is understood"),
+        ({"norm_output": True}, {}, "norm_output = True: only False is understood"),
+        ({"mood": 1}, {}, "mood = 1: not understood for eagle3"),
+        ({"eagle_aux_hidden_state_layer_ids": [5, 2]}, {}, "must ascend"),
+        ({}, {"num_hidden_layers": 2}, "num_hidden_layers = 2: EAGLE-3 has one layer here"),
+    ],
+)
+def test_what_a_published_layer_has_beyond_ours_is_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], layer: dict[str, Any], why: str
+) -> None:
+    model = tiny_transformers("llama", num_hidden_layers=8)
+    target, directory = target_directory(tmp_path, model), tmp_path / "published"
+    directory.mkdir()
+    own = model.config.to_diff_dict() | {"model_type": "llama", "num_hidden_layers": 1} | layer
+    (directory / "config.json").write_text(json.dumps(published_config(own, **fields)))
+    with pytest.raises(IncompatibleError, match=why):
+        load_eagle(directory, target)
 
 
 def test_another_kind_and_another_target_are_refused(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class ReferenceAttention:
     def plan(self, batch: Batch, window: int | None = None) -> list[_Part]:
         """Return one mask and one slot table per request.
 
-        With a window a token sees no more than so many positions of the context up to its own.
+        With a window a token sees, of the context, no more than so many positions up to its own, and the
+        last one.
         """
         return [self._part(rows, batch.positions[rows.start : rows.stop], window) for rows in batch.rows]
 
@@ -42,7 +43,7 @@ class ReferenceAttention:
         for row, extra in enumerate(rows.extra):
             mask[row, extra] = True
         if window is not None:
-            mask &= (positions > torch.tensor(own)[:, None] - window) | (positions >= max(rows.visible))
+            mask &= (positions > torch.tensor(own)[:, None] - window) | (positions >= max(rows.visible) - 1)
         blocks = torch.tensor(rows.blocks, dtype=torch.int64)
         slots = blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
         return _Part(rows.start, rows.stop, slots.to(self._device), mask.to(self._device))

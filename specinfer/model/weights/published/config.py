@@ -15,9 +15,10 @@ from specinfer.model.weights.published.layers import DraftLayers, read_layers
 _DESCRIBED = frozenset(
     {"architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "speculators_version"}
     | {"speculators_model_type", "speculators_config", "transformer_layer_config", "_name_or_path"}
-    | {"has_no_defaults_at_init", "trained"}
+    | {"has_no_defaults_at_init", "base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan"}
 )
 """Fields of every algorithm that say who wrote the file, or are read by themselves."""
+EAGLE_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _UNTIED = {"tie_word_embeddings": False}
 _PROPOSAL: Mapping[str, Any] = {"proposal_type": "greedy", "verifier_accept_k": 1, "accept_tolerance": 0.0}
 """A proposal method without loss."""
@@ -58,10 +59,17 @@ class PublishedConfig:
     def read_layers(self, name: str) -> tuple[int, ...]:
         """Return a field of layers of the target whose hidden states are read, in its order."""
         value, most = self.fields[name], self.target.layers
+        if value is None and name == EAGLE_LAYERS:
+            return usual_layers(most)
         whole = isinstance(value, list) and all(isinstance(n, int) and 0 <= n <= most for n in value)
         if not whole or not value or len(set(value)) < len(value):
             raise IncompatibleError(f"{name} = {value!r}: must be different layers from 0 to {most}")
         return tuple(value)
+
+
+def usual_layers(layers: int) -> tuple[int, int, int]:
+    """Return the layers whose hidden states EAGLE-3's kin read of a target with so many, by default."""
+    return 2, layers // 2, layers - 3
 
 
 @contextmanager

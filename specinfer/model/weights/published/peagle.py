@@ -15,11 +15,16 @@ from typing import ClassVar
 
 import torch
 
-from specinfer.model.weights.published.config import PublishedConfig, must_be, naming, read_published
+from specinfer.model.weights.published.config import (
+    EAGLE_LAYERS,
+    PublishedConfig,
+    must_be,
+    naming,
+    read_published,
+)
 from specinfer.model.weights.published.layers import DraftLayers, Shapes, layer_shapes
 from specinfer.model.weights.published.tensors import in_llama_names, read_tensors
 
-_READ = "eagle_aux_hidden_state_layer_ids"
 _FIELDS = {
     "draft_vocab_size": None,
     "norm_before_residual": False,
@@ -28,7 +33,7 @@ _FIELDS = {
     "norm_output": False,
     "target_hidden_size": None,
     "embed_requires_grad": True,
-    _READ: None,
+    EAGLE_LAYERS: None,
     "mask_token_id": None,
 }
 
@@ -68,7 +73,7 @@ def load_peagle(directory: Path, target_directory: Path) -> PEagleSource:
             in_llama_names(tensors),
             token_ids,
             config.layers,
-            config.read_layers(_READ),
+            config.read_layers(EAGLE_LAYERS),
             config.tokens,
             config.token("mask_token_id"),
             config.flag("norm_before_residual"),
@@ -76,7 +81,7 @@ def load_peagle(directory: Path, target_directory: Path) -> PEagleSource:
 
 
 def _shapes(config: PublishedConfig) -> Shapes:
-    hidden, read = config.target.hidden_size, len(config.read_layers(_READ))
+    hidden, read = config.target.hidden_size, len(config.read_layers(EAGLE_LAYERS))
     found: Shapes = {"fc.weight": (hidden, read * hidden), "mask_hidden": (1, 1, read * hidden)}
     found |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
     if config.flag("norm_before_fc"):
