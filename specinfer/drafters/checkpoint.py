@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from specinfer.drafters import DrafterDescription, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import resolve_model
-from specinfer.model.options import RunnerOptions
+from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.published.memory import Borrowed
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import KIND, is_draft_checkpoint, verifier_of
@@ -80,6 +80,7 @@ def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
         SettingError: if it is no checkpoint of this kind.
         IncompatibleError: naming what is not understood, or does not fit the target.
     """
+    run_as = _torch_options(options, f"a draft of {kind.algorithm}")
     trained = load_trained(options, kind)
     draft, config = trained.draft, trained.config
     weights = open_weights(trained.target, config)
@@ -93,11 +94,23 @@ def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
         draft,
         Borrowed.of(config, weights, draft.tensors, draft.token_ids),
         description,
-        RunnerOptions(
-            options.dtype,
-            options.device,
-            options.executor,
-            kv_tokens=options.kv_tokens,
-            weights="converted" if options.weights == "auto" else options.weights,
-        ),
+        run_as,
     )
+
+
+def _torch_options(options: DrafterOptions, what: str) -> RunnerOptions:
+    """Return the options for running a draft that runs in torch operations only.
+
+    Raises:
+        SettingError: if they ask for something else.
+    """
+    weights = "converted" if options.weights == "auto" else options.weights
+    found = RunnerOptions(
+        options.dtype, options.device, options.executor, kv_tokens=options.kv_tokens, weights=weights
+    )
+    check_options(found)
+    if found.executor not in ("auto", "torch"):
+        raise SettingError("executor", found.executor, f"{what} runs in torch")
+    if weights != "converted":
+        raise SettingError("weights", weights, f"{what} is held in --dtype, as converted")
+    return found

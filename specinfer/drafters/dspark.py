@@ -4,11 +4,11 @@ So the tokens of a path fit each other, though the block is read once. The check
 not asked: which nodes are worth verifying follows from the probabilities of the paths.
 """
 
-from specinfer.drafters.dflash import BlockDrafter
+from specinfer.drafters.feature_rows import PublishedDrafter
 from specinfer.model.weights.published.dflash import DSparkSource
 
 
-class DSparkDrafter(BlockDrafter):
+class DSparkDrafter(PublishedDrafter):
     """Drafts a tree over a block, level by level."""
 
     kind = DSparkSource

@@ -22,7 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "reference.py"
 LIBRARY = ("speculators==0.9.0", "hs-connectors==0.9.0")
 """Without what they depend on: torch of a GPU, and services."""
-NEEDED = ("transformers<=5.19.0", "datasets", "safetensors", "pydantic-settings", "loguru", "typer", "httpx")
+NEEDED = (
+    "transformers<=5.19.0",
+    "datasets<=5.1.0",
+    "safetensors",
+    "pydantic-settings",
+    "loguru",
+    "typer",
+    "openai",
+)
 CASES = (
     *("eagle", "dflash", "dflash-anchor", "peagle", "peagle-normed", "mtp"),
     *(f"dspark-{head}{which}" for head in ("vanilla", "gated", "rnn") for which in ("", "-masks")),

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from specinfer.errors import SettingError
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 from specinfer.model.heads import output_head
-from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
 
@@ -71,16 +69,3 @@ def in_order(states: torch.Tensor, layers: tuple[int, ...]) -> torch.Tensor:
     """Return hidden states [R, layers, hidden] of ascending layers in the order of a draft: [R, all]."""
     ascending = sorted(layers)
     return states[:, [ascending.index(layer) for layer in layers]].flatten(1)
-
-
-def check_torch(options: RunnerOptions, what: str) -> None:
-    """Check the options of a draft that runs in torch operations only.
-
-    Raises:
-        SettingError: if they ask for something else.
-    """
-    check_options(options)
-    if options.executor not in ("auto", "torch"):
-        raise SettingError("executor", options.executor, f"{what} runs in torch")
-    if options.weights != "converted":
-        raise SettingError("weights", options.weights, f"{what} is held in --dtype, as converted")

@@ -16,11 +16,11 @@ from specinfer.model.eagle import EagleRunner
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.published.dflash import BlockModel, BlockTask
 from specinfer.model.published.markov import BlockPath, MarkovPasses
-from specinfer.model.published.memory import Borrowed, check_torch
+from specinfer.model.published.memory import Borrowed
 from specinfer.model.published.mtp import MtpModel
 from specinfer.model.published.peagle import PEagleModel
+from specinfer.model.weights.drafts import PublishedDraft
 from specinfer.model.weights.published.dflash import BlockSource
-from specinfer.model.weights.published.mtp import MtpSource
 from specinfer.model.weights.published.peagle import PEagleSource
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -30,18 +30,6 @@ class BlockRunner:
 
     def __init__(self, model: BlockModel, num_blocks: int) -> None:
         self._model, self.cache = model, PagedKVCache(num_blocks, model.memory)
-
-    @classmethod
-    def build(cls, source: BlockSource, borrowed: Borrowed, options: RunnerOptions) -> "BlockRunner":
-        """Combine layers and cache.
-
-        Raises:
-            SettingError: if an option is bad.
-        """
-        check_torch(options, f"a draft of {source.algorithm}")
-        blocks = blocks_for(options.kv_tokens)
-        model = BlockModel(source, borrowed, DTYPES[options.dtype], options.device, blocks)
-        return cls(model, blocks)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
         """Return the rows that growing one tree adds to the cache for a while: none."""
@@ -107,17 +95,6 @@ class PEagleRunner:
     def __init__(self, model: PEagleModel, num_blocks: int) -> None:
         self._model, self.cache = model, PagedKVCache(num_blocks, model.memory)
 
-    @classmethod
-    def build(cls, source: PEagleSource, borrowed: Borrowed, options: RunnerOptions) -> "PEagleRunner":
-        """Combine layers and cache.
-
-        Raises:
-            SettingError: if an option is bad.
-        """
-        check_torch(options, f"a draft of {source.algorithm}")
-        blocks = blocks_for(options.kv_tokens)
-        return cls(PEagleModel(source, borrowed, DTYPES[options.dtype], options.device, blocks), blocks)
-
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
         """Return the rows that growing one tree adds to the cache for a while: its masks."""
         return max(min(limits.depth, self._model.depths) - 1, 0) if limits.nodes else 0
@@ -156,12 +133,14 @@ class PEagleRunner:
         return trees
 
 
-def mtp_runner(source: MtpSource, borrowed: Borrowed, options: RunnerOptions) -> EagleRunner:
-    """Combine an MTP layer and its cache: trees grow as those of EAGLE-3.
-
-    Raises:
-        SettingError: if an option is bad.
-    """
-    check_torch(options, f"a draft of {source.algorithm}")
+def build_runner(
+    source: PublishedDraft, borrowed: Borrowed, options: RunnerOptions
+) -> BlockRunner | PEagleRunner | EagleRunner:
+    """Combine a draft's layers and their cache. Trees of MTP grow as those of EAGLE-3."""
     blocks = blocks_for(options.kv_tokens)
-    return EagleRunner(MtpModel(source, borrowed, DTYPES[options.dtype], options.device, blocks), blocks)
+    memory = DTYPES[options.dtype], options.device, blocks
+    if isinstance(source, BlockSource):
+        return BlockRunner(BlockModel(source, borrowed, *memory), blocks)
+    if isinstance(source, PEagleSource):
+        return PEagleRunner(PEagleModel(source, borrowed, *memory), blocks)
+    return EagleRunner(MtpModel(source, borrowed, *memory), blocks)

@@ -35,7 +35,8 @@ from specinfer.model.weights.published.config import (
     read_published,
     usual_layers,
 )
-from specinfer.model.weights.published.layers import refused
+from specinfer.model.weights.published.layers import Shapes, layer_shapes, refused
+from specinfer.model.weights.published.tensors import read_tensors
 
 ALGORITHM = "eagle3"
 _RENAMED = {"hidden_norm.weight": "layers.0.hidden_norm.weight", "model.norm.weight": "norm.weight"}
@@ -98,44 +99,59 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
             understood.
     """
     config = checked_config(directory, target_directory, ALGORITHM)
-    target, shape = load_config(target_directory), None
     if FINGERPRINT not in config["speculators_config"]["verifier"]:
         with naming(directory):
-            shape = _published_shape(directory, target_directory)
+            return _load_published(directory, target_directory)
     own, token_ids = own_tensors(directory)
-    layers = config.get(EAGLE_LAYERS) or usual_layers(target.layers)
+    layers = config.get(EAGLE_LAYERS) or usual_layers(load_config(target_directory).layers)
     return EagleSource(
-        {_named(name): tensor for name, tensor in own.items() if name != _EMBEDDING},
+        _named(own),
         torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids,
         tuple(layers),
         bool(config.get("norm_before_residual", False)),
         own.get(_EMBEDDING),
-        shape,
     )
 
 
-def _published_shape(directory: Path, target_directory: Path) -> ModelConfig:
-    """Return the shape of the layer in a checkpoint that another library wrote.
-
-    A layer with a window is served up to it.
-    """
+def _load_published(directory: Path, target_directory: Path) -> EagleSource:
+    """Read a checkpoint that another library wrote. A layer with a window is served up to it."""
     config = read_published(directory, target_directory, ALGORITHM, _FIELDS)
     must_be(config.fields, _UNKNOWN_PARTS)
-    read = config.read_layers(EAGLE_LAYERS)
+    read, layers = config.read_layers(EAGLE_LAYERS), config.layers
     if list(read) != sorted(read):
         raise IncompatibleError(f"{EAGLE_LAYERS} = {list(read)!r}: must ascend")
-    layers = config.layers
     if layers.config.layers != 1:
         raise refused("num_hidden_layers", layers.config.layers, "EAGLE-3 has one layer here")
+    vocabulary, size, hidden = (
+        config.count("draft_vocab_size"),
+        config.target.vocab_size,
+        config.target.hidden_size,
+    )
+    wanted: Shapes = {"fc.weight": (hidden, len(read) * hidden), "lm_head.weight": (vocabulary, hidden)}
+    wanted |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
+    wanted |= layer_shapes("layers.0.", layers, layers.config.qk_norm, width=2)
+    own, token_ids = read_tensors(directory, wanted, {_EMBEDDING: (size, hidden)}, vocabulary, size)
     (window,) = layers.windows
     most = layers.config.max_positions
-    return replace(layers.config, max_positions=min(most, window) if window else most)
+    return EagleSource(
+        _named(own),
+        token_ids,
+        read,
+        config.flag("norm_before_residual"),
+        own.get(_EMBEDDING),
+        replace(layers.config, max_positions=min(most, window) if window else most),
+    )
 
 
 def _stored(name: str) -> str:
     return _RENAMED.get(name, name.removeprefix("model."))
 
 
-def _named(name: str) -> str:
+def _named(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of a checkpoint but its embeddings, under the names of `EagleSource`."""
     back = {stored: own for own, stored in _RENAMED.items()}
-    return back.get(name, f"model.{name}" if name.startswith("layers.") else name)
+    return {
+        back.get(name, f"model.{name}" if name.startswith("layers.") else name): tensor
+        for name, tensor in tensors.items()
+        if name != _EMBEDDING
+    }

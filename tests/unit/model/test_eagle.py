@@ -191,6 +191,9 @@ def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
     assert found.norm_before_residual
     assert torch.equal(found.embedding, stored["embed_tokens.weight"])  # type: ignore[arg-type]
     assert found.token_ids.tolist() == list(range(97))
+    save_file(stored | {"input_norm.weight": torch.ones(3)}, directory / "model.safetensors")
+    with pytest.raises(IncompatibleError, match=r"does not call for the tensor input_norm\.weight"):
+        load_eagle(directory, target)
     model_of = EagleWeights(replace(config, layers=1), found.tensors, found.embedding, True)  # type: ignore[arg-type]
     EagleModel(model_of, torch.float32, "cpu", 4)
 
