@@ -51,16 +51,28 @@ def verifier_of(directory: Path) -> str:
     Raises:
         IncompatibleError: if it names none.
     """
-    config = json.loads((directory / "config.json").read_text())
-    name = config["speculators_config"]["verifier"].get("name_or_path")
+    name = verifier_fields(json.loads((directory / "config.json").read_text())).get("name_or_path")
     if not isinstance(name, str):
         raise IncompatibleError(f"{directory}: verifier.name_or_path = {name!r}: names no target")
     return name
 
 
-def algorithm_of(directory: Path) -> str | None:
-    """Return the `speculators_model_type` of a checkpoint, if it has one."""
-    found: str | None = json.loads((directory / "config.json").read_text()).get(KIND)
+def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says of its verifier.
+
+    Raises:
+        IncompatibleError: if it says nothing that can be read.
+    """
+    described = config.get("speculators_config")
+    verifier = described.get("verifier") if isinstance(described, dict) else None
+    if not isinstance(verifier, dict):
+        raise IncompatibleError(f"speculators_config.verifier = {verifier!r}: must be an object")
+    return verifier
+
+
+def algorithm_of(directory: Path) -> Any:
+    """Return the `speculators_model_type` of a checkpoint, if it has one; it may be anything."""
+    found: Any = json.loads((directory / "config.json").read_text()).get(KIND)
     return found
 
 
@@ -151,9 +163,8 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
     Raises:
         IncompatibleError: if they differ.
     """
-    expected = config["speculators_config"]["verifier"].get(FINGERPRINT)
-    found = fingerprint_in(target_directory)
-    if expected is not None and found != expected:
+    expected = verifier_fields(config).get(FINGERPRINT)
+    if expected is not None and (found := fingerprint_in(target_directory)) != expected:
         raise IncompatibleError(
             f"{directory} was trained for a target with embeddings {expected}, {target_directory} has {found}"
         )

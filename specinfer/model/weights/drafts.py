@@ -35,7 +35,7 @@ def load_draft(directory: Path, target_directory: Path) -> Draft:
         IncompatibleError: if nothing here reads its kind, or if it was trained for another target.
     """
     algorithm = algorithm_of(directory)
-    if algorithm not in _LOADERS:
+    if not isinstance(algorithm, str) or algorithm not in _LOADERS:
         known = ", ".join(_LOADERS)
         raise IncompatibleError(f"{directory}: {KIND} = {algorithm!r} must be one of {known}")
     return _LOADERS[algorithm](directory, target_directory)

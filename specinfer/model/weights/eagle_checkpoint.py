@@ -27,6 +27,7 @@ from specinfer.model.weights.draft_checkpoint import (
     checked_config,
     own_tensors,
     save_checkpoint,
+    verifier_fields,
 )
 from specinfer.model.weights.published.config import (
     EAGLE_LAYERS,
@@ -99,7 +100,7 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
             understood.
     """
     config = checked_config(directory, target_directory, ALGORITHM)
-    if FINGERPRINT not in config["speculators_config"]["verifier"]:
+    if FINGERPRINT not in verifier_fields(config):
         with naming(directory):
             return _load_published(directory, target_directory)
     own, token_ids = own_tensors(directory)

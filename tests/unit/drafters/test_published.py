@@ -2,6 +2,7 @@
 understood is refused by name."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.drawing import draft_distribution
 from specinfer.model.sampling.noise import perturbed
+from specinfer.model.weights.drafts import load_draft
 from specinfer.sampling import GREEDY, Sampling, noise_key
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from tests.support.published import DRAFTED, METHODS, VOCABULARY, PlainDraft, save_published, save_target
@@ -251,6 +253,36 @@ def test_a_description_that_does_not_fit_is_refused_by_name(
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(IncompatibleError, match=why):
         drafter_of(directory)
+
+
+def places_of(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the parts of a JSON value are."""
+    if place:
+        yield place
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, part in parts:
+        yield from places_of(part, (*place, step))
+
+
+def test_any_other_value_is_read_or_refused(target: Path, tmp_path: Path) -> None:
+    """No value of another type anywhere in the file is anything else than a mistake that is named."""
+    directory = save_published(tmp_path / "dspark", "dspark", target)
+    written = (directory / "config.json").read_text()
+    refused, places = 0, list(places_of(json.loads(written)))
+    assert len(places) > 50
+    for place in places:
+        for value in (None, "x", -1, 1.5, [None], {"a": 1}):
+            config = json.loads(written)
+            inner = config
+            for step in place[:-1]:
+                inner = inner[step]
+            inner[place[-1]] = value
+            (directory / "config.json").write_text(json.dumps(config))
+            try:
+                load_draft(directory, target)
+            except SpecInferError:
+                refused += 1
+    assert refused > 4 * len(places)
 
 
 def test_a_tensor_that_is_missing_or_not_called_for_is_named(target: Path, tmp_path: Path) -> None:

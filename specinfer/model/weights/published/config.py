@@ -1,7 +1,7 @@
 """`config.json` of a published draft: each field is read, or refused by its name and value."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import checked_config
+from specinfer.model.weights.draft_checkpoint import checked_config, verifier_fields
 from specinfer.model.weights.published.layers import DraftLayers, read_layers
 
 _DESCRIBED = frozenset(
@@ -124,10 +124,12 @@ def _check_verifier(
     config: Mapping[str, Any], layers: DraftLayers, target: ModelConfig, target_directory: Path
 ) -> None:
     """Compare the target with what a checkpoint says of its verifier."""
-    named: Sequence[str] = config["speculators_config"]["verifier"].get("architectures") or ()
+    named = verifier_fields(config).get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise IncompatibleError(f"verifier.architectures = {named!r}: must be names")
     found = json.loads((target_directory / "config.json").read_text()).get("architectures") or ()
     if named and found and not set(named) & set(found):
-        told = f"verifier.architectures = {list(named)!r}"
+        told = f"verifier.architectures = {named!r}"
         raise IncompatibleError(f"{told}: {target_directory} is of {list(found)!r}")
     own = layers.config
     for name, ours, theirs in (
@@ -143,11 +145,13 @@ def _tokens(described: Mapping[str, Any], algorithm: str) -> int:
     """Return the tokens to be guessed, if the proposal is one without loss."""
     must_be(described, {"algorithm": algorithm, "default_proposal_method": "greedy"})
     methods = described["proposal_methods"]
+    if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
+        raise IncompatibleError(f"proposal_methods = {methods!r}: must be objects")
     for method in methods:
         for name in sorted(method.keys() - {*_PROPOSAL, "speculative_tokens"}):
             raise IncompatibleError(f"proposal_methods.{name} = {method[name]!r}: not understood")
         must_be(method, _PROPOSAL)
-    tokens = methods[0]["speculative_tokens"] if methods else None
+    tokens = methods[0].get("speculative_tokens") if methods else None
     if not isinstance(tokens, int) or tokens < 1:
         raise IncompatibleError(f"speculative_tokens = {tokens!r}: must be a positive whole number")
     return tokens

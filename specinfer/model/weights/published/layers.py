@@ -11,6 +11,20 @@ _KINDS = ("llama", "qwen3")
 _WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _ELSEWHERE = ("rope_theta", "rope_scaling", "torch_dtype", "_name_or_path")
 """Fields under their older names, and one without meaning."""
+_ROPE = frozenset(
+    {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+    }
+    | {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}
+    | {"mscale", "mscale_all_dim", "short_factor", "long_factor"}
+)
+"""Parts of `rope_parameters` that `transformers` reads; frequencies by kind of layer are none of them."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _FIELD = "transformer_layer_config"
 
@@ -29,7 +43,7 @@ class DraftLayers:
     """True if the projections of attention have biases."""
 
 
-def read_layers(fields: Mapping[str, Any]) -> DraftLayers:
+def read_layers(fields: Any) -> DraftLayers:
     """Read a `transformer_layer_config`.
 
     Raises:
@@ -37,6 +51,8 @@ def read_layers(fields: Mapping[str, Any]) -> DraftLayers:
     """
     from transformers import AutoConfig
 
+    if not isinstance(fields, dict):
+        raise IncompatibleError(f"{_FIELD} = {fields!r}: must be an object")
     kind = fields.get("model_type")
     if kind not in _KINDS:
         raise refused("model_type", kind, f"supported are {', '.join(_KINDS)}")
@@ -44,8 +60,9 @@ def read_layers(fields: Mapping[str, Any]) -> DraftLayers:
     for name in sorted(fields.keys() - known):
         raise refused(name, fields[name], "not understood")
     for name in ("rope_parameters", "rope_scaling"):
-        if _SLIDING in (fields.get(name) or {}):
-            raise refused(name, fields[name], "frequencies by kind of layer are not supported")
+        rope = fields.get(name) or {}
+        if not isinstance(rope, dict) or rope.keys() - _ROPE:
+            raise refused(name, rope, "not understood")
     plain = {name: value for name, value in fields.items() if name not in _WINDOWS}
     try:
         config = from_transformers(AutoConfig.for_model(**plain))
@@ -66,7 +83,8 @@ def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     if kinds is None and fields.get("use_sliding_window"):
         raise refused("layer_types", kinds, "use_sliding_window = True does not say which layers have it")
     kinds = [_FULL] * layers if kinds is None else kinds
-    if len(kinds) != layers or not set(kinds) <= {_FULL, _SLIDING}:
+    known = isinstance(kinds, list) and all(kind in (_FULL, _SLIDING) for kind in kinds)
+    if not known or len(kinds) != layers:
         raise refused("layer_types", kinds, f"must be {_FULL} or {_SLIDING} for each of {layers} layers")
     if _SLIDING in kinds and (not isinstance(window, int) or window < 1):
         raise refused("sliding_window", window, "must be a positive whole number")
