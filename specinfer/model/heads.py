@@ -7,6 +7,12 @@
 
 logits_i are of the token i places behind the root, i = 1 ... k, whatever lies in between. One row, read once,
 gives the whole tree; there is no cache.
+
+Heads with a Markov head know the token before each node, x, the root at first:
+
+    edge logits of a node's children      logits_i + W2 W1 e(x) / rms(e(x))       e: the target's embeddings
+
+So each level of nodes is a product of its own, [nodes, rank] by [rank, draft vocabulary].
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,24 +21,40 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.errors import SettingError
-from specinfer.model.drafting.levels import grow_levels
+from specinfer.model.drafting.levels import grow_edges, grow_levels
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.torch.linear import Linear
 from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
-from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource
+from specinfer.model.weights.heads_checkpoint import MARKOV_IN, MARKOV_OUT, BlockwiseSource, HeadsSource
 from specinfer.tree import TokenTree
 
 _NORM, _HEAD = "model.norm", "lm_head"
 
 
+class MarkovHead:
+    """Low-rank bias of logits by the token before."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._embeddings = parts.tensor(EMBEDDING)
+        self._inner, self._outer = parts.linear("", MARKOV_IN), parts.linear("", MARKOV_OUT)
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the biases [N, draft vocabulary] behind N tokens of the target."""
+        embedded = F.embedding(tokens, self._embeddings)
+        return self._outer(self._inner(F.rms_norm(embedded, embedded.shape[-1:])))
+
+
 class Heads:
     """The heads, over any tensors: those of a checkpoint, or parameters that are trained."""
 
-    def __init__(self, kind: type[HeadsSource], count: int, config: ModelConfig, parts: Parts) -> None:
+    def __init__(
+        self, kind: type[HeadsSource], count: int, config: ModelConfig, parts: Parts, markov: bool = False
+    ) -> None:
         """Take the target's `config`; `parts` consist of the checkpoint's tensors and `tensors_of_target`."""
+        self.markov = MarkovHead(parts) if markov else None
         self._norm, self._shape = parts.norm(_NORM), (-1, count, config.hidden_size)
         self._second: Linear | None = None
         if issubclass(kind, BlockwiseSource):
@@ -63,10 +85,16 @@ def tensors_of_target(
     config: ModelConfig,
     target: Mapping[str, torch.Tensor],
     token_ids: torch.Tensor,
+    markov: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return the target's frozen tensors that heads read: its final norm, its output head if shared."""
+    """Return the target's frozen tensors that heads read: its final norm, its output head if shared.
+
+    A Markov head reads its embeddings.
+    """
     norm = ("weight", "bias") if config.layer_norm else ("weight",)
     found = {f"{_NORM}.{part}": target[f"{_NORM}.{part}"] for part in norm}
+    if markov:
+        found[EMBEDDING] = target[EMBEDDING]
     if issubclass(kind, BlockwiseSource):
         found[f"{_HEAD}.weight"] = output_head(config, target)[token_ids]
     return found
@@ -102,9 +130,10 @@ class HeadsRunner:
         if options.weights != "converted":
             raise SettingError("weights", options.weights, "heads are held in --dtype, as converted")
         dtype = DTYPES[options.dtype]
-        tensors = {**source.tensors, **tensors_of_target(type(source), config, target, source.token_ids)}
+        kind, markov = type(source), source.markov
+        tensors = {**source.tensors, **tensors_of_target(kind, config, target, source.token_ids, markov)}
         parts = Parts(config, tensors, dtype, options.device)
-        return cls(Heads(type(source), source.count, config, parts), dtype, options.device)
+        return cls(Heads(kind, source.count, config, parts, markov), dtype, options.device)
 
     @torch.inference_mode()
     def grow(
@@ -117,6 +146,11 @@ class HeadsRunner:
         """Return one tree per task, in order; `states` [tasks, hidden] are the newest of each."""
         outs = self._heads.outs(states.to(self._device, self._dtype))
         levels = [rows.float() for rows in self._heads.logits(outs.unbind(1))]
+        markov = self._heads.markov
+        if markov is not None:
+            return grow_edges(
+                tasks, levels, lambda ids: markov(ids.to(self._device)).float(), shape, token_ids
+            )
         return [
             grow_levels(task, [rows[i] for rows in levels], shape, token_ids) for i, task in enumerate(tasks)
         ]

@@ -25,6 +25,8 @@ from speculator_svc.training.corpus import B, Examples, Material, Teaching, Trai
 from speculator_svc.training.losses import LossName, distillation_loss
 from speculator_svc.training.run import (
     InterruptionError,
+    TrainingProgress,
+    better,
     bfloat16_is_fast,
     deferred_signals,
     restore_state,
@@ -111,6 +113,9 @@ def success_by_depth(places: Sequence[NDArray[np.int64]], depths: int = 4, most:
 
 
 SAVE_EVERY_S = 120.0
+SCORE_SHARE, PATIENCE = 0.05, 5
+"""Least part of the time between scores, and scores that are no better behind which training ends: a quarter of the
+time, as a draft that learns fast is not yet better where it will be."""
 LONGEST_STEP_S = 10.0
 """Most seconds for which a step counts, so that a suspended run loses nothing."""
 
@@ -135,11 +140,13 @@ def distil(
     state_path: Path,
     report: Callable[[float, float, int], None],
     loss_of: Callable[[Any, Any, LossName], torch.Tensor] = ssm_loss,
+    score: Callable[[], float] | None = None,
 ) -> int:
     """Train in place until the time is over; return the tokens seen.
 
     `report(minutes, loss, tokens seen)` is called after every step; `loss_of` is of a student,
-    a batch and the name of a loss.
+    a batch and the name of a loss. With a `score` of the student on held-out data, which is called behind
+    epochs, the student ends as it was when it scored best, and training ends where it gets no better.
 
     Raises:
         InterruptionError: if a signal came; the state is saved.
@@ -147,16 +154,22 @@ def distil(
     optimizer = torch.optim.AdamW(
         student.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
-    minutes, seen, first_epoch = restore_state(student, optimizer, state_path)
+    minutes, seen, first_epoch, best = restore_state(student, optimizer, state_path)
     last = saved = time.monotonic()
+    scored = first_epoch, minutes
     with deferred_signals() as signalled:
         for epoch, batch in _epochs(examples, options, first_epoch):
             now = time.monotonic()
             minutes, last = minutes + min(now - last, LONGEST_STEP_S) / 60, now
-            ending = signalled() or minutes >= options.minutes
+            due = scored[1] + SCORE_SHARE * options.minutes
+            if score is not None and epoch > scored[0] and due <= minutes < options.minutes:
+                scored, best = (epoch, minutes), better(best, score(), student)
+                last = time.monotonic()
+            late = best is not None and best.worse >= PATIENCE
+            ending = signalled() or minutes >= options.minutes or late
             if ending or now - saved > SAVE_EVERY_S:
                 saved = now
-                save_state(student, optimizer, state_path, (minutes, seen, epoch))
+                save_state(student, optimizer, state_path, TrainingProgress(minutes, seen, epoch, best))
             if ending:
                 break
             if not len(batch.next_tokens):
@@ -168,11 +181,13 @@ def distil(
             loss = _step(student, optimizer, batch, loss_of, options.loss)
             seen += len(batch.next_tokens)
             report(minutes, loss, seen)
-    if minutes < options.minutes:
+    if minutes < options.minutes and not late:
         raise InterruptionError(
             f"after {minutes:.1f} of {options.minutes:g} minutes, which are saved in {state_path}; "
             "the same command goes on"
         )
+    if score is not None:
+        student.load_state_dict(better(best, score(), student).student)
     return seen
 
 
@@ -233,6 +248,7 @@ def distil_with_bar(
     options: DistilOptions,
     state: Path,
     loss_of: Callable[[Any, Any, LossName], Tensor],
+    score: Callable[[], float] | None = None,
 ) -> int:
     """Call `distil` with a bar that shows the mean loss of the latest fifty steps."""
     with progress_bar() as bar:
@@ -245,4 +261,4 @@ def distil_with_bar(
             mean = sum(average) / len(average)
             bar.update(task, completed=minutes, description=f"loss {mean:.3f}, {seen / 1e6:.2f} M tokens")
 
-        return distil(student, examples, options, state, report, loss_of)
+        return distil(student, examples, options, state, report, loss_of, score)

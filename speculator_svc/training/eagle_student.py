@@ -193,23 +193,62 @@ def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch, loss: LossName)
     return torch.stack(losses).sum() / sum(weights)
 
 
+@dataclass(frozen=True, slots=True)
+class UnrolledSuccess:
+    """Success of a student that reads hidden states on the target's continuations."""
+
+    by_depth: list[Success]
+    accepted_length: float
+    """Tokens a step that chains of its first guesses would bring, one from each hidden state, with the target's own."""
+
+
 @torch.inference_mode()
 def evaluate_unrolled(
     student: FeatureStudent, examples: UnrolledExamples, vocabulary: torch.Tensor, most: int = 5
-) -> list[Success]:
+) -> UnrolledSuccess:
     """Return the success of each step on the target's continuations.
 
-    Students that read the tokens before (EAGLE) get the right ones.
+    Students that read the tokens before (EAGLE, heads with a Markov head) get the right ones.
     """
     hits: list[list[torch.Tensor]] = [[] for _ in range(examples.steps)]
-    for _, batch in batches(examples, 4096, np.random.default_rng(0)):
+    chains: list[NDArray[np.int64]] = []
+    for indices, batch in batches(examples, 4096, np.random.default_rng(0)):
         batch = batch.to(student.device)
         with rough(student.device):
             logits = student(batch)
         for step, (rows, told) in enumerate(zip(logits, batch.steps, strict=True)):
             best = vocabulary[rows.float().topk(most, dim=-1).indices.cpu()]
             hits[step].append(best == told.next_tokens[:, None].cpu())
-    return [
-        Success({k: float(torch.cat(step)[:, :k].any(-1).float().mean()) for k in range(1, most + 1)})
-        for step in hits
-    ]
+        first = [step[-1][:, 0].numpy() for step in hits]
+        chains.append(accepted_by_chains(first, [examples.corpus[i] for i in indices]))
+    return UnrolledSuccess(
+        [
+            Success({k: float(torch.cat(step)[:, :k].any(-1).float().mean()) for k in range(1, most + 1)})
+            for step in hits
+        ],
+        1 + float(np.concatenate(chains).mean()),
+    )
+
+
+def accepted_by_chains(
+    hits: Sequence[NDArray[np.bool_]], corpus: Sequence[Continuation]
+) -> NDArray[np.int64]:
+    """Return for every place of the outputs from which a whole chain can start how many of its tokens are right.
+
+    Args:
+        hits: by step, whether each row's first guess is right, in the order of `UnrolledExamples.batch`.
+        corpus: continuations of the batch.
+    """
+    found, ends = [], [0] * len(hits)
+    for item in corpus:
+        prompt, output = len(item.prompt), len(item.output)
+        starts = range(max(0, 2 - prompt), output - len(hits) + 1)
+        chain = np.zeros((len(hits), len(starts)), np.int64)
+        for step, right in enumerate(hits):
+            first = max(0, 2 + step - prompt)
+            own = right[ends[step] : ends[step] + output - first]
+            ends[step] += output - first
+            if len(starts):
+                chain[step] = own[starts.start + step - first : starts.stop + step - first]
+        found.append(chain.cumprod(0).sum(0))
+    return np.concatenate(found)

@@ -9,7 +9,7 @@ from torch import nn
 from specinfer.model.heads import Heads, output_head
 from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource
+from specinfer.model.weights.heads_checkpoint import MARKOV_IN, MARKOV_OUT, BlockwiseSource, HeadsSource
 from speculator_svc.training.student import parameter_key, tensor_name
 
 
@@ -92,13 +92,21 @@ class HeadsStudent(FeatureStudent):
         """Take the target's `config`; `frozen` are its `tensors_of_target`."""
         super().__init__(trained, frozen)
         self._config, self._kind, self._count = config, kind, count
+        self._markov = f"{MARKOV_OUT}.weight" in trained
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
         """Compute the logits of the steps."""
         parts = Parts(self._config, self.all_tensors(), torch.float32, str(self.device))
-        heads = Heads(self._kind, self._count, self._config, parts)
+        heads = Heads(self._kind, self._count, self._config, parts, self._markov)
         outs = heads.outs(batch.states[:, :, -1].flatten(0, 1).float())
-        return heads.logits([outs[told.rows, head] for head, told in enumerate(batch.steps)])
+        logits = heads.logits([outs[told.rows, head] for head, told in enumerate(batch.steps)])
+        if heads.markov is None:
+            return logits
+        before = [
+            torch.roll(batch.token_ids, -step, 1).flatten()[told.rows]
+            for step, told in enumerate(batch.steps)
+        ]
+        return [rows + heads.markov(tokens) for rows, tokens in zip(logits, before, strict=True)]
 
 
 def starting_heads(
@@ -108,18 +116,24 @@ def starting_heads(
     target: Mapping[str, torch.Tensor],
     token_ids: torch.Tensor,
     seed: int,
+    rank: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """Return heads that predict as the target predicts the next token: their additions start at zero."""
-    hidden = config.hidden_size
+    """Return heads that predict as the target predicts the next token: their additions start at zero.
+
+    They have a Markov head if its `rank` is not 0.
+    """
+    hidden, generator = config.hidden_size, torch.Generator().manual_seed(seed)
+    tensors = {}
+    if rank:
+        tensors[f"{MARKOV_IN}.weight"] = torch.randn(rank, hidden, generator=generator) * hidden**-0.5
+        tensors[f"{MARKOV_OUT}.weight"] = torch.zeros(len(token_ids), rank)
     if issubclass(kind, BlockwiseSource):
-        generator = torch.Generator().manual_seed(seed)
-        return {
+        return tensors | {
             "in_proj.weight": torch.randn(count * hidden, hidden, generator=generator) * hidden**-0.5,
             "in_proj.bias": torch.zeros(count * hidden),
             "out_proj.weight": torch.zeros(count * hidden, count * hidden),
             "out_proj.bias": torch.zeros(count * hidden),
         }
-    tensors = {}
     for i in range(count):
         tensors[f"{i}.0.linear.weight"] = torch.zeros(hidden, hidden)
         tensors[f"{i}.0.linear.bias"] = torch.zeros(hidden)

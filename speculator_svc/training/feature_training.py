@@ -19,13 +19,17 @@ from specinfer.model.weights.families import open_weights
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
 from speculator_svc.training.distil import (
     DistilOptions,
-    Success,
     console,
     distil_with_bar,
     finishing,
     progress_bar,
 )
-from speculator_svc.training.eagle_student import UnrolledExamples, evaluate_unrolled, unrolled_loss
+from speculator_svc.training.eagle_student import (
+    UnrolledExamples,
+    UnrolledSuccess,
+    evaluate_unrolled,
+    unrolled_loss,
+)
 from speculator_svc.training.feature_students import FeatureStudent
 from speculator_svc.training.features import Thoughts, think
 from speculator_svc.training.generate import in_draft_vocabulary
@@ -98,15 +102,22 @@ class FeatureTraining:
         target = open_weights(self.directory, self.config)
         student = reader.make(target, token_ids).to(self._device)
         state = asked.work / f"state-{reader.method}.pt"
-        seen = distil_with_bar(student, training, asked.options, state, unrolled_loss)
+
+        def score() -> float:
+            length = evaluate_unrolled(student, held_out, token_ids).accepted_length
+            console.print(f"held out: {length:.3f} tokens a step by chains")
+            return length
+
+        seen = distil_with_bar(student, training, asked.options, state, unrolled_loss, score)
         success = evaluate_unrolled(student, held_out, token_ids)
-        for step, found in enumerate(success):
+        console.print(f"held out: {success.accepted_length:.3f} tokens a step by chains, the best")
+        for step, found in enumerate(success.by_depth):
             console.print(f"held out, depth {step + 1}: {found}")
         with finishing(state, asked.out):
             reader.save(student, token_ids, self._record(reader, len(token_ids), seen, success))
 
     def _record(
-        self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: Sequence[Success]
+        self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: UnrolledSuccess
     ) -> dict[str, Any]:
         """Return the record of the training, without paths: they mean nothing elsewhere."""
         asked, options = self._asked, self._asked.options
@@ -116,7 +127,8 @@ class FeatureTraining:
             f"--learning-rate {options.learning_rate:g} --loss {options.loss} --seed {options.seed}",
             "corpus": [path.name for path in asked.corpus],
             "tokens_seen": seen,
-            "success_held_out": [found.to_json() for found in success],
+            "success_held_out": [found.to_json() for found in success.by_depth],
+            "accepted_length_held_out": round(success.accepted_length, 3),
         }
 
     def _prepare(self, reader: TrainingMethod[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:

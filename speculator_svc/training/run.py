@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -118,25 +118,51 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
         restore()
 
 
+class Best(NamedTuple):
+    """A student as it was when it scored best on held-out data."""
+
+    score: float
+    student: dict[str, torch.Tensor]
+    worse: int = 0
+    """Later scores that were no better."""
+
+
+def better(best: Best | None, score: float, student: nn.Module) -> Best:
+    """Return the best so far, of which the student as it is may be a copy."""
+    if best is not None and score <= best.score:
+        return best._replace(worse=best.worse + 1)
+    return Best(score, {name: tensor.clone() for name, tensor in student.state_dict().items()})
+
+
+class TrainingProgress(NamedTuple):
+    """Progress of a training, as far as it is kept."""
+
+    minutes: float = 0.0
+    seen: int = 0
+    """Tokens."""
+    epoch: int = 0
+    best: Best | None = None
+
+
 def save_state(
-    student: nn.Module, optimizer: torch.optim.Optimizer, path: Path, progress: tuple[float, int, int]
+    student: nn.Module, optimizer: torch.optim.Optimizer, path: Path, progress: TrainingProgress
 ) -> None:
-    """Write the state whole or not at all; `progress` is (minutes, tokens seen, epoch)."""
-    partial = path.with_suffix(".part")
-    torch.save(
-        {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "at": progress}, partial
-    )
+    """Write the state whole or not at all."""
+    partial, best = path.with_suffix(".part"), progress.best
+    states = {"student": student.state_dict(), "optimizer": optimizer.state_dict()}
+    at = {"at": tuple(progress[:3]), "best": None if best is None else tuple(best)}
+    torch.save(states | at, partial)
     partial.replace(path)
 
 
-def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> tuple[float, int, int]:
-    """Return (minutes, tokens seen, epoch) of an interrupted run, or zeros.
+def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> TrainingProgress:
+    """Return the progress of an interrupted run, or none.
 
     Raises:
         SettingError: if it is of a run with other options.
     """
     if not path.is_file():
-        return 0.0, 0, 0
+        return TrainingProgress()
     state = torch.load(path, map_location=next(student.parameters()).device, weights_only=True)
     if _shapes(state["student"]) != _shapes(student.state_dict()):
         raise SettingError(
@@ -145,7 +171,7 @@ def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Pa
     student.load_state_dict(state["student"])
     optimizer.load_state_dict(state["optimizer"])
     minutes, seen, epoch = state["at"]
-    return minutes, seen, epoch
+    return TrainingProgress(minutes, seen, epoch, Best(*state["best"]) if state["best"] else None)
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

@@ -35,8 +35,14 @@ from speculator_svc.training.run import (
     layer_numbers,
 )
 
+BATCH_TOKENS = 1024
+"""Small, as these trainings see few tokens: many steps are worth more than exact ones."""
+MARKOV_RANK = 128
 HeadCount = Annotated[
     int, typer.Option("--heads", min=1, help="How many tokens behind the next one are said.")
+]
+MarkovRank = Annotated[
+    int, typer.Option("--markov-rank", min=0, help="Rank of the bias by the token before; 0: none.")
 ]
 
 
@@ -49,6 +55,7 @@ def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
         work: FeatureWork,
         model: Target = DEFAULT_MODEL,
         heads: HeadCount = 4,
+        markov_rank: MarkovRank = MARKOV_RANK,
         vocabulary: DraftVocabulary = None,
         minutes: TrainingMinutes = 60.0,
         learning_rate: LearningRate = 1e-3,
@@ -58,25 +65,27 @@ def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
         device: Device = "auto",
         overwrite: Overwrite = False,
     ) -> None:
-        options = DistilOptions(minutes, learning_rate, seed=seed, loss=loss)
+        options = DistilOptions(minutes, learning_rate, BATCH_TOKENS, seed=seed, loss=loss)
         asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
-        _train(kind, heads, asked)
+        _train(kind, heads, markov_rank, asked)
 
     return train
 
 
-def _train(kind: type[HeadsSource], count: int, asked: TrainingOptions) -> None:
+def _train(kind: type[HeadsSource], count: int, rank: int, asked: TrainingOptions) -> None:
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
 
     def make(target: Mapping[str, torch.Tensor], token_ids: torch.Tensor) -> HeadsStudent:
-        trained = starting_heads(kind, count, config, target, token_ids, asked.options.seed)
-        return HeadsStudent(config, kind, count, trained, tensors_of_target(kind, config, target, token_ids))
+        trained = starting_heads(kind, count, config, target, token_ids, asked.options.seed, rank)
+        frozen = tensors_of_target(kind, config, target, token_ids, rank > 0)
+        return HeadsStudent(config, kind, count, trained, frozen)
 
     def save(student: HeadsStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
         save_heads(asked.out, kind(student.tensors(), token_ids, count), directory, asked.model, trained)
 
-    training.run(TrainingMethod(kind.algorithm, f"--heads {count}", (config.layers,), count, make, save))
+    flags = f"--heads {count} --markov-rank {rank}"
+    training.run(TrainingMethod(kind.algorithm, flags, (config.layers,), count, make, save))
 
 
 train_medusa, train_blockwise = command_for(MedusaSource), command_for(BlockwiseSource)
@@ -109,7 +118,7 @@ def train_eagle(
 
     SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
     """
-    options = DistilOptions(minutes, learning_rate, seed=seed, loss=loss)
+    options = DistilOptions(minutes, learning_rate, BATCH_TOKENS, seed=seed, loss=loss)
     asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config

@@ -34,6 +34,8 @@ DESCRIPTION = DrafterDescription("heads", 97, feature_layers=(LAYERS,), feature_
 class PerfectHeads:
     """Heads that know the text: a hidden state is looked up among those of the whole of it."""
 
+    markov = None
+
     def __init__(self, text: Sequence[int]) -> None:
         runner = runner_of(tiny_transformers("llama"))
         _, (states,) = runner.forward_with_features([Segment(runner.open(), text)], [LAYERS])

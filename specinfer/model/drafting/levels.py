@@ -1,12 +1,14 @@
-"""Trees from one distribution for each depth: heads do not depend on the tokens in between.
+"""Trees of heads: from one distribution for each depth, or with a bias of it by the token before.
 
-A node's path probability is the product of its tokens' along the path, so the most probable nodes are found
-without looking at others: the next one is the best sibling or the best child of one that is in the tree.
-Points are taken so, exactly. Draws follow the rules of `ReferenceGrowth`, every node by numbers of its own.
+Without a bias nothing depends on the tokens in between. A node's path probability is the product of its tokens'
+along the path, so the most probable nodes are found without looking at others: the next one is the best sibling or
+the best child of one that is in the tree. Points are taken so, exactly. Draws follow the rules of `ReferenceGrowth`,
+every node by numbers of its own. With a bias every node's children have a distribution of their own, and all trees
+follow these rules.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -54,6 +56,39 @@ def grow_levels(
         return [rows.expand(len(segment.nodes) or 1, -1) for segment in segments]
 
     return ReferenceGrowth(forward, shape, token_ids).grow([task])[0]
+
+
+def grow_edges(
+    tasks: Sequence[GrowthTask],
+    levels: Sequence[torch.Tensor],
+    bias: Callable[[torch.Tensor], torch.Tensor],
+    shape: GrowthShape,
+    token_ids: torch.Tensor,
+) -> list[TokenTree]:
+    """Return one tree per task, in order, each with a sequence of its own.
+
+    Args:
+        levels: by depth, the logits [tasks, draft vocabulary] of the token there; no tree is deeper.
+        bias: returns what is added to them behind each of N tokens [N, draft vocabulary].
+        token_ids: [draft vocabulary] target token of each draft token.
+    """
+    place = {id(task.sequence): index for index, task in enumerate(tasks)}
+    left = iter(levels)
+
+    def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
+        rows = next(left)  # requested level by level
+        before = [list(segment.nodes or segment.delta[-1:]) for segment in segments]
+        biases = bias(torch.tensor([token for tokens in before for token in tokens]))
+        parts = torch.split(biases, [len(tokens) for tokens in before])
+        return [
+            rows[place[id(segment.sequence)]] + part for segment, part in zip(segments, parts, strict=True)
+        ]
+
+    cut = [
+        replace(task, limits=replace(task.limits, depth=min(task.limits.depth, len(levels))))
+        for task in tasks
+    ]
+    return ReferenceGrowth(forward, shape, token_ids).grow(cut)
 
 
 def _most_probable(

@@ -10,6 +10,11 @@ Blockwise parallel decoding, whose heads share the target's output head, which i
     in_proj.weight, in_proj.bias          [k * hidden, hidden]         one feed-forward layer for all heads
     out_proj.weight, out_proj.bias        [k * hidden, k * hidden]     rows of head after head
 
+Either may have a Markov head, a low-rank bias by the token before:
+
+    markov.in.weight                      [rank, hidden]               reads the target's embedding of that token
+    markov.out.weight                     [draft vocabulary, rank]
+
 Both have `d2t` and `t2d` as EAGLE has them; without these a draft token is its target token. `config.json`
 says `speculators_model_type: medusa` or `blockwise`, and `num_heads`.
 """
@@ -26,6 +31,7 @@ from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import checked_config, own_tensors, save_checkpoint
 
 _COUNT = "num_heads"
+MARKOV_IN, MARKOV_OUT = "markov.in", "markov.out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,11 @@ class HeadsSource:
     """[draft vocabulary] target token of each draft token, ascending."""
     count: int
     """Number of heads."""
+
+    @property
+    def markov(self) -> bool:
+        """Return whether they have a Markov head."""
+        return f"{MARKOV_OUT}.weight" in self.tensors
 
 
 class MedusaSource(HeadsSource):

@@ -15,8 +15,8 @@ from specinfer.model.batch import Segment
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import features as thinking
-from speculator_svc.training.corpus import Continuation, write_continuations
-from speculator_svc.training.eagle_student import UnrolledExamples
+from speculator_svc.training.corpus import Continuation, Labels, write_continuations
+from speculator_svc.training.eagle_student import UnrolledExamples, accepted_by_chains
 from speculator_svc.training.features import think
 from speculator_svc.training.train_features import train_eagle
 from tests.support.system import ascii_tokenizer
@@ -93,6 +93,27 @@ def test_each_step_predicts_the_token_that_many_places_ahead(tmp_path: Path) -> 
     )
 
 
+def test_accepted_lengths_are_of_chains_whose_tokens_are_all_right() -> None:
+    """Compared with chains followed one by one through random hits; one prompt is a single token."""
+    rng, corpus, steps = np.random.default_rng(1), [Continuation((5,), (6, 7, 8, 9)), *corpus_of(6)], 3
+    labels = [
+        Labels(np.zeros((len(c.output), 1), np.int32), np.ones((len(c.output), 1), np.float16))
+        for c in corpus
+    ]
+    states = [np.zeros((len(c.prompt) + len(c.output) - 1, 1, 4), np.int16) for c in corpus]
+    batch = UnrolledExamples(corpus, states, labels, steps).batch(range(len(corpus)))
+    hits = [rng.random(len(told.rows)) < 0.7 for told in batch.steps]
+    pairs = zip(batch.steps, hits, strict=True)
+    by_row = [dict(zip(told.rows.tolist(), own.tolist(), strict=True)) for told, own in pairs]
+    wanted = [
+        next((step for step in range(steps) if not by_row[step][row]), steps)
+        for row in sorted(by_row[0])
+        if all(row in found for found in by_row)  # a chain's steps read the same row
+    ]
+    assert sorted(accepted_by_chains(hits, corpus).tolist()) == sorted(wanted)
+    assert {0, 1, 2, 3} <= set(wanted)
+
+
 def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
     model, target, lines = tiny_transformers("llama"), tmp_path / "target", tmp_path / "corpus.jsonl"
     model.save_pretrained(target)
@@ -115,6 +136,7 @@ def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
     trained = json.loads((tmp_path / "eagle/config.json").read_text())["trained"]
     assert "--layers 1,2,3 --steps 2 " in trained["command"]
     assert len(trained["success_held_out"]) == 2
+    assert 1 <= trained["accepted_length_held_out"] <= 3
     context = [*corpus[0].prompt, 9]
     states = np.zeros((len(context) - 1, 3, 32), np.int16)
     job = DraftJob("r", context, TreeLimits(4, 2), GREEDY, features=Features(0, states))

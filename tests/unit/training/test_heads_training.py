@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from specinfer.drafters import DrafterOptions, DraftJob, Features, make_drafter
 from specinfer.errors import SettingError
@@ -36,11 +37,12 @@ LAST = 3
 """Layers of the target."""
 
 
-def student_of(kind: type[HeadsSource], count: int) -> HeadsStudent:
+def student_of(kind: type[HeadsSource], count: int, rank: int = 0) -> HeadsStudent:
     model, token_ids = tiny_transformers("llama"), torch.arange(97)
     config, weights = from_transformers(model.config), model.state_dict()
-    trained = starting_heads(kind, count, config, weights, token_ids, 0)
-    return HeadsStudent(config, kind, count, trained, tensors_of_target(kind, config, weights, token_ids))
+    trained = starting_heads(kind, count, config, weights, token_ids, 0, rank)
+    frozen = tensors_of_target(kind, config, weights, token_ids, rank > 0)
+    return HeadsStudent(config, kind, count, trained, frozen)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,6 +67,32 @@ def test_heads_start_as_the_target_and_learn_to_say_what_comes_later(
         float((a == told.label_ids[:, 0]).float().mean()) for a, told in zip(best, batch.steps, strict=True)
     ]
     assert min(right) > 0.8, "each head what is that many tokens ahead"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_markov_head_starts_silent_and_is_taught_the_token_before(
+    kind: type[HeadsSource], tmp_path: Path
+) -> None:
+    """The token before is the one in front of the token that a row predicts, in the prompt or the output."""
+    runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(4)
+    thoughts = think(runner, corpus, [LAST], tmp_path, lambda *_: None)
+    examples = UnrolledExamples(corpus, [t.states for t in thoughts], [t.labels for t in thoughts], 3)
+    batch, student, plain = examples.batch(range(4)), student_of(kind, 3, rank=5), student_of(kind, 3)
+    alone = plain(batch)
+    assert all(torch.equal(a, b) for a, b in zip(student(batch), alone, strict=True))
+    wide, narrow = student.get_parameter("markov/out/weight"), student.get_parameter("markov/in/weight")
+    torch.nn.init.normal_(wide)
+    table = F.rms_norm(tiny_transformers("llama").model.embed_tokens.weight.detach(), (32,))
+    for step, (rows, told) in enumerate(zip(student(batch), batch.steps, strict=True)):
+        before: list[int] = []
+        for item in corpus:
+            tokens = [*item.prompt, *item.output]
+            first = max(0, 2 + step - len(item.prompt))
+            before += [tokens[len(item.prompt) + place - 1] for place in range(first, len(item.output))]
+        torch.testing.assert_close(
+            rows - alone[step], table[before] @ narrow.T @ wide.T, atol=1e-3, rtol=1e-3
+        )
+        assert len(before) == len(told.rows)
 
 
 @pytest.mark.parametrize("method", COMMANDS)
@@ -100,7 +128,7 @@ def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
     assert not (work / f"state-{method}.pt").exists()
     config = json.loads((tmp_path / "heads/config.json").read_text())
     assert config["speculators_model_type"] == method
-    assert f"train {method} --model {target} --heads 2 " in config["trained"]["command"]
+    assert f"train {method} --model {target} --heads 2 --markov-rank 128 " in config["trained"]["command"]
     assert len(config["trained"]["success_held_out"]) == 2
     with pytest.raises(SettingError, match="holds a finished speculator"):
         train(0.01)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from specinfer.errors import SettingError
+from speculator_svc.training import distil as distilling
 from speculator_svc.training.corpus import Continuation, Examples, Labels, finished_jobs, write_continuations
 from speculator_svc.training.distil import DistilOptions, distil
 from speculator_svc.training.make_corpus import make_corpus
@@ -96,6 +97,37 @@ def test_a_signal_saves_the_last_step_and_ends(number: signal.Signals, target: P
     assert len(first) == 3, "it ended at once"
     assert torch.load(state)["at"][1] == second[-1]
     assert second[0] - first[-1] == first[1] - first[0], "the next step"
+
+
+def test_training_ends_where_held_out_scores_get_no_better_with_the_best_student(
+    target: Path, tmp_path: Path
+) -> None:
+    """Through an interruption: the best student is among what is kept."""
+    options, state = DistilOptions(minutes=1e9, tokens_per_batch=64), tmp_path / "state.pt"
+    scores, students = iter([3.0, 7.0, 5.0, 7.0, 6.0, 2.0, 1.0, 0.0]), list[dict[str, torch.Tensor]]()
+
+    def trained(stop_after: int) -> torch.nn.Module:
+        student = make_student(target, np.arange(40))
+
+        def score() -> float:
+            students.append({name: tensor.clone() for name, tensor in student.state_dict().items()})
+            if len(students) == stop_after:
+                os.kill(os.getpid(), signal.SIGINT)
+            return next(scores)
+
+        distil(student, examples(), options, state, lambda *_: None, score=score)
+        return student
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distilling, "SCORE_SHARE", 0.0)
+        with pytest.raises(InterruptionError):
+            trained(stop_after=4)
+        found = trained(stop_after=0).state_dict()
+    assert len(students) == 1 + 1 + distilling.PATIENCE + 1, (
+        "two that were better, five that were not, the last"
+    )
+    assert all(torch.equal(found[name], tensor) for name, tensor in students[1].items())
+    assert not all(torch.equal(found[name], tensor) for name, tensor in students[-1].items())
 
 
 def test_a_run_that_was_saved_at_its_end_needs_no_step_more(target: Path, tmp_path: Path) -> None:
