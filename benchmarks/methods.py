@@ -35,6 +35,8 @@ Methods = dict[str, Drafter]
 def load_methods(specs: Sequence[str]) -> Methods:
     """Drafters by name, of `NAME[=MODEL]`: points, and no branch ends early, so that budgets are used up.
 
+    Of several of a kind the later ones are named by their checkpoints, too.
+
     Raises:
         SettingError: if a drafter or its model is not there.
     """
@@ -44,7 +46,7 @@ def load_methods(specs: Sequence[str]) -> Methods:
         options = DrafterOptions(
             model=model, kv_tokens=KV_TOKENS, beam=8, depth=DEPTH, min_path_probability=0.0
         )
-        found[name] = make_drafter(name, options)
+        found[f"{name} {Path(model).name}" if name in found else name] = make_drafter(name, options)
     return found
 
 
@@ -127,7 +129,8 @@ def main(
     ]
     with console.status("loading") as spinner:
         methods = load_methods(specs)
-        merged = [names.split("+") for names in pool or ["ngram+ssm", "ngram+eagle", "+".join(methods)]]
+        usual = ["ngram+ssm", "ngram+eagle", "+".join(methods)] if method is None else []
+        merged = [names.split("+") for names in pool or usual]
         pools = [*([name] for name in methods), *merged]
         runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions())
         runs = compare(runner, methods, pools, budgets, found, new_tokens, spinner.update)

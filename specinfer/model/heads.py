@@ -135,6 +135,11 @@ class HeadsRunner:
         parts = Parts(config, tensors, dtype, options.device)
         return cls(Heads(kind, source.count, config, parts, markov), dtype, options.device)
 
+    @property
+    def knows_paths(self) -> bool:
+        """True if the tokens before a node count: the heads have a Markov head."""
+        return self._heads.markov is not None
+
     @torch.inference_mode()
     def grow(
         self,

@@ -37,7 +37,7 @@ from speculator_svc.training.run import (
 
 BATCH_TOKENS = 1024
 """Small, as these trainings see few tokens: many steps are worth more than exact ones."""
-MARKOV_RANK = 128
+MARKOV_RANK = 256
 HeadCount = Annotated[
     int, typer.Option("--heads", min=1, help="How many tokens behind the next one are said.")
 ]

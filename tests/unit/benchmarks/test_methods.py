@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from benchmarks import methods
 from benchmarks.drafts.decoding import Decoding, DecodingPlan, Result
 from benchmarks.drafts.methods_report import methods_markdown
 from benchmarks.drafts.prompts import EvaluationPrompt
@@ -59,6 +61,12 @@ def test_every_reader_gets_the_hidden_states_of_its_layers() -> None:
             found = torch.from_numpy(np.concatenate(states)).view(torch.bfloat16)
             assert found.shape == expected.shape
             assert torch.allclose(found.float(), expected.float(), atol=0.02)
+
+
+def test_methods_of_a_kind_are_told_apart_by_their_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "make_drafter", lambda name, options: f"{name} of {options.model}")
+    found = methods.load_methods(["medusa=a/one", "ngram", "medusa=b/two"])
+    assert found == {"medusa": "medusa of a/one", "ngram": "ngram of ", "medusa two": "medusa of b/two"}
 
 
 def test_acceptance_by_depth_is_of_the_steps_that_got_there() -> None:

@@ -128,7 +128,7 @@ def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
     assert not (work / f"state-{method}.pt").exists()
     config = json.loads((tmp_path / "heads/config.json").read_text())
     assert config["speculators_model_type"] == method
-    assert f"train {method} --model {target} --heads 2 --markov-rank 128 " in config["trained"]["command"]
+    assert f"train {method} --model {target} --heads 2 --markov-rank 256 " in config["trained"]["command"]
     assert len(config["trained"]["success_held_out"]) == 2
     with pytest.raises(SettingError, match="holds a finished speculator"):
         train(0.01)
@@ -140,4 +140,4 @@ def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
     job = DraftJob("r", context, TreeLimits(4, 4), GREEDY, features=Features(0, states))
     (tree,) = drafter.draft([job])
     assert isinstance(tree, TokenTree)
-    assert len(tree) == (3 if method == "blockwise" else 5)
+    assert len(tree) == 5
