@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import Tensor, nn
 
 from speculator_svc.training.corpus import B, Examples, Material, Teaching, TrainingBatch, batches
-from speculator_svc.training.losses import LossName, distillation_loss
+from speculator_svc.training.losses import distillation_loss
 from speculator_svc.training.run import (
     InterruptionError,
     TrainingProgress,
@@ -35,9 +35,9 @@ from speculator_svc.training.run import (
 from speculator_svc.training.student import Student
 
 
-def ssm_loss(student: Student, batch: TrainingBatch, loss: LossName) -> torch.Tensor:
+def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
     """Return the loss of one batch."""
-    return distillation_loss(loss, ssm_logits(student, batch), batch)
+    return distillation_loss(ssm_logits(student, batch), batch)
 
 
 def ssm_logits(student: Student, batch: TrainingBatch) -> torch.Tensor:
@@ -130,7 +130,6 @@ class DistilOptions:
     warmup_share: float = 0.02
     weight_decay: float = 0.01
     seed: int = 0
-    loss: LossName = LossName.LK_LOG
 
 
 def distil(
@@ -139,13 +138,13 @@ def distil(
     options: DistilOptions,
     state_path: Path,
     report: Callable[[float, float, int], None],
-    loss_of: Callable[[Any, Any, LossName], torch.Tensor] = ssm_loss,
+    loss_of: Callable[[Any, Any], torch.Tensor] = ssm_loss,
     score: Callable[[], float] | None = None,
 ) -> int:
     """Train in place until the time is over; return the tokens seen.
 
-    `report(minutes, loss, tokens seen)` is called after every step; `loss_of` is of a student,
-    a batch and the name of a loss. With a `score` of the student on held-out data, which is called behind
+    `report(minutes, loss, tokens seen)` is called after every step; `loss_of` is of a student
+    and a batch. With a `score` of the student on held-out data, which is called behind
     epochs, the student ends as it was when it scored best, and training ends where it gets no better.
 
     Raises:
@@ -178,7 +177,7 @@ def distil(
                 group["lr"] = options.learning_rate * _schedule(
                     minutes / options.minutes, options.warmup_share
                 )
-            loss = _step(student, optimizer, batch, loss_of, options.loss)
+            loss = _step(student, optimizer, batch, loss_of)
             seen += len(batch.next_tokens)
             report(minutes, loss, seen)
     if minutes < options.minutes and not late:
@@ -203,10 +202,9 @@ def _step(
     student: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Teaching,
-    loss_of: Callable[[Any, Any, LossName], torch.Tensor],
-    name: LossName,
+    loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> float:
-    loss = loss_of(student, batch.to(next(student.parameters()).device), name)
+    loss = loss_of(student, batch.to(next(student.parameters()).device))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -247,7 +245,7 @@ def distil_with_bar(
     examples: Material[Any],
     options: DistilOptions,
     state: Path,
-    loss_of: Callable[[Any, Any, LossName], Tensor],
+    loss_of: Callable[[Any, Any], Tensor],
     score: Callable[[], float] | None = None,
 ) -> int:
     """Call `distil` with a bar that shows the mean loss of the latest fifty steps."""

@@ -27,7 +27,7 @@ from specinfer.model.weights.families import EMBEDDING
 from speculator_svc.training.corpus import Continuation, Labels, batches
 from speculator_svc.training.distil import Success, rough
 from speculator_svc.training.feature_students import FeatureStudent, UnrolledBatch, UnrolledRows
-from speculator_svc.training.losses import LossName, distillation_loss
+from speculator_svc.training.losses import distillation_loss
 
 _LAYER = "model.layers.0."
 
@@ -181,13 +181,13 @@ class UnrolledExamples:
         )
 
 
-def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch, loss: LossName) -> torch.Tensor:
+def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch) -> torch.Tensor:
     """Return the mean of the steps' losses, weighted by `STEP_WEIGHT` to the power of the step."""
     with rough(student.device):
         logits = student(batch)
     weights = [STEP_WEIGHT**step for step in range(len(logits))]
     losses = [
-        weight * distillation_loss(loss, rows.float(), told)
+        weight * distillation_loss(rows.float(), told)
         for weight, rows, told in zip(weights, logits, batch.steps, strict=True)
     ]
     return torch.stack(losses).sum() / sum(weights)

@@ -124,7 +124,7 @@ class FeatureTraining:
         return {
             "command": f"specinfer train {reader.method} --model {asked.model} {reader.flags} "
             f"--vocabulary {vocabulary} --minutes {options.minutes:g} "
-            f"--learning-rate {options.learning_rate:g} --loss {options.loss} --seed {options.seed}",
+            f"--learning-rate {options.learning_rate:g} --seed {options.seed}",
             "corpus": [path.name for path in asked.corpus],
             "tokens_seen": seen,
             "success_held_out": [found.to_json() for found in success.by_depth],

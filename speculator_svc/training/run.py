@@ -13,7 +13,6 @@ from torch import nn
 
 from specinfer.errors import SettingError, SpecInferError
 from speculator_svc.training.generate import LABEL_WIDTH
-from speculator_svc.training.losses import LossName
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 
@@ -62,10 +61,6 @@ DraftVocabulary = Annotated[
     typer.Option(help="Size of the draft vocabulary; not given: 8192, or all of a target with fewer."),
 ]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
-TrainingLoss = Annotated[
-    LossName,
-    typer.Option("--loss", help="lk-log: cross-entropy and log acceptance; lk-hybrid: KL, then TV."),
-]
 BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")]
 Overwrite = Annotated[

@@ -18,7 +18,6 @@ from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
 from speculator_svc.training.feature_students import HeadsStudent, starting_heads
 from speculator_svc.training.feature_training import FeatureTraining, TrainingMethod, TrainingOptions
-from speculator_svc.training.losses import LossName
 from speculator_svc.training.run import (
     BatchSeed,
     Checkpoint,
@@ -30,7 +29,6 @@ from speculator_svc.training.run import (
     Overwrite,
     Target,
     Threads,
-    TrainingLoss,
     TrainingMinutes,
     layer_numbers,
 )
@@ -59,13 +57,12 @@ def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
         vocabulary: DraftVocabulary = None,
         minutes: TrainingMinutes = 60.0,
         learning_rate: LearningRate = 1e-3,
-        loss: TrainingLoss = LossName.LK_LOG,
         seed: BatchSeed = 0,
         threads: Threads = 0,
         device: Device = "auto",
         overwrite: Overwrite = False,
     ) -> None:
-        options = DistilOptions(minutes, learning_rate, BATCH_TOKENS, seed=seed, loss=loss)
+        options = DistilOptions(minutes, learning_rate, BATCH_TOKENS, seed=seed)
         asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
         _train(kind, heads, markov_rank, asked)
 
@@ -108,7 +105,6 @@ def train_eagle(
     vocabulary: DraftVocabulary = None,
     minutes: TrainingMinutes = 60.0,
     learning_rate: LearningRate = 1e-3,
-    loss: TrainingLoss = LossName.LK_LOG,
     seed: BatchSeed = 0,
     threads: Threads = 0,
     device: Device = "auto",
@@ -118,7 +114,7 @@ def train_eagle(
 
     SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
     """
-    options = DistilOptions(minutes, learning_rate, BATCH_TOKENS, seed=seed, loss=loss)
+    options = DistilOptions(minutes, learning_rate, BATCH_TOKENS, seed=seed)
     asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config

@@ -33,7 +33,6 @@ from speculator_svc.training.distil import (
     success_by_depth,
 )
 from speculator_svc.training.generate import LABEL_WIDTH, in_draft_vocabulary, label_corpus
-from speculator_svc.training.losses import LossName
 from speculator_svc.training.run import (
     BatchSeed,
     Checkpoint,
@@ -44,7 +43,6 @@ from speculator_svc.training.run import (
     Overwrite,
     Target,
     Threads,
-    TrainingLoss,
     draft_vocabulary,
     place_for,
 )
@@ -105,7 +103,6 @@ def train_ssm(
     vocabulary: DraftVocabulary = None,
     minutes: Annotated[float, typer.Option(min=0, help="Time to train, labels not counted.")] = 60.0,
     learning_rate: LearningRate = 1e-3,
-    loss: TrainingLoss = LossName.LK_LOG,
     seed: BatchSeed = 0,
     threads: Threads = 0,
     device: Device = "auto",
@@ -130,7 +127,7 @@ def train_ssm(
     state = work / "state.pt"
     others = [Student.from_draft(draft).to(place) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
-    options = DistilOptions(minutes, learning_rate, seed=seed, loss=loss)
+    options = DistilOptions(minutes, learning_rate, seed=seed)
     seen = distil_with_bar(student, examples, options, state, ssm_loss)
     places = ranks(student, data.held_out, data.token_ids, 5)
     success = success_by_depth(places)
@@ -138,7 +135,7 @@ def train_ssm(
     command = (
         f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
         f"{_origin(begin, start, insert, after or ())} "
-        f"--minutes {minutes:g} --learning-rate {learning_rate:g} --loss {loss} --seed {seed}"
+        f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}"
     )
     trained = _record(command, corpus, options, seen, success)
     if others:

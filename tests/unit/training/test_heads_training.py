@@ -24,7 +24,6 @@ from speculator_svc.training.corpus import write_continuations
 from speculator_svc.training.eagle_student import UnrolledExamples, unrolled_loss
 from speculator_svc.training.feature_students import HeadsStudent, starting_heads
 from speculator_svc.training.features import think
-from speculator_svc.training.losses import LossName
 from speculator_svc.training.run import InterruptionError
 from speculator_svc.training.train_features import train_blockwise, train_medusa
 from tests.support.system import ascii_tokenizer
@@ -58,7 +57,7 @@ def test_heads_start_as_the_target_and_learn_to_say_what_comes_later(
     assert said[1:].tolist() == thoughts[0].labels.ids[:-1, 0].tolist()
     optimizer = torch.optim.AdamW(student.parameters(), 0.01)
     for _ in range(60):
-        loss = unrolled_loss(student, batch, LossName.LK_HYBRID)
+        loss = unrolled_loss(student, batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -103,7 +103,7 @@ def test_training_ends_where_held_out_scores_get_no_better_with_the_best_student
     target: Path, tmp_path: Path
 ) -> None:
     """Through an interruption: the best student is among what is kept."""
-    options, state = DistilOptions(minutes=1e9, tokens_per_batch=64), tmp_path / "state.pt"
+    options, state = DistilOptions(minutes=1e9), tmp_path / "state.pt"  # an epoch is one batch
     scores, students = iter([3.0, 7.0, 5.0, 7.0, 6.0, 2.0, 1.0, 0.0]), list[dict[str, torch.Tensor]]()
 
     def trained(stop_after: int) -> torch.nn.Module:
