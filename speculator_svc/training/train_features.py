@@ -33,8 +33,6 @@ from speculator_svc.training.run import (
     layer_numbers,
 )
 
-BATCH_TOKENS = 1024
-"""Small, as these trainings see few tokens: many steps are worth more than exact ones."""
 MARKOV_RANK = 256
 HeadCount = Annotated[
     int, typer.Option("--heads", min=1, help="How many tokens behind the next one are said.")
@@ -62,7 +60,7 @@ def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
         device: Device = "auto",
         overwrite: Overwrite = False,
     ) -> None:
-        options = DistilOptions(minutes, learning_rate, BATCH_TOKENS, seed=seed)
+        options = DistilOptions(minutes, learning_rate, seed=seed)
         asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
         _train(kind, heads, markov_rank, asked)
 
@@ -114,7 +112,7 @@ def train_eagle(
 
     SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
     """
-    options = DistilOptions(minutes, learning_rate, BATCH_TOKENS, seed=seed)
+    options = DistilOptions(minutes, learning_rate, seed=seed)
     asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
