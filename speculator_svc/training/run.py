@@ -166,7 +166,8 @@ def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Pa
     student.load_state_dict(state["student"])
     optimizer.load_state_dict(state["optimizer"])
     minutes, seen, epoch = state["at"]
-    return TrainingProgress(minutes, seen, epoch, Best(*state["best"]) if state["best"] else None)
+    best = state.get("best")
+    return TrainingProgress(minutes, seen, epoch, Best(*best) if best else None)
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
