@@ -34,7 +34,7 @@ from specinfer.tree import TokenTree
 _NORM, _HEAD = "model.norm", "lm_head"
 
 
-class MarkovHead:
+class MarkovBias:
     """Low-rank bias of logits by the token before."""
 
     def __init__(self, parts: Parts) -> None:
@@ -54,7 +54,7 @@ class Heads:
         self, kind: type[HeadsSource], count: int, config: ModelConfig, parts: Parts, markov: bool = False
     ) -> None:
         """Take the target's `config`; `parts` consist of the checkpoint's tensors and `tensors_of_target`."""
-        self.markov = MarkovHead(parts) if markov else None
+        self.markov = MarkovBias(parts) if markov else None
         self._norm, self._shape = parts.norm(_NORM), (-1, count, config.hidden_size)
         self._second: Linear | None = None
         if issubclass(kind, BlockwiseSource):
