@@ -2,7 +2,9 @@
 
 Writes `benchmarks/results/methods.json` and `.md`: acceptance length (tokens per step) of every method alone
 and merged, at 4, 8, 16 and 32 nodes, greedy and at temperature 0.8, with the standard error over prompts; by
-source; and how often the next token of a path is accepted, by depth. One process, no services, no clock.
+source; and how often the next token of a path is accepted, by depth. One process, no services.
+With `--batch 1` also what drafts and passes take, so that methods are compared at equal milliseconds (on a quiet
+machine); with `--chains` chains of as many nodes beside the trees.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,16 +65,22 @@ def compare(
     prompts: Sequence[EvaluationPrompt],
     new_tokens: int,
     say: Callable[[str], None],
+    batch: int = 8,
+    chains: bool = False,
 ) -> list[dict[str, Any]]:
-    """One entry for every pool, temperature and budget."""
+    """One entry for every pool, temperature and budget; with `chains` also for chains of each method alone."""
     found = []
     for kind, temperature in KINDS.items():
         for pool in pools:
             for budget in nodes:
                 say(f"{kind}, {' + '.join(pool)}, {budget} nodes")
-                plan = DecodingPlan(budget, DEPTH, temperature, new_tokens, calibrated=True)
-                result = Decoding(runner, [fresh(methods[name]) for name in pool], plan).run(prompts)
-                found.append({"kind": kind, "pool": list(pool), "nodes": budget} | summary(result))
+                for width in (None, 1) if len(pool) == 1 and chains else (None,):
+                    plan = DecodingPlan(
+                        *(budget, DEPTH, temperature, new_tokens, batch), calibrated=True, width=width
+                    )
+                    result = Decoding(runner, [fresh(methods[name]) for name in pool], plan).run(prompts)
+                    row = {"kind": kind, "pool": list(pool), "nodes": budget, "chain": width == 1}
+                    found.append(row | summary(result))
     return found
 
 
@@ -81,6 +89,8 @@ def summary(result: Result) -> dict[str, Any]:
     return {
         "tokens_per_step": round(result.tokens_per_step(), 3),
         "standard_error": round(result.standard_error(), 3),
+        "draft_ms": round(1000 * result.draft_s / max(result.timed_steps, 1), 3),
+        "verify_ms": round(1000 * result.verify_s / max(result.timed_steps, 1), 3),
         "by_source": result.by_source(),
         "by_depth": by_depth(result),
         "reliability": [
@@ -116,6 +126,8 @@ def main(
         list[str] | None, typer.Option(help="NAME+NAME: methods whose trees are merged; several times.")
     ] = None,
     nodes: Annotated[str, typer.Option(help="Verified nodes of a tree, with commas between.")] = "4,8,16,32",
+    batch: Annotated[int, typer.Option(help="Prompts decoded at once; 1 for times.")] = 8,
+    chains: Annotated[bool, typer.Option("--chains", help="Measure chains, too.")] = False,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "methods",
 ) -> None:
     """Measure drafting methods alone and merged."""
@@ -133,8 +145,9 @@ def main(
         merged = [names.split("+") for names in pool or usual]
         pools = [*([name] for name in methods), *merged]
         runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions())
-        runs = compare(runner, methods, pools, budgets, found, new_tokens, spinner.update)
+        runs = compare(runner, methods, pools, budgets, found, new_tokens, spinner.update, batch, chains)
     report = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens, "runs": runs}
+    report["batch"] = batch
     publish(out, report, methods_markdown(report))
 
 

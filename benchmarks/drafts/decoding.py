@@ -31,6 +31,8 @@ class DecodingPlan:
     rule: str = "multi_step"
     calibrated: bool = False
     """True if scores are corrected as the gateway does it."""
+    width: int | None = None
+    """Most children of a node; 1 makes chains, None trees."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,11 @@ class Result:
     per_prompt: list[tuple[str, int, int]] = field(default_factory=list)
     """(source, steps, tokens) of every prompt."""
     seconds: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    """Seconds of drafts, the merge included, and of passes with their verdicts, in `timed_steps`."""
+    timed_steps: int = 0
+    """Steps of requests that read no prompt."""
     accepted: Counter[int] = field(default_factory=Counter)
     """Steps by the drafted tokens that they accepted."""
     reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
@@ -118,7 +125,10 @@ class Decoding:
             started = time.perf_counter()
             running = requests
             while running:
-                self._step(running)
+                draft_s, verify_s = self._step(running)
+                if all(request.steps > 1 for request in running):  # the first step reads prompts
+                    result.draft_s, result.verify_s = result.draft_s + draft_s, result.verify_s + verify_s
+                    result.timed_steps += len(running)
                 running = [r for r in running if r.new_tokens < self._plan.new_tokens and not r.ended]
             result.seconds += time.perf_counter() - started
             names = [r.name for r in requests]
@@ -133,8 +143,11 @@ class Decoding:
         result.reliability = [parts or (Reliability(), Reliability()) for parts in found]
         return result
 
-    def _step(self, requests: Sequence[_Request]) -> None:
+    def _step(self, requests: Sequence[_Request]) -> tuple[float, float]:
+        """Return the seconds of the drafts, and of the pass with its verdicts."""
+        started = time.perf_counter()
         trees, drafts = self._draft(requests)
+        drafted = time.perf_counter()
         jobs = [
             VerifyJob(
                 *(r.name, r.held, r.context[r.held :], tree, r.sampling),
@@ -143,7 +156,9 @@ class Decoding:
             )
             for r, tree in zip(requests, trees, strict=True)
         ]
-        for i, outcome in enumerate(self._engine.verify(jobs)):
+        outcomes = self._engine.verify(jobs)
+        verified = time.perf_counter()
+        for i, outcome in enumerate(outcomes):
             assert outcome.verdict is not None, outcome.message
             tokens = [int(trees[i].token_ids[v]) for v in outcome.verdict.accepted]
             tokens.append(outcome.verdict.bonus)
@@ -157,12 +172,13 @@ class Decoding:
                 top_k = np.array(outcome.top_k, np.int64)
                 tokens_of_nodes = trees[i].token_ids.astype(np.int64)
                 requests[i].target_top_k = TargetTopK(tokens_of_nodes, trees[i].parents, top_k)
+        return drafted - started, verified - drafted
 
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """The merged and cut tree of every request, and what each drafter said."""
         if not self._drafters:
             return [TokenTree.root_only(r.context[-1]) for r in requests], [[] for _ in requests]
-        limits = TreeLimits(self._plan.nodes, self._plan.depth)
+        limits = TreeLimits(self._plan.nodes, self._plan.depth, self._plan.width)
         found = []
         seen = not any(drafter.description.draws for drafter in self._drafters)
         for index, drafter in enumerate(self._drafters):

@@ -19,6 +19,7 @@ def methods_markdown(report: dict[str, Any]) -> str:
         runs = [run for run in report["runs"] if run["kind"] == kind]
         lines += [
             *_by_nodes(kind, runs),
+            *(_by_milliseconds(kind, runs) if report.get("batch") == 1 else []),
             *_by_source(kind, runs),
             *_by_depth(kind, runs),
             *_reliability(kind, runs),
@@ -33,6 +34,22 @@ def _by_nodes(kind: str, runs: list[dict[str, Any]]) -> list[str]:
         cells = {run["nodes"]: _length(run) for run in runs if _name(run) == pool}
         lines += [line(pool, [cells.get(budget, "") for budget in budgets])]
     return [*lines, ""]
+
+
+def _by_milliseconds(kind: str, runs: list[dict[str, Any]]) -> list[str]:
+    """Tabulate what a step takes, and the tokens that a millisecond of drafts and passes brings."""
+    budgets = list(dict.fromkeys(run["nodes"] for run in runs))
+    label = f"Milliseconds of draft + pass, and tokens per millisecond, batch 1, {kind}:"
+    lines = [label, "", *head([str(n) for n in budgets])]
+    for pool in dict.fromkeys(_name(run) for run in runs):
+        cells = {run["nodes"]: _milliseconds(run) for run in runs if _name(run) == pool}
+        lines += [line(pool, [cells.get(budget, "") for budget in budgets])]
+    return [*lines, ""]
+
+
+def _milliseconds(run: dict[str, Any]) -> str:
+    draft_ms, verify_ms = run["draft_ms"], run["verify_ms"]
+    return f"{draft_ms:.2f} + {verify_ms:.2f}: {run['tokens_per_step'] / (draft_ms + verify_ms):.3f}"
 
 
 def _by_source(kind: str, runs: list[dict[str, Any]]) -> list[str]:
@@ -75,7 +92,7 @@ def _of_middle(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _name(run: dict[str, Any]) -> str:
-    return " + ".join(run["pool"])
+    return " + ".join(run["pool"]) + (", chain" if run.get("chain") else "")
 
 
 def _length(run: dict[str, Any]) -> str:

@@ -101,3 +101,19 @@ def test_the_report_has_every_pool_and_budget() -> None:
     about = {"command": "c", "commit": "d", "time": "t", "cores": 2, "cpu": "x"}
     text = methods_markdown({"about": about, "prompts": 3, "new_tokens": 4, "runs": runs})
     assert "| reader + nobody | 1.00 ± 0.00 | 1.00 ± 0.00 |" in text
+
+
+def test_chains_and_milliseconds_are_reported_where_they_are_measured() -> None:
+    methods: Any = {"reader": Reader((1,))}
+    runs = compare(
+        runner_of(MODEL), methods, [["reader"]], [2], PROMPTS, 4, lambda _: None, batch=1, chains=True
+    )
+    assert [run["chain"] for run in runs] == [False, True] * 2
+    assert all(run["draft_ms"] > 0 and run["verify_ms"] > 0 for run in runs)
+    runs[0] |= {"tokens_per_step": 2.0, "draft_ms": 1.5, "verify_ms": 2.5}
+    about = {"command": "c", "commit": "d", "time": "t", "cores": 2, "cpu": "x"}
+    report = {"about": about, "prompts": 3, "new_tokens": 4, "runs": runs, "batch": 1}
+    text = methods_markdown(report)
+    assert "| reader | 1.50 + 2.50: 0.500 |" in text
+    assert "| reader, chain |" in text
+    assert "Milliseconds" not in methods_markdown({**report, "batch": 8})
