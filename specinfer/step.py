@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from specinfer.planning.ahead import NOT_AHEAD, AheadStep
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import Drafts, FinishedStep, StepTimes, learn
 from specinfer.planning.latency import DraftTime, SpeculatorSet
@@ -49,6 +50,8 @@ class Verified(NamedTuple):
     times: StepTimes
     next_draft_s: float = 0.0
     """Seconds in which the verifier's own speculators drafted for the next step."""
+    ahead: AheadStep = NOT_AHEAD
+    """Use of the drafts that independent services made ahead."""
 
 
 class Pool(Protocol):
@@ -60,7 +63,7 @@ class Pool(Protocol):
 
     @property
     def drafts_ahead(self) -> bool:
-        """True if any speculator drafts for a step behind the verdicts of the one before."""
+        """True if any speculator has drafted, or is drafting, for the step that is planned next."""
 
 
 class StepMachine:
@@ -78,8 +81,7 @@ class StepMachine:
     def plan(self, now: float, pool: Pool) -> StepPlan:
         """Admit requests, choose what to draft, and give each request its part of the step.
 
-        Where speculators draft behind the verdicts of the step before, the choice is one step old: it is what
-        they drafted by.
+        Where speculators draft before the step begins, the choice is one step old: it is what they draft by.
         """
         running, wanting = self.scheduler.admit(now)
         following = self._choose(running, wanting, pool)

@@ -113,6 +113,9 @@ class StatusReporter:
                 drafted=total.drafted,
                 accepted=total.accepted,
                 wins=total.wins,
+                ahead_hits=total.ahead_hits,
+                ahead_misses=total.ahead_misses,
+                ahead_wasted=total.ahead_wasted,
                 **_reliability(calibration, number),
             )
             for number, name, drafter, total in zip(numbers, names, drafters, totals, strict=True)

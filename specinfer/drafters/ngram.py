@@ -28,15 +28,24 @@ class NgramIndex:
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
         self._ends: dict[tuple[int, ...], list[int]] = {}
-        self._indexed = 0
+        self.indexed = 0
+        """Tokens of the context that are indexed."""
 
     def extend(self, context: Sequence[int]) -> None:
         """Index the tokens added since the last call."""
-        for end in range(self._indexed + 1, len(context) + 1):
+        for end in range(self.indexed + 1, len(context) + 1):
             for length in self._lengths:
                 if length <= end:
                     self._ends.setdefault(tuple(context[end - length : end]), []).append(end)
-        self._indexed = len(context)
+        self.indexed = len(context)
+
+    def retract(self, context: Sequence[int], length: int) -> None:
+        """Forget the tokens of an indexed context behind its first ones."""
+        for end in range(len(context), length, -1):
+            for size in self._lengths:
+                if size <= end:
+                    self._ends[tuple(context[end - size : end])].pop()
+        self.indexed = length
 
     def matches(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
         """Return (end of match, its length): longest first, then latest; without the context's own end."""
@@ -74,6 +83,16 @@ class NgramDrafter:
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
+
+    def draft_ahead(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """Draft behind contexts that may come; the index forgets them again."""
+        found: list[TokenTree | SpecInferError] = []
+        for job in jobs:
+            index = self._indexes.setdefault(job.request_id, NgramIndex(self._shortest, self._longest))
+            read = index.indexed
+            found.append(self._draft(job))
+            index.retract(job.context, read)
+        return found
 
     def release(self, request_id: str) -> None:
         """Forget a request."""

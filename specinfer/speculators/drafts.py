@@ -1,6 +1,7 @@
 """Drafts on the wire: bounds of messages, their exchange, and checks of their trees."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,12 +9,15 @@ import grpc
 
 from specinfer.errors import MalformedTreeError, ServiceChangedError, UnavailableError
 from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.target_outputs import Predicted
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.tree.topology import depths
-from specinfer.v1 import speculator_pb2, speculator_pb2_grpc, tree_pb2, verifier_pb2
+from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc, tree_pb2, verifier_pb2
 from specinfer.wire.tree_codec import decode_tree, most_bytes
+
+log = logging.getLogger(__name__)
 
 CONTEXT_CHUNK = 1024
 """Most context tokens of a request sent to a service in one message."""
@@ -190,6 +194,27 @@ def sound_tree(
     tree = sound_draft(message, speculator, entry.delta[-1], entry.limits, vocab_size)
     share.check(tree)
     return tree
+
+
+def encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | None:
+    """Return the message of the target's predictions."""
+    if predicted is None:
+        return None
+    return speculator_pb2.TargetTopK(
+        token_ids=predicted.tree.token_ids.tolist(),
+        parents=predicted.tree.parents.tolist(),
+        top_k_token_ids=predicted.top_k.ravel().tolist(),
+    )
+
+
+async def release_at(
+    address: str, stub: speculator_pb2_grpc.SpeculatorStub, request_ids: Sequence[str], client: str
+) -> None:
+    """Let a service forget a client's requests; its time-to-live covers a lost call."""
+    try:
+        await stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids, client=client), timeout=CALL_S)
+    except grpc.aio.AioRpcError as error:
+        log.warning("%s could not release: %s", address, error.details())
 
 
 _MOST_TOKENS = 2**20

@@ -162,6 +162,10 @@ class Refusals:
     def __bool__(self) -> bool:
         return bool(self._by_request)
 
+    def knows(self, request_id: str) -> bool:
+        """Return whether any speculator refused or put off a draft of a request."""
+        return request_id in self._by_request
+
     def willing(self, request_id: str, speculators: Iterable[int]) -> list[int]:
         """Return the speculators to call in this step; call it once in each."""
         if request_id not in self._by_request:

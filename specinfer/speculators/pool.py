@@ -8,9 +8,7 @@ replaced, is left out until it was described again. Malformed trees are dropped 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-
-import grpc
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.latency import SpeculatorSet
@@ -18,15 +16,22 @@ from specinfer.planning.planner import Choice
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
+from specinfer.speculators.ahead import AheadDrafts
 from specinfer.speculators.directory import SpeculatorDirectory
-from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, TreeShare, describe_together
+from specinfer.speculators.drafts import (
+    CALL_S,
+    FIRST_ANSWER_S,
+    TreeShare,
+    describe_together,
+    release_at,
+)
 from specinfer.speculators.policy import PoolPolicy, UsualStepTime
 from specinfer.speculators.replicas import SpeculatorReplicas
 from specinfer.speculators.resident import NO_ORDERS, DraftOrders, ResidentDrafts
 from specinfer.speculators.round import NO_DRAFTS, DraftRound, Drafts
 from specinfer.speculators.service import DraftQuery, SpeculatorService
 from specinfer.tree import TokenTree
-from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
+from specinfer.v1 import speculator_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +57,9 @@ class SpeculatorPool:
         """Every replica of every service, those that are away included; the list itself stays the same."""
         self._directory = SpeculatorDirectory(policy)
         self._target = TargetOutputs(policy.hidden_size)
+        self.ahead = AheadDrafts(policy, self._target)
+        self._pending: dict[str, asyncio.Task[None]] = {}
+        """Exchanges for drafts ahead that are under way, by service address."""
         self.names = self._directory.names
         """Names of the speculators of all services that were ever reached, by number."""
         self.places = self._directory.places
@@ -107,8 +115,8 @@ class SpeculatorPool:
 
     @property
     def drafts_ahead(self) -> bool:
-        """True if any speculator drafts behind the verdicts of the step before."""
-        return self.resident is not None
+        """True if any speculator has drafted, or is drafting, for the step that is planned next."""
+        return self.resident is not None or self.ahead.ordered
 
     @property
     def draws(self) -> bool:
@@ -168,10 +176,11 @@ class SpeculatorPool:
             (service, asked)
             # whoever takes longest is called first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
-            if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
+            if (asked := service.asked(shares.get(service.address, ()), chosen))
+            and (service.address in self._pending or _available(service))
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
-        running = [self._spawn(self._ask(round_, service, asked)) for service, asked in questions]
+        running = [self._spawn(self._draft(round_, service, asked)) for service, asked in questions]
         if running:
             deadline_s = self._policy.deadline(self._step_times.usual_s)
             await asyncio.wait(running, timeout=None if drawn else deadline_s)
@@ -192,11 +201,13 @@ class SpeculatorPool:
     async def release(self, request_ids: Sequence[str]) -> None:
         """Let all services forget requests; their time-to-live covers lost calls."""
         self._target.forget(request_ids)
+        self.ahead.forget(request_ids)
         self._replicas.forget(request_ids)
         if self.resident is not None:
             self.resident.forget(request_ids)  # the verifier forgets them with its own
-        services = [s for s in self.services if s.description and s.stub]
-        await asyncio.gather(*(self._release(s, request_ids) for s in services))
+        services = [(s.address, s.stub) for s in self.services if s.description and s.stub]
+        client = self._policy.client
+        await asyncio.gather(*(release_at(address, stub, request_ids, client) for address, stub in services))
 
     async def close(self) -> None:
         """End background work."""
@@ -232,11 +243,47 @@ class SpeculatorPool:
         self._round = DraftRound(self._steps, self._policy, self._target, share, traceparent)
         return self._round
 
-    async def _ask(
+    def draft_ahead(
+        self,
+        entries: Sequence[StepEntry],
+        trees: Mapping[str, TokenTree],
+        following: Choice,
+        traceparent: str = "",
+    ) -> None:
+        """Let services draft for the outcomes of trees that go to the verifier, for the choice of the next step."""
+        self.ahead.ordered, self.ahead.only = False, following.ahead_only
+        if not following.ahead:
+            return
+        shares = self._replicas.divide(entries)
+        for service in self.services:
+            asked = self.ahead.queries(service, shares.get(service.address, ()), following)
+            if not asked:
+                continue
+            self._steps += 1
+            step, usual_s = (self._steps, traceparent), self._step_times.usual_s or 0.0
+            work = self._guarded(service, self.ahead.ask(service, asked, trees, step, usual_s))
+            service.busy = True  # from now on, not from the task's first turn on
+            self._pending[service.address] = self._spawn(work)
+            self.ahead.ordered = True
+
+    async def _draft(
         self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, DraftQuery]
     ) -> None:
+        """Take the drafts that a service made ahead, and ask for those that are missing."""
+        started = time.perf_counter()
+        if (pending := self._pending.pop(service.address, None)) is not None:
+            await asyncio.wait([pending])
+        found, missing = self.ahead.take(service, asked, round_.share)
+        if found:
+            round_.add(service, found, time.perf_counter() - started)
+        if missing and not round_.over and (pending is None or _available(service)):
+            await self._guarded(service, round_.ask(service, missing))
+        elif not missing:
+            service.counters.answered += 1
+
+    async def _guarded(self, service: SpeculatorService, exchange: Awaitable[None]) -> None:
         try:
-            await round_.ask(service, asked)
+            await exchange
         except UnavailableError as error:
             self._lost(service, error)
 
@@ -248,14 +295,6 @@ class SpeculatorPool:
         service.description = None
         service.losses += not changed
         self._spawn(self._directory.keep_describing(service, at_once=changed))
-
-    async def _release(self, service: SpeculatorService, request_ids: Sequence[str]) -> None:
-        request = common_pb2.ReleaseRequest(request_ids=request_ids, client=self._policy.client)
-        assert service.stub is not None
-        try:
-            await service.stub.Release(request, timeout=5.0)
-        except grpc.aio.AioRpcError as error:
-            log.warning("%s could not release: %s", service.address, error.details())
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

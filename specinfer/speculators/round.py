@@ -40,7 +40,7 @@ class DraftRound:
         `share` bounds each speculator's trees for each request; services receive the trace context.
         """
         self._step, self._policy, self._target = step, policy, target
-        self._share, self._traceparent = share, traceparent
+        self.share, self._traceparent = share, traceparent
         self._trees: dict[str, list[tuple[int, TokenTree]]] = {}
         self._times: list[DraftTime] = []
         self.over = False
@@ -73,8 +73,19 @@ class DraftRound:
             service.busy = False
         self._take(service, asked, reply, features_until)
         service.last_seconds = time.perf_counter() - started
+        service.note_wire(service.last_seconds, reply)
         read = tokens_read([len(entry.delta_token_ids) for entry in request.entries])
         self._times.append(service.draft_time(reply, read))
+
+    def add(
+        self, service: SpeculatorService, found: Mapping[str, list[tuple[int, TokenTree]]], waited_s: float
+    ) -> None:
+        """Add trees of a service that were made ahead; this step waited so long for them."""
+        if self.over:
+            return
+        for name, trees in found.items():
+            self._trees.setdefault(name, []).extend(trees)
+        self._times.append(DraftTime(frozenset(service.members), {}, waited_s))
 
     def _message(
         self, service: SpeculatorService, asked: Mapping[str, DraftQuery]
@@ -108,7 +119,7 @@ class DraftRound:
         open_ = dict(asked)
         for result in reply.entries:
             until = features_until.get(result.request_id, 0)
-            found = service.accept(open_, result, self._policy.vocab_size, self._share, in_time, until)
+            found = service.accept(open_, result, self._policy.vocab_size, self.share, in_time, until)
             open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
             if found and in_time:
                 self._trees.setdefault(result.request_id, []).extend(found)

@@ -15,12 +15,15 @@ from specinfer.outcomes import EntryStatus
 from specinfer.planning.latency import DraftTime, SpeculatorSet
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry
-from specinfer.scheduling.target_outputs import Predicted, TargetOutputs
-from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, sound_tree
+from specinfer.scheduling.target_outputs import TargetOutputs
+from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
 from specinfer.speculators.faults import DraftFaults, DraftStatistics, Refusals
 from specinfer.tree import TokenTree, most_depth
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
+
+_NEWEST = 0.1
+"""Weight of the latest message in the time that they take."""
 
 
 class DraftQuery(NamedTuple):
@@ -69,6 +72,8 @@ class SpeculatorService:
     busy: bool = False
     last_seconds: float = 0.0
     """Seconds that its last answer took."""
+    wire_s: float = 0.0
+    """Seconds that messages take to it and back, on average."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     statistics: DraftStatistics = field(default_factory=DraftStatistics)
     faults: DraftFaults = field(init=False)
@@ -110,12 +115,24 @@ class SpeculatorService:
         """Most context tokens that it takes."""
         return (self.description.max_context_len if self.description else 0) or math.inf
 
-    def _most_depth(self, entry: StepEntry) -> int:
+    def most_depth(self, entry: StepEntry) -> int:
         """Return the depth of the requested tree: it may have fewer positions than the target."""
         depth, longest = entry.limits.depth, self.longest_context
         if longest == math.inf:
             return depth
         return min(depth, most_depth(0, len(entry.state.tokens), int(longest)))
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """True if all its speculators can draft ahead of a verdict."""
+        return self.description is not None and all(s.drafts_ahead for s in self.description.speculators)
+
+    def note_wire(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
+        """Note the duration of an exchange; return the seconds of it that the service computed."""
+        compute_s = min(reply.compute_us / 1e6, seconds)
+        wire_s = seconds - compute_s
+        self.wire_s = wire_s if not self.wire_s else self.wire_s + _NEWEST * (wire_s - self.wire_s)
+        return compute_s
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -153,7 +170,7 @@ class SpeculatorService:
             base_len=held,
             delta_token_ids=delta,
             node_budget=min(entry.limits.nodes, most) if complete else 0,
-            max_depth=self._most_depth(entry),
+            max_depth=self.most_depth(entry),
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(sampling, not entry.state.drawn_for, with_adjustments=False),
             speculators=[place for place, s in enumerate(self.members) if s in speculators],
@@ -161,7 +178,7 @@ class SpeculatorService:
             draw_seed=draft_seed(sampling.seed, self.members[0]),
             target_features=features,
             features_start=start,
-            target_top_k=_encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
+            target_top_k=encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
         )
 
     def accept(
@@ -272,13 +289,3 @@ class SpeculatorService:
         self.held.clear()
         self.features_held.clear()
         self.refusals.clear()
-
-
-def _encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | None:
-    if predicted is None:
-        return None
-    return speculator_pb2.TargetTopK(
-        token_ids=predicted.tree.token_ids.tolist(),
-        parents=predicted.tree.parents.tolist(),
-        top_k_token_ids=predicted.top_k.ravel().tolist(),
-    )

@@ -29,9 +29,9 @@ def markov(seed: int) -> Any:
 
 @asynccontextmanager
 async def serving(
-    redis_url: str, drafters: Mapping[str, Drafter], target: Any, budget: int
+    redis_url: str, drafters: Mapping[str, Drafter], target: Any, budget: int, **options: Any
 ) -> AsyncIterator[System]:
-    """A system of this target with trees of so many nodes."""
+    """A system of this target with trees of so many nodes; `options` are those of `running_system`."""
     async with running_system(
         redis_url,
         drafters,
@@ -42,6 +42,7 @@ async def serving(
         tree_nodes=budget,
         step_nodes=budget * REQUESTS,
         kv_tokens=REQUESTS * 1024,
+        **options,
     ) as system:
         yield system
 

@@ -10,7 +10,7 @@ from gateway.observability.metrics.speculation import SpeculationMetrics
 from gateway.session.totals import PHASES, Named
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import StepCounts
-from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepHistogram
+from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepCounter, StepHistogram
 
 
 class StepMetrics:
@@ -29,6 +29,13 @@ class StepMetrics:
             "phase",
             PHASES,
         )
+        self._bubbles = StepCounter(
+            "specinfer_bubble_seconds",
+            "Time in which one side had nothing to do: the verifier while drafts were made, speculators that draft "
+            "ahead while it worked.",
+            ("waiting",),
+            registry,
+        )
         self.preemptions = Counter(
             "specinfer_preemptions", "Requests that had to give their cache to others.", registry=registry
         )
@@ -46,6 +53,8 @@ class StepMetrics:
         for phase, (start, stop) in zip(PHASES, pairwise(step.times[1:]), strict=True):
             self._phase.observe(stop - start, phase)
         self._batch.observe(len(step.entries))
+        self._bubbles.add(step.times.drafted - step.times.started, "verifier")
+        self._bubbles.add(step.ahead.idle_s, "speculators")
         self.speculation.count(counts, names)
         self.planner.count(step, counts, names)
 

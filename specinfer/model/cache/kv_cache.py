@@ -83,6 +83,30 @@ class PagedKVCache:
         self._sequences.append(sequence)
         return sequence
 
+    def fork(self, sequence: KVSequence, length: int) -> KVSequence:
+        """Return a tentative sequence with the first tokens: full blocks are shared, the last one is copied.
+
+        Raises:
+            ExhaustedError: if there is no block for the copy.
+        """
+        assert self.window is None, "a fork has the whole context"
+        assert sequence.nodes == 0, "a fork has no tentative nodes"
+        whole, rest = divmod(length, BLOCK_TOKENS)
+        if rest and not self._free:
+            raise ExhaustedError("KV cache full: no block for a fork")
+        fork = self.open()
+        fork.tentative = True
+        for block in sequence.blocks[:whole]:
+            self._uses[block] += 1
+            fork.blocks.append(block)
+        if rest:
+            fork.blocks.append(self._take_free())
+        fork.tokens, fork.chain = sequence.tokens[:length], sequence.chain[:whole]
+        if rest:
+            start = whole * BLOCK_TOKENS
+            self._storage.move(sequence.slots(start, length), fork.slots(start, length))
+        return fork
+
     def reserve(self, sequence: KVSequence, extra: int) -> None:
         """Reserve space for `extra` tokens after everything the sequence holds.
 
@@ -202,6 +226,8 @@ class PagedKVCache:
         """Give up the sequence's blocks behind the first `keep`; the last are handed out first."""
         for block in reversed(sequence.blocks[keep:]):
             self._give_back(block)
+            if sequence.tentative and block in self._free and block not in self._hash_of:
+                self._free.move_to_end(block, last=False)  # nobody can use its content
         del sequence.blocks[keep:]
 
     def _give_back(self, block: int) -> None:
@@ -212,7 +238,7 @@ class PagedKVCache:
     def _extend(self, sequence: KVSequence, tokens: Seq[int]) -> None:
         """Add committed tokens and file the blocks that they complete."""
         sequence.tokens.extend(tokens)
-        if self.window is not None:
+        if self.window is not None or sequence.tentative:
             return
         while (len(sequence.chain) + 1) * BLOCK_TOKENS <= sequence.length:
             index = len(sequence.chain)
