@@ -1,5 +1,6 @@
 """Configuration of our own decoder, read from a `config.json` through `transformers`."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.sizes import check_sizes
 from specinfer.special_tokens import tokenizer_end
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox")
@@ -68,7 +70,7 @@ def load_config(directory: Path) -> ModelConfig:
 
     Raises:
         SettingError: if there is no `config.json`.
-        IncompatibleError: if our decoder does not support the family or one of its options.
+        IncompatibleError: if our decoder does not support the family or one of its options, or if a size is absurd.
     """
     return from_transformers(*load_transformers_config(directory))
 
@@ -78,13 +80,19 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
 
     Raises:
         SettingError: if there is no `config.json`, or one that `transformers` cannot read.
+        IncompatibleError: naming a size that no model can have.
     """
     from transformers import AutoConfig, GenerationConfig
 
     if not (directory / "config.json").is_file():
         raise SettingError("model", str(directory), "no config.json there")
     try:
+        fields = json.loads((directory / "config.json").read_text())
+        if isinstance(fields, dict):
+            check_sizes(fields)
         hf = AutoConfig.from_pretrained(directory)
+    except IncompatibleError:
+        raise
     except (
         Exception
     ) as error:  # no JSON, no `model_type` that it knows, values that do not go together: of any type

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, load_config, shape_fields, with_shape
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
@@ -179,6 +180,7 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
     if config.get(KIND) != algorithm:
         raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r} is not {algorithm!r}")
+    check_sizes(config)
     check_target(config, directory, target_directory)
     return config
 

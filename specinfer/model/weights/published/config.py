@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,8 @@ def read_published(
     try:
         layers = read_layers(config["transformer_layer_config"])
         _check_verifier(config, layers, target, target_directory)
+        longest = min(layers.config.max_positions, target.max_positions)  # nothing is drafted beyond
+        layers = replace(layers, config=replace(layers.config, max_positions=longest))
         return PublishedConfig(fields, layers, target, _tokens(config["speculators_config"], algorithm))
     except KeyError as error:
         raise IncompatibleError(f"config.json lacks {error}") from error
@@ -152,6 +154,6 @@ def _tokens(described: Mapping[str, Any], algorithm: str) -> int:
             raise IncompatibleError(f"proposal_methods.{name} = {method[name]!r}: not understood")
         must_be(method, _PROPOSAL)
     tokens = methods[0].get("speculative_tokens") if methods else None
-    if not isinstance(tokens, int) or tokens < 1:
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise IncompatibleError(f"speculative_tokens = {tokens!r}: must be a positive whole number")
     return tokens

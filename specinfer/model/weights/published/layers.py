@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, from_transformers
 
 _KINDS = ("llama", "qwen3")
@@ -63,6 +64,7 @@ def read_layers(fields: Any) -> DraftLayers:
         rope = fields.get(name) or {}
         if not isinstance(rope, dict) or rope.keys() - _ROPE:
             raise refused(name, rope, "not understood")
+    check_sizes({_FIELD: fields}, least=1)
     plain = {name: value for name, value in fields.items() if name not in _WINDOWS}
     try:
         config = from_transformers(AutoConfig.for_model(**plain))

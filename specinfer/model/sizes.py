@@ -1,0 +1,47 @@
+"""Sizes in a `config.json`, checked before anything is made of them.
+
+`transformers` makes a list as long as the number of layers, and frequencies for half a head, while it reads a
+configuration: a size that no model has would take all time and memory before a tensor of the file refutes it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specinfer.errors import IncompatibleError
+
+_LARGEST: Mapping[str, int] = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 2**12),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads"), 2**14),
+    **dict.fromkeys(("head_dim", "block_size", "speculative_tokens"), 2**14),
+    **dict.fromkeys(("hidden_size", "target_hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 2**20),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 2**22),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "vocab_size", "draft_vocab_size"), 2**24),
+}
+"""The largest value of each size that is believed: some times what the largest models have."""
+
+
+def check_sizes(fields: Mapping[str, Any], least: int = 0) -> None:
+    """Check the sizes in a configuration and in the objects within it; what is no number is left to its reader.
+
+    Args:
+        least: smallest size; some models write 0 for a size that they do not have.
+
+    Raises:
+        IncompatibleError: naming the one that no model can have.
+    """
+    for name, value in _sizes(fields, ""):
+        most = _LARGEST[name.rpartition(".")[2]]
+        if not least <= value <= most:
+            raise IncompatibleError(f"{name} = {value!r}: must be a whole number from {least} to {most}")
+
+
+def _sizes(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _sizes(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            for item in value:
+                if isinstance(item, dict):
+                    yield from _sizes(item, f"{prefix}{name}.")
+        elif name in _LARGEST and isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
