@@ -6,10 +6,13 @@ JSON for each request, each delivery and each end. A store that opens the file a
 owner, which the gateway adopts as it would adopt those of another one.
 """
 
+import fcntl
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,7 +35,10 @@ from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress, unite
 from specinfer.scheduling.request import GenerationRequest, RequestState
 
+log = logging.getLogger(__name__)
 _MINUTE_S = 60.0
+_SMALL = 1 << 20
+"""Bytes of a file below which it is not worth writing anew."""
 
 
 @dataclass(slots=True)
@@ -82,7 +88,7 @@ class EmbeddedStore(RequestStore):
         """Create a store; with `path` it goes on with what is in that file, and writes to it.
 
         Raises:
-            SettingError: if the file cannot be read or written, or is none of ours.
+            SettingError: if the file cannot be read or written, is none of ours, or is in use by another store.
         """
         self.gateway_id = gateway_id
         self._retention_s, self._max_unowned, self._clock = retention_s, max_unowned, clock
@@ -91,7 +97,8 @@ class EmbeddedStore(RequestStore):
         """Unfinished requests by caller."""
         self._rates: dict[str, deque[tuple[float, int]]] = {}
         """Tokens generated for callers within the last minute."""
-        self._journal = _Journal(path, self._entries, clock()) if path is not None else None
+        now = clock()
+        self._journal = _Journal(path, self._entries, now, now - retention_s) if path is not None else None
         for name, entry in self._entries.items():
             if entry.ending is None:
                 self._open.setdefault(entry.request.caller, set()).add(name)
@@ -186,6 +193,8 @@ class EmbeddedStore(RequestStore):
                 ended += self._end(entry, Ending(FinishReason.DEADLINE))
             elif self._is_waiting(entry) and entry.unowned_since < now - patience_s:
                 ended += self._end(entry, Ending(FinishReason.ERROR, why))
+        if self._journal is not None:
+            self._journal.shorten()
         return ended
 
     async def discard(self, request_id: str) -> None:
@@ -264,6 +273,7 @@ class EmbeddedStore(RequestStore):
         caller = item.state.request.caller
         if caller and new:
             self._rates.setdefault(caller, deque()).append((self._clock(), len(new)))
+            self._rate(caller)  # forgets older ones, also of callers without a quota
         if self._journal is not None and new:
             self._journal.appended(entry, len(new))
         if item.final and item.state.finish is not None:
@@ -314,28 +324,44 @@ class EmbeddedLeases(LeaseStore):
 
 
 class _Journal:
-    """The file of a store: lines of JSON, written anew when it is opened."""
+    """The file of a store: lines of JSON, written anew when it is opened, and when it has doubled since.
 
-    def __init__(self, path: Path, entries: dict[str, _Entry], now: float) -> None:
-        """Read what is there into `entries`.
+    PATH.lock is locked while it is open: a second process would put a file of its own in the place of this one.
+    """
+
+    def __init__(self, path: Path, entries: dict[str, _Entry], now: float, oldest: float) -> None:
+        """Read what is there into `entries`, but what ended before `oldest`.
 
         Raises:
-            SettingError: if it cannot be read or written, or has a line that is none of ours.
+            SettingError: if it cannot be read or written, has a line that is none of ours, or is in use.
         """
+        self._path, self._entries = path, entries
+        self._file: TextIO | None = None
+        self._size = 0
+        """Bytes of the file when it was written anew."""
+        with ExitStack() as closing:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock = closing.enter_context(path.with_name(f"{path.name}.lock").open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._read_all(now, oldest)
+                self._write_anew()
+            except BlockingIOError as error:
+                raise SettingError("store", str(path), "is in use by another process") from error
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidInputError) as error:
+                raise SettingError("store", str(path), f"cannot be used: {error}") from error
+            self._locked = closing.pop_all()
+
+    def shorten(self) -> None:
+        """Write the file anew, without what was forgotten, if it has grown much."""
+        size = self._path.stat().st_size
+        if size < max(_SMALL, 2 * self._size):
+            return
         try:
-            lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-            for number, line in enumerate(lines, 1):
-                if line and not (number == len(lines) and _torn(line)):
-                    self._read(json.loads(line), entries, now)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_name(f"{path.name}.new")
-            self._file: TextIO = fresh.open("w", encoding="utf-8")
-            for entry in entries.values():
-                self._rewrite(entry)
-            self.flush()
-            fresh.replace(path)
-        except (OSError, ValueError, KeyError, TypeError, InvalidInputError) as error:
-            raise SettingError("store", str(path), f"cannot be used: {error}") from error
+            self._write_anew()
+        except OSError as error:
+            self._size = size  # not again before it has doubled
+            log.warning("store = %s: not shortened: %s", self._path, error)
 
     def created(self, entry: _Entry) -> None:
         """Write a new request."""
@@ -362,14 +388,45 @@ class _Journal:
 
     def flush(self) -> None:
         """Hand over to the system what was written."""
+        assert self._file is not None
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, for others to open."""
+        assert self._file is not None
         self._file.close()
+        self._locked.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._file is not None
         self._file.write(json.dumps(line) + "\n")
+
+    def _read_all(self, now: float, oldest: float) -> None:
+        lines = self._path.read_text(encoding="utf-8").split("\n") if self._path.exists() else []
+        for number, line in enumerate(lines, 1):
+            if line and not (number == len(lines) and _torn(line)):
+                self._read(json.loads(line), self._entries, now)
+        for name, entry in list(self._entries.items()):
+            if entry.ending is not None and entry.ended < oldest:
+                del self._entries[name]
+
+    def _write_anew(self) -> None:
+        """Put a file of what is known in the place of the file; the file stays if that fails."""
+        before, fresh = self._file, self._path.with_name(f"{self._path.name}.new")
+        written = self._file = fresh.open("w", encoding="utf-8")
+        try:
+            for entry in self._entries.values():
+                self._rewrite(entry)
+            self.flush()
+            fresh.replace(self._path)
+        except BaseException:
+            self._file = before
+            with suppress(OSError):
+                written.close()
+            raise
+        if before is not None:
+            before.close()
+        self._size = self._path.stat().st_size
 
     def _rewrite(self, entry: _Entry) -> None:
         self.created(entry)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.api.callers import ANYBODY, Caller
+from gateway.store import embedded
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
 from gateway.store.leases import GatewayReport, LeaseStore
@@ -232,3 +233,68 @@ def test_a_torn_last_line_is_dropped_and_another_file_is_refused(tmp_path: Path)
         with pytest.raises(SettingError, match=r"store = .*store\.jsonl': cannot be used"):
             EmbeddedStore("me", 60, path=path)
         assert path.read_text() == text
+
+
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "store.jsonl"
+    first = EmbeddedStore("me", 60, path=path)
+    with pytest.raises(SettingError, match="is in use by another process"):
+        EmbeddedStore("other", 60, path=path)
+    first.close()
+    EmbeddedStore("other", 60, path=path).close()
+
+
+async def test_what_was_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_SMALL", 0)
+    now, path = [1000.0], tmp_path / "store.jsonl"
+    store, sizes, kept = EmbeddedStore("me", 60, path=path, clock=lambda: now[0]), list[int](), "kept"
+    await store.create(GenerationRequest(kept, (1, 2), 10, Sampling(temperature=0)), "k", ANYBODY, owned=True)
+    for number in range(60):
+        request = GenerationRequest(f"r{number}", (1, 2), 10, Sampling(temperature=0))
+        await store.create(request, "k", ANYBODY, owned=False)
+        await store.cancel(request.request_id, None)
+        now[0] += 10
+        await store.abandon(1000.0, "")
+        sizes.append(path.stat().st_size)
+    assert max(sizes[20:]) <= 2 * max(sizes[:20])
+    state = RequestState(
+        GenerationRequest(kept, (1, 2), 10, Sampling(temperature=0)), 0.0, 0, Sampling(temperature=0), [1, 2]
+    )
+    await store.append([Progress(state, [7], [], 0, False)], [], {kept: 1}, "m")  # to the new file
+    store.close()
+    again = EmbeddedStore("me", 60, path=path, clock=lambda: now[0] + 1000)
+    assert '"id": "r' not in path.read_text(), "ended requests past retention go when it is opened"
+    record = await again.load(kept)
+    assert record is not None
+    assert record.tokens == [7]
+    again.close()
+
+
+async def test_a_file_that_cannot_be_shortened_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_SMALL", 0)
+    path = tmp_path / "store.jsonl"
+    store = EmbeddedStore("me", 60, path=path)
+    (tmp_path / "store.jsonl.new").mkdir()
+    for name in ("a", "b"):
+        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0))
+        await store.create(request, "k", ANYBODY, owned=True)
+        await store.abandon(1000.0, "")
+    store.close()
+    (tmp_path / "store.jsonl.new").rmdir()
+    again = EmbeddedStore("me", 60, path=path)
+    assert await again.load("b") is not None
+    again.close()
+
+
+async def test_counts_of_callers_without_a_quota_are_forgotten() -> None:
+    now = [1000.0]
+    store = EmbeddedStore("me", 60, clock=lambda: now[0])
+    request = GenerationRequest("a", (1, 2), 500, Sampling(temperature=0), caller="bob")
+    state = RequestState(request, 0.0, 0, request.sampling, [1, 2])
+    await store.create(request, "k", BOB, owned=True)
+    for place in range(200):
+        await store.append([Progress(state, [5], [], place, False)], [], {"a": 1}, "m")
+        now[0] += 1
+    assert len(store._rates["bob"]) <= 62
