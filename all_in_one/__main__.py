@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from all_in_one.metrics import united
 from all_in_one.settings import GATEWAY, VERIFIER, ServeSettings
-from gateway.app import Gateway, build_gateway, end_process_if_failed
+from gateway.api.callers import Callers
+from gateway.app import Gateway, build_gateway, end_process_if_failed, open_store
 from gateway.settings import EMBEDDED, GatewaySettings
-from http_svc.app import HttpServer, build_app
+from http_svc.app import HttpServer, bind, build_app
 from specinfer.hub import resolve_model
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
@@ -29,6 +30,7 @@ _HEALTH_S = 0.2
 
 async def serve(settings: ServeSettings) -> None:
     """Serve until signalled."""
+    await check_before_loading(settings)
     registries = [service_registry(), CollectorRegistry(), CollectorRegistry()]
     ending, thread = asyncio.Event(), EngineThread("engine")
     async with verifier(settings, thread, registries[1]), gateway(settings, registries[2]) as one:
@@ -39,6 +41,49 @@ async def serve(settings: ServeSettings) -> None:
         await one.drain()
         await server.stop()
     thread.stop()
+
+
+async def check_before_loading(settings: ServeSettings) -> None:
+    """Check what else would be found wrong only once the model is loaded, which takes long.
+
+    Raises:
+        SettingError: naming the address that is taken, or the file that cannot be used.
+    """
+    bind(settings.listen).close()
+    own = gateway_settings(settings)
+    Callers.load(own.key_file)
+    load_tokenizer(settings)
+    _, _, close_store = open_store(own, "")
+    await close_store()
+
+
+def gateway_settings(settings: ServeSettings) -> GatewaySettings:
+    """Return the settings of the gateway in this process.
+
+    Raises:
+        SettingError: if one is wrong.
+    """
+    shared = (
+        "model",
+        "api_keys",
+        "chat_template",
+        "max_batch",
+        "max_waiting",
+        "never_slower",
+        "drain_seconds",
+    )
+    given = {name: getattr(settings, name) for name in shared}
+    own = GatewaySettings(**given, verifiers=VERIFIER, redis_url=f"{EMBEDDED}{settings.store}")
+    own.check()
+    return own
+
+
+def load_tokenizer(settings: ServeSettings) -> Tokenizer:
+    """Return the model's tokenizer, with the chat template that is wanted."""
+    tokenizer = Tokenizer.load(resolve_model(settings.model))
+    if settings.chat_template:
+        tokenizer.use_chat_template(Path(settings.chat_template))
+    return tokenizer
 
 
 @asynccontextmanager
@@ -66,21 +111,7 @@ async def verifier(
 @asynccontextmanager
 async def gateway(settings: ServeSettings, registry: CollectorRegistry) -> AsyncIterator[Gateway]:
     """Serve requests at `in-process:gateway`."""
-    shared = (
-        "model",
-        "api_keys",
-        "chat_template",
-        "max_batch",
-        "max_waiting",
-        "never_slower",
-        "drain_seconds",
-    )
-    given = {name: getattr(settings, name) for name in shared}
-    own = GatewaySettings(**given, verifiers=VERIFIER, redis_url=f"{EMBEDDED}{settings.store}")
-    own.check()
-    tokenizer = Tokenizer.load(resolve_model(settings.model))
-    if settings.chat_template:
-        tokenizer.use_chat_template(Path(settings.chat_template))
+    own, tokenizer = gateway_settings(settings), load_tokenizer(settings)
     server, healthy = InProcessServer(GATEWAY.removeprefix(SCHEME)), health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from all_in_one.__main__ import serve
 from all_in_one.settings import ServeSettings
 from specinfer import LLM, SamplingParams
 from specinfer.cli.local.processes import free_ports
@@ -113,6 +115,28 @@ async def test_a_stream_goes_on_after_the_process_was_killed(model: Path, tmp_pa
     finally:
         await served.stop()
     assert text == whole["choices"][0]["text"]
+
+
+async def test_what_is_wrong_is_said_before_the_model_is_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("all_in_one.__main__.verifier", load)
+    (tmp_path / "broken").write_text("my diary\n\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for flags, words in [
+            (["--listen", address], f"listen = '{address}'"),
+            (["--api-keys", str(tmp_path / "none")], "api_keys"),
+            (["--chat-template", str(tmp_path / "none")], "chat_template"),
+            (["--store", str(tmp_path / "broken")], "store = .*broken': cannot be used"),
+            (["--store", "/proc/none/store"], "store = '/proc/none/store': cannot be used"),
+        ]:
+            given = ["--model", str(model), "--listen", "127.0.0.1:0", *flags]
+            with pytest.raises(SettingError, match=words):
+                await serve(ServeSettings.load("serve", given))
 
 
 def test_settings_that_cannot_be_are_named() -> None:
