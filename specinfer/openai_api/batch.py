@@ -7,6 +7,7 @@ where the server did not answer. What a server refuses is that line's answer; wh
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -167,27 +168,36 @@ def answer_all(
     """
     totals = BatchTotals()
     workers = ThreadPoolExecutor(concurrency)
-    running = {workers.submit(_answer, server, job, patience_s) for job in jobs}
+    ending = threading.Event()
+    running = {workers.submit(_answer, server, job, patience_s, ending) for job in jobs}
     with output.open("a", encoding="utf-8") as file:
 
         def write(answered: Iterable[Future[Answered]]) -> None:
             for future in answered:
                 running.discard(future)
                 row, status = future.result()
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.write(_to_line(row))
                 file.flush()
                 totals.count(status)
                 done(totals)
 
         try:
             write(as_completed(list(running)))
-        finally:  # interrupted: what runs is waited for, the rest is not begun
+        finally:  # interrupted: what runs is waited for, but for no room; the rest is not begun
+            ending.set()
             workers.shutdown(wait=True, cancel_futures=True)
             write([future for future in running if not future.cancelled()])
     return totals
 
 
-def _answer(server: ApiServer, job: BatchJob, patience_s: float) -> Answered:
+def _to_line(row: Mapping[str, Any]) -> str:
+    """Return a line in UTF-8's characters; half a surrogate pair, which JSON can name, stays escaped."""
+    text = json.dumps(row, ensure_ascii=False)
+    whole = not any("\ud800" <= character <= "\udfff" for character in text)
+    return (text if whole else json.dumps(row)) + "\n"
+
+
+def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Answered:
     """Return a line of the output, and the status in it; None where the server did not answer."""
     row: dict[str, Any] = {
         "id": f"batch_req_{job.line}",
@@ -196,9 +206,12 @@ def _answer(server: ApiServer, job: BatchJob, patience_s: float) -> Answered:
         "error": None,
     }
     try:
-        reply = _reply(server, job, patience_s)
+        reply = _reply(server, job, patience_s, ending)
     except UnavailableError as error:
         return {**row, "error": {"code": "unavailable", "message": str(error)}}, None
+    if reply.status < _REFUSED and not isinstance(reply.content, dict):
+        words = f"{server.base_url}/{job.path}: no JSON object: {str(reply.content)[:200]}"
+        return {**row, "error": {"code": "no_answer", "message": words}}, None
     response = {
         "status_code": reply.status,
         "request_id": reply.headers.get("x-request-id", ""),
@@ -207,8 +220,8 @@ def _answer(server: ApiServer, job: BatchJob, patience_s: float) -> Answered:
     return {**row, "response": response}, reply.status
 
 
-def _reply(server: ApiServer, job: BatchJob, patience_s: float) -> Reply:
-    """Return the server's answer, once it has room.
+def _reply(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Reply:
+    """Return the server's answer, once it has room; when the batch is ending, whatever it is.
 
     Raises:
         UnavailableError: if there is none.
@@ -219,7 +232,8 @@ def _reply(server: ApiServer, job: BatchJob, patience_s: float) -> Reply:
         pause_s = _pause_s(reply.headers.get("retry-after", ""))
         if reply.status not in _BUSY or time.monotonic() + pause_s > until:
             return reply
-        time.sleep(pause_s)
+        if ending.wait(pause_s):
+            return reply
 
 
 def _pause_s(retry_after: str) -> float:

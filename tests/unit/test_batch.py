@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from specinfer.cli.main import app
 from specinfer.errors import InvalidInputError
+from specinfer.openai_api.batch import BatchTotals, answer_all, read_jobs
+from specinfer.openai_api.server import ApiServer
 from tests.support.scripted_api import Answer, ApiScript, Body, scripted_api
 
 
@@ -89,6 +91,52 @@ def test_a_refused_line_has_its_refusal_and_the_others_their_answers(files: File
         "c": 200,
     }
     assert files.rows()["b"]["response"]["body"] == {"error": {"param": "top_p"}}
+
+
+def test_a_page_is_no_answer(files: Files) -> None:
+    """What lies in front of a server says 200, too; such lines are sent again by the next run."""
+    pages: list[Any] = ["<html>welcome</html>", [1], None]
+
+    def answer(path: str, body: Body, before: int) -> Answer:
+        return 200, {}, pages[body["n"]]
+
+    files.write(*(job(str(n), body={"n": n}) for n in range(len(pages))))
+    with scripted_api(ApiScript(answer)) as url:
+        assert files.run(url) == 1
+    assert {row["error"]["code"] for row in files.rows().values()} == {"no_answer"}
+    with scripted_api(ApiScript(lambda path, body, before: (200, {}, {}))) as url:
+        assert files.run(url) == 0
+
+
+def test_halves_of_surrogate_pairs_stay_as_they_came(files: Files) -> None:
+    texts = ["\ud83d", "\ude00 end", "é 北 \u2028"]
+
+    def answer(path: str, body: Body, before: int) -> Answer:
+        return 200, {}, {"said": body["prompt"]}
+
+    files.write(*(job(text) for text in texts))
+    with scripted_api(ApiScript(answer)) as url:
+        assert files.run(url) == 0
+        assert files.run(url) == 0
+    found = [json.loads(line) for line in files.output.read_text(encoding="utf-8").split("\n") if line]
+    assert {row["response"]["body"]["said"] for row in found} == set(texts)
+
+
+def test_an_interrupted_batch_does_not_wait_for_room(files: Files) -> None:
+    """The first answer interrupts, while the other line waits 60 s for room."""
+
+    def answer(path: str, body: Body, before: int) -> Answer:
+        return echo(path, body, before) if body["prompt"] == "a" else (503, {"Retry-After": "60"}, {})
+
+    def interrupt(totals: BatchTotals) -> None:
+        raise KeyboardInterrupt
+
+    files.write(job("full"), job("a"))
+    script = ApiScript(answer)
+    with scripted_api(script) as url, pytest.raises(KeyboardInterrupt):
+        answer_all(ApiServer.at(url), read_jobs(files.input), files.output, 2, 10_000.0, interrupt)
+    assert len(script.bodies) == 2, "what found no room was not sent again"
+    assert "a" in files.rows()
 
 
 def test_what_finds_no_room_is_sent_again(files: Files) -> None:
