@@ -94,7 +94,7 @@ def test_a_refused_line_has_its_refusal_and_the_others_their_answers(files: File
 
 
 def test_a_page_is_no_answer(files: Files) -> None:
-    """What lies in front of a server says 200, too; such lines are sent again by the next run."""
+    """A proxy or a portal may say 200 in place of the server; such lines are sent again by the next run."""
     pages: list[Any] = ["<html>welcome</html>", [1], None]
 
     def answer(path: str, body: Body, before: int) -> Answer:
