@@ -6,72 +6,31 @@ JSON for each request, each delivery and each end. A store that opens the file a
 owner, which the gateway adopts as it would adopt those of another one.
 """
 
-import fcntl
-import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
 
 from gateway.api.callers import Caller
 from gateway.session.token_stream import TokenStream
+from gateway.store.journal import Journal, StoredRequest
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal, VerifierLease
-from gateway.store.records import Glimpse, Known, Record, decode_content, encode_content
+from gateway.store.records import Glimpse, Known, Record
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import (
     AlreadyExistsError,
     ExhaustedError,
     FaultError,
-    InvalidInputError,
     NotFoundError,
-    SettingError,
 )
-from specinfer.outcomes import FinishReason, LogprobRow
+from specinfer.outcomes import FinishReason
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress, unite
 from specinfer.scheduling.request import GenerationRequest, RequestState
 
 log = logging.getLogger(__name__)
 _MINUTE_S = 60.0
-_SMALL = 1 << 20
-"""Bytes of a file below which it is not worth writing anew."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A request, and all that is known of it."""
-
-    request: GenerationRequest
-    key: str
-    created: float
-    """Time of its arrival, by the wall clock."""
-    owned: bool
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[LogprobRow] = field(default_factory=list)
-    model: str = ""
-    drawn_for: bool | None = None
-    adoption: int = 1
-    unowned_since: float = 0.0
-    ending: Ending | None = None
-    ended: float = 0.0
-    cancelled: bool = False
-
-    def record(self, now: float) -> Record:
-        return Record(
-            self.request,
-            self.key,
-            list(self.tokens),
-            list(self.logprobs),
-            now - self.created,
-            self.model,
-            self.drawn_for,
-            self.adoption,
-            self.ending,
-        )
 
 
 class EmbeddedStore(RequestStore):
@@ -92,13 +51,13 @@ class EmbeddedStore(RequestStore):
         """
         self.gateway_id = gateway_id
         self._retention_s, self._max_unowned, self._clock = retention_s, max_unowned, clock
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, StoredRequest] = {}
         self._open: dict[str, set[str]] = {}
         """Unfinished requests by caller."""
         self._rates: dict[str, deque[tuple[float, int]]] = {}
         """Tokens generated for callers within the last minute."""
         now = clock()
-        self._journal = _Journal(path, self._entries, now, now - retention_s) if path is not None else None
+        self._journal = Journal(path, self._entries, now, now - retention_s) if path is not None else None
         for name, entry in self._entries.items():
             if entry.ending is None:
                 self._open.setdefault(entry.request.caller, set()).add(name)
@@ -113,7 +72,7 @@ class EmbeddedStore(RequestStore):
         if not owned and unowned >= self._max_unowned:
             raise ExhaustedError(f"queue full: {self._max_unowned} requests wait for a gateway")
         now = self._clock()
-        entry = _Entry(request, idempotency_key, now, owned, unowned_since=now)
+        entry = StoredRequest(request, idempotency_key, now, owned, unowned_since=now)
         self._entries[request.request_id] = entry
         self._open.setdefault(caller.name, set()).add(request.request_id)
         if self._journal is not None:
@@ -280,7 +239,7 @@ class EmbeddedStore(RequestStore):
             self._end(entry, Ending.of(item.state, names))
         return Written.CANCEL if entry.cancelled else Written.OK
 
-    def _cancel_entry(self, entry: _Entry) -> bool:
+    def _cancel_entry(self, entry: StoredRequest) -> bool:
         """Return whether its session is to end it; end one that has none."""
         if entry.owned:
             entry.cancelled = True
@@ -288,7 +247,7 @@ class EmbeddedStore(RequestStore):
         self._end(entry, Ending(FinishReason.CANCELLED))
         return False
 
-    def _end(self, entry: _Entry, ending: Ending) -> bool:
+    def _end(self, entry: StoredRequest, ending: Ending) -> bool:
         entry.ending, entry.ended = ending, self._clock()
         self._open.get(entry.request.caller, set()).discard(entry.request.request_id)
         if self._journal is not None:
@@ -296,7 +255,7 @@ class EmbeddedStore(RequestStore):
         return True
 
     @staticmethod
-    def _is_waiting(entry: _Entry) -> bool:
+    def _is_waiting(entry: StoredRequest) -> bool:
         return entry.ending is None and not entry.owned
 
 
@@ -321,145 +280,3 @@ class EmbeddedLeases(LeaseStore):
 
     async def leave(self, held: Sequence[VerifierLease]) -> None:
         """Return: there is nobody to leave anything to."""
-
-
-class _Journal:
-    """The file of a store: lines of JSON, written anew when it is opened, and when it has doubled since.
-
-    PATH.lock is locked while it is open: a second process would put a file of its own in the place of this one.
-    """
-
-    def __init__(self, path: Path, entries: dict[str, _Entry], now: float, oldest: float) -> None:
-        """Read what is there into `entries`, but what ended before `oldest`.
-
-        Raises:
-            SettingError: if it cannot be read or written, has a line that is none of ours, or is in use.
-        """
-        self._path, self._entries = path, entries
-        self._file: TextIO | None = None
-        self._size = 0
-        """Bytes of the file when it was written anew."""
-        with ExitStack() as closing:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                lock = closing.enter_context(path.with_name(f"{path.name}.lock").open("a"))
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._read_all(now, oldest)
-                self._write_anew()
-            except BlockingIOError as error:
-                raise SettingError("store", str(path), "is in use by another process") from error
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidInputError) as error:
-                raise SettingError("store", str(path), f"cannot be used: {error}") from error
-            self._locked = closing.pop_all()
-
-    def shorten(self) -> None:
-        """Write the file anew, without what was forgotten, if it has grown much."""
-        size = self._path.stat().st_size
-        if size < max(_SMALL, 2 * self._size):
-            return
-        try:
-            self._write_anew()
-        except OSError as error:
-            self._size = size  # not again before it has doubled
-            log.warning("store = %s: not shortened: %s", self._path, error)
-
-    def created(self, entry: _Entry) -> None:
-        """Write a new request."""
-        request = entry.request
-        line = {"id": request.request_id, "key": entry.key, "created": entry.created}
-        self._write({**line, "content": encode_content(request)})
-        self.flush()
-
-    def appended(self, entry: _Entry, count: int) -> None:
-        """Write its newest tokens."""
-        rows = [[row.chosen, row.top] for row in entry.logprobs[-count:]] if entry.logprobs else []
-        line = {"id": entry.request.request_id, "tokens": entry.tokens[-count:], "logprobs": rows}
-        self._write({**line, "model": entry.model, "drawn": entry.drawn_for})
-
-    def ended(self, entry: _Entry) -> None:
-        """Write its end."""
-        assert entry.ending is not None
-        self._write({"id": entry.request.request_id, "end": entry.ending.to_json(), "at": entry.ended})
-        self.flush()
-
-    def discarded(self, request_id: str) -> None:
-        """Write that it is forgotten."""
-        self._write({"id": request_id, "gone": True})
-
-    def flush(self) -> None:
-        """Hand over to the system what was written."""
-        assert self._file is not None
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file, for others to open."""
-        assert self._file is not None
-        self._file.close()
-        self._locked.close()
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(line) + "\n")
-
-    def _read_all(self, now: float, oldest: float) -> None:
-        lines = self._path.read_text(encoding="utf-8").split("\n") if self._path.exists() else []
-        for number, line in enumerate(lines, 1):
-            if line and not (number == len(lines) and _torn(line)):
-                self._read(json.loads(line), self._entries, now)
-        for name, entry in list(self._entries.items()):
-            if entry.ending is not None and entry.ended < oldest:
-                del self._entries[name]
-
-    def _write_anew(self) -> None:
-        """Put a file of what is known in the place of the file; the file stays if that fails."""
-        before, fresh = self._file, self._path.with_name(f"{self._path.name}.new")
-        written = self._file = fresh.open("w", encoding="utf-8")
-        try:
-            for entry in self._entries.values():
-                self._rewrite(entry)
-            self.flush()
-            fresh.replace(self._path)
-        except BaseException:
-            self._file = before
-            with suppress(OSError):
-                written.close()
-            raise
-        if before is not None:
-            before.close()
-        self._size = self._path.stat().st_size
-
-    def _rewrite(self, entry: _Entry) -> None:
-        self.created(entry)
-        if entry.tokens:
-            self.appended(entry, len(entry.tokens))
-        if entry.ending is not None:
-            self.ended(entry)
-
-    @staticmethod
-    def _read(line: Mapping[str, Any], entries: dict[str, _Entry], now: float) -> None:
-        name = line["id"]
-        if "content" in line:
-            request = decode_content(name, line["content"])
-            entries[name] = _Entry(request, line["key"], line["created"], False, unowned_since=now)
-        elif "gone" in line:
-            entries.pop(name, None)
-        elif "end" in line:
-            entries[name].ending, entries[name].ended = Ending.from_json(line["end"]), line["at"]
-        else:
-            entry = entries[name]
-            entry.tokens += line["tokens"]
-            entry.logprobs += [_row(chosen, top) for chosen, top in line["logprobs"]]
-            entry.model, entry.drawn_for = line["model"], line["drawn"]
-
-
-def _row(chosen: float, top: Iterable[Sequence[Any]]) -> LogprobRow:
-    return LogprobRow(chosen, tuple((token, value) for token, value in top))
-
-
-def _torn(line: str) -> bool:
-    """Return whether a last line was not written to its end."""
-    try:
-        json.loads(line)
-    except ValueError:
-        return True
-    return False

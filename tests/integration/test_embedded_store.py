@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.api.callers import ANYBODY, Caller
-from gateway.store import embedded
+from gateway.store import journal
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
 from gateway.store.leases import GatewayReport, LeaseStore
@@ -245,7 +245,7 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
 
 
 async def test_what_was_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_SMALL", 0)
+    monkeypatch.setattr(journal, "_SMALL", 0)
     now, path = [1000.0], tmp_path / "store.jsonl"
     store, sizes, kept = EmbeddedStore("me", 60, path=path, clock=lambda: now[0]), list[int](), "kept"
     await store.create(GenerationRequest(kept, (1, 2), 10, Sampling(temperature=0)), "k", ANYBODY, owned=True)
@@ -273,7 +273,7 @@ async def test_what_was_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: p
 async def test_a_file_that_cannot_be_shortened_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_SMALL", 0)
+    monkeypatch.setattr(journal, "_SMALL", 0)
     path = tmp_path / "store.jsonl"
     store = EmbeddedStore("me", 60, path=path)
     (tmp_path / "store.jsonl.new").mkdir()
