@@ -120,7 +120,8 @@ def test_bench_writes_what_it_promises(system: LocalSystem, tmp_path: Path) -> N
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("family", [pytest.param("opt", marks=pytest.mark.thorough), "gpt_neox"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["opt", "gpt_neox"])
 def test_a_base_model_of_another_family_is_served_losslessly(
     family: str, default_model: Path, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_the_kernels_are_built_from_the_installed_sources(environment: Path) -> 
     assert Path(run(environment, "python", "-c", code).stdout.strip()).is_relative_to(environment)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("default_model")
 def test_services_run_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["Count from one to ten."]}\n')

@@ -158,7 +158,10 @@ def table_drafter(seed: int, kind: ProposalKind, lies: bool = False) -> Scripted
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("budget", "lies"), [(1, False), (2, False), (4, False), (4, True)])
+@pytest.mark.parametrize(
+    ("budget", "lies"),
+    [(1, False), pytest.param(2, False, marks=pytest.mark.thorough), (4, False), (4, True)],
+)
 async def test_two_drawing_services_and_one_of_points_follow_the_target(
     redis_url: str, budget: int, lies: bool
 ) -> None:

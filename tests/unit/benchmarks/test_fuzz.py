@@ -3,6 +3,7 @@
 from json import loads
 from pathlib import Path
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -12,6 +13,7 @@ from tests.fuzz.campaign import Campaign
 SEED = "7"
 
 
+@pytest.mark.thorough
 def test_a_second_part_goes_on_after_the_first_ones_episodes(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(main)

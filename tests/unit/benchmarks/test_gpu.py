@@ -364,7 +364,7 @@ for section in SECTIONS:
     assert [line.split(" lacks No module named")[0] for line in lines] == ["services", "tensor parallel"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_steps_through_the_services(tmp_path: Path) -> None:
     """Real services on random weights; acceptance is drawn, and the report says so."""
     run = run_of(tmp_path / "gpu", MadeUpTimer())

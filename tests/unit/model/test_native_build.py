@@ -163,8 +163,9 @@ def shipped(variant: Variant) -> Path:
     return directory
 
 
+@pytest.mark.thorough
 @pytest.mark.native
-@pytest.mark.parametrize("name", [pytest.param("avx512vnni", marks=pytest.mark.thorough), "avx2"])
+@pytest.mark.parametrize("name", ["avx512vnni", "avx2"])
 def test_the_kernels_for_lesser_processors_pass_the_same_tests(name: str) -> None:
     """The libraries that images hold, where they are not what the other tests have run."""
     if BY_NAME[name] not in fitting(processor_flags())[1:]:

@@ -179,6 +179,7 @@ def test_train_ssm_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_
     assert (out / "model.safetensors").stat().st_size == len(result)
 
 
+@pytest.mark.thorough
 def test_train_corpus_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "corpus.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [f"prompt {i}"]}) + "\n" for i in range(6)))

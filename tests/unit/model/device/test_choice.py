@@ -124,7 +124,10 @@ def random_tree(rng: np.random.Generator, logits: torch.Tensor) -> TokenTree:
     return builder.build()
 
 
-@pytest.mark.parametrize("rule", ["multi_step", "naive", "traversal"])
+@pytest.mark.parametrize(
+    "rule",
+    [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("multi_step", "naive")), "traversal"],
+)
 def test_verdicts_on_trees_with_draws_are_those_from_whole_rows(rule: str) -> None:
     """The same random streams. P differs in its last bits, which no verdict here hangs on."""
     rng, accepted, rejected = np.random.default_rng(3), 0, 0
