@@ -124,6 +124,7 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
             "verifiers": at["verifier"],
             "speculators": f"{at['speculator-ngram']},{at['speculator-ssm']}",
             "redis-url": f"redis://{at['redis']}/0",
+            "draft-ahead": "always",  # or there is nothing to see of it
         },
     }
     programs = {"verifier": "verifier_svc", "speculator": "speculator_svc", "gateway": "gateway"}

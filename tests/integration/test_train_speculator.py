@@ -68,6 +68,7 @@ async def test_what_it_trains_is_served_and_accepted(
 
 
 def test_it_goes_on_where_it_was_interrupted(
+    request: pytest.FixtureRequest,
     train: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -82,6 +83,8 @@ def test_it_goes_on_where_it_was_interrupted(
                 os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(making, "continue_prompts", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with pytest.raises(InterruptionError, match=r"while corpus prompts, 4 of 12 are in .*; the same command"):
         train(minutes=5.0)
     monkeypatch.setattr(making, "continue_prompts", work)

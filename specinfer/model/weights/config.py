@@ -88,14 +88,13 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
         raise SettingError("model", str(directory), "no config.json there")
     try:
         fields = json.loads((directory / "config.json").read_text())
-        if isinstance(fields, dict):
-            check_sizes(fields)
+    except (OSError, ValueError) as error:
+        raise SettingError("model", str(directory), f"config.json: not a valid JSON file: {error}") from error
+    if isinstance(fields, dict):
+        check_sizes(fields)
+    try:
         hf = AutoConfig.from_pretrained(directory)
-    except IncompatibleError:
-        raise
-    except (
-        Exception
-    ) as error:  # no JSON, no `model_type` that it knows, values that do not go together: of any type
+    except Exception as error:  # no `model_type` that it knows, values that do not go together: of any type
         what = " ".join(str(error).split())
         raise SettingError("model", str(directory), f"config.json: {what}") from error
     generation, path = None, directory / "generation_config.json"
