@@ -54,8 +54,11 @@ class DemoRun:
 
     @property
     def rates(self) -> list[float]:
-        """Tokens per second of each answer, from its first token to its last."""
-        return [1 / answer.tpot_s for answer in self.answers]
+        """Tokens per second of each answer, from its first token to its last; of one that came at once, in all."""
+        return [
+            1 / answer.tpot_s if answer.tpot_s else len(answer.token_ids) / answer.ttft_s
+            for answer in self.answers
+        ]
 
 
 def options_of(model: str, dtype: str, resident: bool) -> LocalOptions:

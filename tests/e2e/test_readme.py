@@ -82,7 +82,7 @@ def test_readme_commands(tmp_path: Path) -> None:
                 continue
             is_demo = command == "make demo"
             if is_demo:  # with the environment as it is: worktrees may share one
-                command = "make --old-file .venv/.installed demo DEMO='--max-new-tokens 4'"
+                command = "make --old-file .venv/.installed demo DEMO='--max-new-tokens 8'"
             done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=600)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             if is_demo:

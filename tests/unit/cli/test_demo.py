@@ -73,3 +73,9 @@ def test_it_reads_well_in_a_pipe_and_in_a_narrow_terminal(
     assert text.count("An [answer] of two lines\nand `code`.\n(9 tokens in 4 steps)\n") == len(demo.PROMPTS)
     for mode in (demo.PLAIN, demo.SERVICE, demo.RESIDENT):
         assert mode in text or width < 80
+
+
+def test_an_answer_that_came_at_once_has_a_rate() -> None:
+    """Few tokens come in one message, so there is no time between the first and the last."""
+    run = demo.DemoRun(demo.PLAIN, [Answer(token_ids=[1, 2], ttft_s=0.1), Answer(token_ids=[1], tpot_s=0.01)])
+    assert run.rates == [20.0, 100.0]
