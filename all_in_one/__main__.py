@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -12,10 +11,16 @@ from prometheus_client import CollectorRegistry
 from all_in_one.metrics import united
 from all_in_one.settings import GATEWAY, VERIFIER, ServeSettings
 from gateway.api.callers import Callers
-from gateway.app import Gateway, build_gateway, end_process_if_failed, open_store
+from gateway.app import (
+    Gateway,
+    build_gateway,
+    end_process_if_failed,
+    load_tokenizer,
+    open_store,
+    show_health,
+)
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
-from specinfer.hub import resolve_model
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
 from specinfer.service.metrics import service_registry
@@ -25,15 +30,15 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2_grpc, verifier_pb2_grpc
 
 PROGRAM = "all_in_one"
-_HEALTH_S = 0.2
 
 
 async def serve(settings: ServeSettings) -> None:
     """Serve until signalled."""
-    await check_before_loading(settings)
+    own = gateway_settings(settings)
+    tokenizer = await check_before_loading(settings, own)
     registries = [service_registry(), CollectorRegistry(), CollectorRegistry()]
     ending, thread = asyncio.Event(), EngineThread("engine")
-    async with verifier(settings, thread, registries[1]), gateway(settings, registries[2]) as one:
+    async with verifier(settings, thread, registries[1]), gateway(own, tokenizer, registries[2]) as one:
         one.running.add_done_callback(end_process_if_failed)
         app = build_app(settings, registries[0], ending, shown=united(registries))
         server = HttpServer(settings, app, ending)
@@ -43,18 +48,18 @@ async def serve(settings: ServeSettings) -> None:
     thread.stop()
 
 
-async def check_before_loading(settings: ServeSettings) -> None:
-    """Check what else would be found wrong only once the model is loaded, which takes long.
+async def check_before_loading(settings: ServeSettings, own: GatewaySettings) -> Tokenizer:
+    """Check what else would be found wrong only once the model is loaded, which takes long; return its tokenizer.
 
     Raises:
         SettingError: naming the address that is taken, or the file that cannot be used.
     """
     bind(settings.listen).close()
-    own = gateway_settings(settings)
     Callers.load(own.key_file)
-    load_tokenizer(settings)
+    tokenizer = load_tokenizer(own)
     _, _, close_store = open_store(own, "")
     await close_store()
+    return tokenizer
 
 
 def gateway_settings(settings: ServeSettings) -> GatewaySettings:
@@ -76,14 +81,6 @@ def gateway_settings(settings: ServeSettings) -> GatewaySettings:
     own = GatewaySettings(**given, verifiers=VERIFIER, redis_url=f"{EMBEDDED}{settings.store}")
     own.check()
     return own
-
-
-def load_tokenizer(settings: ServeSettings) -> Tokenizer:
-    """Return the model's tokenizer, with the chat template that is wanted."""
-    tokenizer = Tokenizer.load(resolve_model(settings.model))
-    if settings.chat_template:
-        tokenizer.use_chat_template(Path(settings.chat_template))
-    return tokenizer
 
 
 @asynccontextmanager
@@ -109,28 +106,26 @@ async def verifier(
 
 
 @asynccontextmanager
-async def gateway(settings: ServeSettings, registry: CollectorRegistry) -> AsyncIterator[Gateway]:
+async def gateway(
+    settings: GatewaySettings, tokenizer: Tokenizer, registry: CollectorRegistry
+) -> AsyncIterator[Gateway]:
     """Serve requests at `in-process:gateway`."""
-    own, tokenizer = gateway_settings(settings), load_tokenizer(settings)
     server, healthy = InProcessServer(GATEWAY.removeprefix(SCHEME)), health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+
+    async def set_serving(serving: bool) -> None:
+        await healthy.set("", SERVING if serving else NOT_SERVING)
+
     try:
-        async with build_gateway(own, tokenizer, registry) as built:
+        async with build_gateway(settings, tokenizer, registry) as built:
             generation_pb2_grpc.add_GenerationServicer_to_server(built.servicer, server)  # type: ignore[no-untyped-call]
-            showing = asyncio.create_task(_show_health(built, healthy))
+            showing = asyncio.create_task(show_health(built, set_serving))
             try:
                 yield built
             finally:
                 showing.cancel()
     finally:
         server.close()
-
-
-async def _show_health(built: Gateway, healthy: "health.aio.HealthServicer") -> None:
-    """Report SERVING in health while a request that comes now would be served."""
-    while True:
-        await healthy.set("", SERVING if built.lease_manager.ready else NOT_SERVING)
-        await asyncio.sleep(_HEALTH_S)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -38,6 +39,7 @@ from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
 from gateway.store.leases import LeaseStore
 from gateway.store.requests import RequestStore
 from specinfer.errors import UnavailableError
+from specinfer.hub import resolve_model
 from specinfer.planning.learned import load_weights
 from specinfer.planning.learned_training import StepRecorder
 from specinfer.service.stream import MeterInterceptor
@@ -46,6 +48,7 @@ from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.05
+_HEALTH_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,14 @@ class Gateway:
             UnavailableError("this gateway ends; attach to the request at another one")
         )
         self.watches.close()
+
+
+def load_tokenizer(settings: GatewaySettings) -> Tokenizer:
+    """Return the model's tokenizer, with the chat template that is wanted."""
+    tokenizer = Tokenizer.load(resolve_model(settings.model))
+    if settings.chat_template:
+        tokenizer.use_chat_template(Path(settings.chat_template))
+    return tokenizer
 
 
 @asynccontextmanager
@@ -198,6 +209,13 @@ async def _running(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def show_health(gateway: Gateway, set_serving: Callable[[bool], Awaitable[None]]) -> None:
+    """Report in health, for ever, whether a request that comes now would be served."""
+    while True:
+        await set_serving(gateway.lease_manager.ready)
+        await asyncio.sleep(_HEALTH_S)
 
 
 def end_process_if_failed(task: "asyncio.Task[None]") -> None:
