@@ -68,8 +68,7 @@ class EmbeddedStore(RequestStore):
         """Record a request; see `RequestStore.create`."""
         if not self._may(request.request_id, idempotency_key, caller):
             return False
-        unowned = sum(self._is_waiting(entry) for entry in self._entries.values())
-        if not owned and unowned >= self._max_unowned:
+        if not owned and sum(map(self._is_waiting, self._entries.values())) >= self._max_unowned:
             raise ExhaustedError(f"queue full: {self._max_unowned} requests wait for a gateway")
         now = self._clock()
         entry = StoredRequest(request, idempotency_key, now, owned, unowned_since=now)
