@@ -1,12 +1,15 @@
 """Common parts of published drafts: the memory of their rows, and what they borrow from the target."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 from specinfer.model.heads import output_head
+from specinfer.model.torch.attention.reference import ReferenceAttention
+from specinfer.model.torch.layer import Attend
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
 
@@ -15,6 +18,7 @@ class RowMemory:
     """Keys and values of rows, by layer and slot."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str, num_blocks: int) -> None:
+        self._attention, self._device = ReferenceAttention(device), device
         shape = (num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
         self.keys, self.values = (
             [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)] for _ in range(2)
@@ -24,6 +28,17 @@ class RowMemory:
         """Keep keys and values [T, KV heads, D] in slots."""
         self.keys[layer].index_copy_(0, slots, key)
         self.values[layer].index_copy_(0, slots, value)
+
+    def attention(self, batch: Batch, windows: Sequence[int | None]) -> Attend:
+        """Return the attention of a batch's rows in layers with these windows; the rows are kept."""
+        slots = torch.tensor(batch.write_slots, dtype=torch.int64, device=self._device)
+        plans = {window: self._attention.plan(batch, window) for window in set(windows)}
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            self.write(layer, slots, key, value)
+            return self._attention.attend(query, self.keys[layer], self.values[layer], plans[windows[layer]])
+
+        return attend
 
     def move(self, source: Slots, target: Slots) -> None:
         """Fail: no row of a draft is kept, so none moves."""

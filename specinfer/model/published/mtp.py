@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import Slots
 from specinfer.model.published.memory import Borrowed, RowMemory
-from specinfer.model.torch.attention.reference import ReferenceAttention
 from specinfer.model.torch.layer import Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts
@@ -45,7 +44,6 @@ class MtpModel:
             parts.norm(f"{prefix}{name}_layernorm") for name in ("token", "hidden", "final")
         )
         self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(config))
-        self._attention = ReferenceAttention(device)
         self._memory = RowMemory(config, dtype, device, num_blocks)
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
@@ -54,20 +52,14 @@ class MtpModel:
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Return the rows' outs [T, hidden], given their hidden states [T, hidden]."""
-        token_ids, positions, slots = (
+        token_ids, positions = (
             torch.tensor(numbers, dtype=torch.int64, device=self._device)
-            for numbers in (batch.token_ids, batch.positions, batch.write_slots)
+            for numbers in (batch.token_ids, batch.positions)
         )
-        plan = self._attention.plan(batch)
-
-        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            self._memory.write(layer, slots, key, value)
-            return self._attention.attend(query, self._memory.keys[layer], self._memory.values[layer], plan)
-
         embedded = self._token_norm(F.embedding(token_ids, self._embedding))
         x = self._proj(torch.cat([embedded, self._hidden_norm(hidden)], -1))
         angles = self._cos[positions][:, None], self._sin[positions][:, None]
-        return self._norm(self._layer(x, angles, attend))
+        return self._norm(self._layer(x, angles, self._memory.attention(batch, [None])))
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, V] in float32."""

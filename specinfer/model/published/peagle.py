@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from specinfer.model.batch import Batch
 from specinfer.model.published.memory import Borrowed, RowMemory, in_order
-from specinfer.model.torch.attention.reference import ReferenceAttention
 from specinfer.model.torch.layer import Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts
@@ -44,7 +43,6 @@ class PEagleModel:
         )
         longest = replace(config, max_positions=config.max_positions + source.depths)
         self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(longest))
-        self._attention = ReferenceAttention(device)
         self.memory = RowMemory(config, dtype, device, num_blocks)
         self.mask, self.depths = source.mask, source.depths
         with torch.inference_mode():
@@ -64,18 +62,11 @@ class PEagleModel:
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Return the rows' outs [T, hidden], given their hidden states [T, hidden]."""
-        token_ids, positions, slots = (
+        token_ids, positions = (
             torch.tensor(numbers, dtype=torch.int64, device=self._device)
-            for numbers in (batch.token_ids, batch.positions, batch.write_slots)
+            for numbers in (batch.token_ids, batch.positions)
         )
-        windows = self._source.draft_layers.windows
-        plans = {window: self._attention.plan(batch, window) for window in set(windows)}
-
-        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            self.memory.write(layer, slots, key, value)
-            keys, values = self.memory.keys[layer], self.memory.values[layer]
-            return self._attention.attend(query, keys, values, plans[windows[layer]])
-
+        attend = self.memory.attention(batch, self._source.draft_layers.windows)
         first, *others = self._layers
         embedded, normed_hidden = F.embedding(token_ids, self._embedding), self._hidden_norm(hidden)
         normed = torch.cat([first.input_norm(embedded), normed_hidden], -1)
