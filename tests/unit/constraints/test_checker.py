@@ -1,8 +1,12 @@
 """Constraints from outside are compiled in a process that may be killed, or die."""
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +14,7 @@ from specinfer.constraints import checker
 from specinfer.constraints.checker import Checker
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import ExhaustedError, InvalidInputError, UnavailableError
-from tests.support.system import VOCABULARY, ascii_tokenizer
+from tests.support.system import VOCABULARY, ascii_tokenizer, until
 
 REGEX, GRAMMAR = ConstraintKind.REGEX, ConstraintKind.GRAMMAR
 SCHEMA, CHOICE = ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE
@@ -21,6 +25,8 @@ SLOW = Constraint(
     SCHEMA, json.dumps({"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(40)]})
 )
 """Compiles for minutes."""
+AMPLE_S = 60.0
+"""Processor time that nothing uses up before it is ended: others get the processor first."""
 
 
 @pytest.fixture
@@ -42,6 +48,19 @@ async def test_what_kills_or_stalls_the_process_is_refused_and_others_go_on(
         await checking.check(SLOW)
     monkeypatch.undo()
     await checking.check(Constraint(REGEX, "c+"))
+
+
+def compiling(checking: Checker) -> list[int]:
+    """Return the ids of the processes that compile now."""
+    assert checking._process is not None
+    threads = Path(f"/proc/{checking._process.pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def end(processes: list[int], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(process, number)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +94,12 @@ async def test_what_is_wrong_with_a_source_is_said_and_ends_no_process(
 async def test_a_slow_constraint_keeps_no_other_from_being_checked(
     checking: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checker, "SECONDS", 0.1)
+    monkeypatch.setattr(checker, "SECONDS", AMPLE_S)
     slow = asyncio.create_task(checking.check(SLOW))
     await asyncio.sleep(0)
-    await checking.check(Constraint(REGEX, "a+"))
+    await checking.check(Constraint(REGEX, "a+"))  # read behind the other one
     assert not slow.done()
+    end(compiling(checking), signal.SIGPROF)  # which the limit sends, too
     with pytest.raises(InvalidInputError, match="takes longer than"):
         await slow
 
@@ -97,16 +117,19 @@ async def test_a_process_that_dies_fails_its_own_checks_alone(
     checking: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its child, which compiles still, ends while another one answers to another process."""
-    monkeypatch.setattr(checker, "SECONDS", 0.1)
+    monkeypatch.setattr(checker, "SECONDS", AMPLE_S)
     lost = asyncio.create_task(checking.check(SLOW))
     await asyncio.sleep(0)
     await checking.check(Constraint(REGEX, "a+"))  # read behind the other one
-    process = checking._process
+    process, children = checking._process, compiling(checking)
     assert process is not None
     process.kill()
-    await process.wait()
+    await until(lambda: process.returncode is not None)  # `wait` would wait for its child, too
+    monkeypatch.setattr(checker, "SECONDS", 0.1)
     with pytest.raises(InvalidInputError, match="takes longer than"):
         await checking.check(Constraint(SCHEMA, SLOW.source + " "))
+    assert not lost.done()
+    end(children, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="has ended"):
         await lost
 
