@@ -91,7 +91,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a private server for this session; never one of somebody else: tests empty it."""
     directory, port = tmp_path_factory.mktemp("redis"), free_ports(1)[0]
     child = Child("redis", redis_command(port, directory), directory / "redis.log", {})
-    wait_for_port(child, f"127.0.0.1:{port}", timeout_s=20)
+    wait_for_port(child, f"127.0.0.1:{port}", timeout_s=60)
     yield f"redis://127.0.0.1:{port}/0"
     child.terminate()
     child.join(timeout_s=5)

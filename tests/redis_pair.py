@@ -46,7 +46,7 @@ def _servers(directory: Path) -> Iterator[tuple[int, int]]:
         children.append(Child(f"redis-{port}", redis_command(port, place), place / "redis.log", {}))
     try:
         for child, port in zip(children, (first, second), strict=True):
-            wait_for_port(child, f"127.0.0.1:{port}", timeout_s=20)
+            wait_for_port(child, f"127.0.0.1:{port}", timeout_s=60)
         yield first, second
     finally:
         for child in children:

@@ -182,7 +182,7 @@ def test_up_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
             assert len(_services(tmp_path)) >= 3, "those that must have ended below"
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 143
+            assert process.wait(120) == 143
         finally:
             process.kill()
     assert _services(tmp_path) == set()

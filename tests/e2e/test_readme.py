@@ -101,7 +101,7 @@ def test_readme_commands(tmp_path: Path) -> None:
     finally:
         for process in background:
             process.terminate()
-            process.wait(30)
+            process.wait(120)
     assert (tmp_path / "bench.json").is_file()
 
 

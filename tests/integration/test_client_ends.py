@@ -42,7 +42,7 @@ async def test_a_closed_client_says_so(name: str) -> None:
     async with fake_gateways([]) as (gateway,):
         client = AsyncClient(gateway.address)
         await client.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(UnavailableError, match=CLOSED):
                 await USES[name](client)
 
@@ -54,7 +54,7 @@ async def test_what_is_under_way_ends_when_the_client_is_closed(name: str) -> No
         using = asyncio.ensure_future(USES[name](client))
         await gateway.reached.wait()
         await client.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(UnavailableError, match=CLOSED):
                 await using
 
@@ -85,7 +85,7 @@ async def test_a_pause_before_another_attempt_ends_when_the_client_is_closed() -
         using = asyncio.ensure_future(client.generate("hi"))
         await waiting.wait()
         await client.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(UnavailableError, match=CLOSED):
                 await using
 
@@ -107,7 +107,7 @@ async def test_a_closed_client_without_a_loop_says_so_to_all_threads() -> None:
         stream = client.attach("r")
         await asyncio.to_thread(client.close)
         await asyncio.to_thread(client.close)
-        await asyncio.to_thread(other.join, 20)
+        await asyncio.to_thread(other.join, 60)
         assert [str(error) for error in found] == [CLOSED]
         for use in (client.status, lambda: client.generate("hi"), lambda: next(stream)):
             with pytest.raises(UnavailableError, match=CLOSED):

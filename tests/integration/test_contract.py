@@ -60,7 +60,7 @@ async def findings(drafters: dict[str, Drafter]) -> dict[str, Finding]:
         speculator_service(drafters, instance_id="here") as (address, engine),
         open_channel(address) as channel,
     ):
-        found = {f.rule: f async for f in check_contract(Examined(address, channel, patience_s=2.0))}
+        found = {f.rule: f async for f in check_contract(Examined(address, channel, patience_s=20.0))}
         assert engine.held_requests == 0 or any(f.outcome is Outcome.BROKEN for f in found.values())
     return found
 
@@ -302,7 +302,7 @@ def node_service(tmp_path: Path) -> Iterator[str]:
     address, environment = f"127.0.0.1:{free_ports(1)[0]}", {"NODE_PATH": str(node_modules())}
     command = ["node", str(EXAMPLE / "speculator.js"), address]
     child = Child("node", command, tmp_path / "node.log", environment)
-    wait_for_port(child, address, timeout_s=30)
+    wait_for_port(child, address, timeout_s=60)
     yield address
     child.terminate()
     child.join(timeout_s=5)

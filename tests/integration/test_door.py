@@ -42,7 +42,7 @@ async def ask(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> str:
     """The caller's name, or the status with which it is refused."""
     stub = generation_pb2_grpc.GenerationStub(channel)
     try:
-        reply = await stub.Status(generation_pb2.StatusRequest(), metadata=metadata, timeout=10)
+        reply = await stub.Status(generation_pb2.StatusRequest(), metadata=metadata, timeout=60)
     except grpc.aio.AioRpcError as error:
         return error.code().name
     return str(reply.model)

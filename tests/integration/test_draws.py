@@ -66,7 +66,7 @@ async def test_requests_that_began_before_a_drawing_service_came_are_not_drawn_f
     def waits(job: DraftJob) -> TokenTree:
         if request_id_of(job.request_id) == "early":
             reached.set()
-            go_on.wait(10)
+            go_on.wait(120)
         return always(job)
 
     points.script = waits
@@ -114,7 +114,7 @@ async def test_a_hung_drawing_service_is_taken_for_dead(redis_url: str) -> None:
     hang, drafter = threading.Event(), drawing()
 
     def script(job: DraftJob) -> TokenTree:
-        hang.wait(20)
+        hang.wait(120)
         return one_draw(job)
 
     drafter.script = script

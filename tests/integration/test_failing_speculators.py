@@ -69,11 +69,11 @@ async def test_a_late_speculator_is_not_waited_for(redis_url: str) -> None:
     release = threading.Event()
 
     def slow(job: DraftJob) -> TokenTree:
-        release.wait(20)
+        release.wait(120)
         return always(job)
 
     drafters = {"slow": ScriptedDrafter(slow), "fast": ScriptedDrafter(first(1))}
-    async with running_system(redis_url, drafters, deadline_s=0.05) as system:
+    async with running_system(redis_url, drafters, deadline_s=1.0) as system:
         replies = await system.generate(PROMPT)
         late, _ = system.loop.pool.services
         assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
@@ -284,7 +284,7 @@ async def test_a_speculator_that_does_not_fit_any_more_does_not_keep_a_verifier_
 
         monkeypatch.setattr(SpeculatorDirectory, "describe", misfit)
         await system.gateway.sessions.end_all()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         assert system.loop is not session
 
@@ -297,7 +297,7 @@ async def test_waiting_in_vain_is_not_blamed_on_plain_decoding(
     release = threading.Event()
 
     def slow(job: DraftJob) -> TokenTree:
-        release.wait(20)
+        release.wait(120)
         return always(job)
 
     async with running_system(redis_url, {"slow": ScriptedDrafter(slow)}, deadline_s=2.0) as system:

@@ -1,6 +1,7 @@
 """A verifier, a Redis or a pass that fails: who ends, who goes on, and what is said."""
 
 import asyncio
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -62,15 +63,15 @@ async def test_a_lost_verifier_is_logged_once_and_when_it_is_back(
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
     lines = [r.getMessage() for r in caplog.records if r.name == "specinfer.service.outage"]
     assert lines[0] == "the verifier does not answer (for 0 s): verifier: gone"
-    assert lines[1].startswith("the verifier answers again after 0.")
+    assert re.fullmatch(r"the verifier answers again after [\d.]+ s", lines[1])
     assert len(lines) == 2
 
 
 async def test_a_redis_that_dies_ends_requests_and_shows_no_token_it_lost(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     redis = Child("redis", redis_command(port, tmp_path), tmp_path / "redis.log", {})
-    wait_for_port(redis, f"127.0.0.1:{port}", timeout_s=20)
-    async with running_system(f"redis://127.0.0.1:{port}/0") as system:
+    wait_for_port(redis, f"127.0.0.1:{port}", timeout_s=60)
+    async with running_system(f"redis://127.0.0.1:{port}/0", redis_patience_seconds=2.0) as system:
         request = request_for(PROMPT, max_new_tokens=450)
         call = system.stub.Generate(request)
         seen = list((await call.read()).token_ids)
@@ -117,7 +118,7 @@ async def test_health_answers_while_the_engine_computes(redis_url: str) -> None:
 
     def slow(job: DraftJob) -> TokenTree:
         entered.set()
-        hold.wait(20)
+        hold.wait(120)
         return always(job)
 
     async with running_system(redis_url, {"slow": ScriptedDrafter(slow)}) as system:
@@ -126,7 +127,7 @@ async def test_health_answers_while_the_engine_computes(redis_url: str) -> None:
         async with grpc.aio.insecure_channel(system.loop.pool.services[0].address) as channel:
             for service in ("", "specinfer.v1.Speculator"):
                 reply = await health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=service), timeout=5
+                    health_pb2.HealthCheckRequest(service=service), timeout=60
                 )
                 assert reply.status == health_pb2.HealthCheckResponse.SERVING
         assert not task.done()

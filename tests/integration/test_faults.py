@@ -108,7 +108,7 @@ async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
         _fault_for_poison(monkeypatch, where)
         assert await asyncio.gather(*others) == [greedy([3 + i, 5], 40) for i in range(3)]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(rest_of(poison), 20)
+            await asyncio.wait_for(rest_of(poison), 60)
         assert system.loop is session, "it goes on"
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         await until(lambda: "poison" not in session.persistence.unfinished)

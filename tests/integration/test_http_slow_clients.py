@@ -4,17 +4,21 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+import pytest
+
+from http_svc.settings import HttpSettings
 from tests.support.fake_gateway import fake_gateways
 from tests.support.http_service import ASKED, CHAT, MODEL, HttpService, http_service
 from tests.support.system import until
 
-BOUNDS = {"header_seconds": 0.3, "body_seconds": 0.3, "max_header_kibibytes": 16}
+BOUNDS = {"header_seconds": 60.0, "body_seconds": 60.0, "max_header_kibibytes": 16}
+"""Tests that wait for a bound have a short one."""
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
 async def bounded(**settings: float) -> AsyncIterator[tuple[HttpService, Callable[..., Awaitable[Pipe]]]]:
-    """A service with short bounds, a gateway that takes every key, and connections that end with them."""
+    """A service with bounds, a gateway that takes every key, and connections that end with them."""
     writers = []
     async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)
@@ -37,7 +41,7 @@ async def bounded(**settings: float) -> AsyncIterator[tuple[HttpService, Callabl
 async def rest(reader: asyncio.StreamReader) -> bytes:
     """All that comes until the service closes the connection."""
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await reader.read()
     except ConnectionResetError:
         return b""
@@ -48,10 +52,11 @@ WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def test_a_head_that_does_not_end_is_waited_for_in_vain() -> None:
-    async with bounded() as (_, connect):
+    async with bounded(header_seconds=0.3) as (_, connect):
         for said in (b"", b"GET", HALF):
             reader, _ = await connect(said)
             assert await rest(reader) == b"", said
+    async with bounded(header_seconds=1.0) as (_, connect):
         reader, writer = await connect(WHOLE)  # the second call of a connection
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HALF)
@@ -59,7 +64,7 @@ async def test_a_head_that_does_not_end_is_waited_for_in_vain() -> None:
 
 
 async def test_a_head_that_drips_is_not_waited_for_longer() -> None:
-    async with bounded() as (_, connect):
+    async with bounded(header_seconds=0.3) as (_, connect):
         reader, writer = await connect(HALF)
 
         async def drip() -> None:
@@ -73,7 +78,7 @@ async def test_a_head_that_drips_is_not_waited_for_longer() -> None:
 
 
 async def test_a_head_above_its_size_is_refused() -> None:
-    async with bounded(header_seconds=60) as (_, connect):
+    async with bounded() as (_, connect):
         reader, writer = await connect(b"GET /health HTTP/1.1\r\nHost: x\r\n")
         for number in range(40):
             writer.write(b"X-%d: %s\r\n" % (number, b"a" * 1000))
@@ -81,29 +86,33 @@ async def test_a_head_above_its_size_is_refused() -> None:
 
 
 async def test_an_idle_connection_stays_open_for_its_own_time() -> None:
-    async with bounded() as (_, connect):
+    async with bounded(header_seconds=1.0) as (_, connect):
         reader, writer = await connect(WHOLE)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(1.2)
         writer.write(WHOLE)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert b"HTTP/1.1 200 " in await reader.readuntil(b"HTTP/1.1 200 ")
 
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
 
 
-async def test_a_body_that_does_not_come_gives_its_place_back() -> None:
-    async with bounded(max_calls=1, header_seconds=60) as (http, connect):
-        reader, _ = await connect(HEAD.encode() + b"{")
+async def test_a_body_that_does_not_come_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bounded(max_calls=1) as (http, connect):
+        reader, writer = await connect(HEAD.encode() + b"{")
         await until(lambda: http.metric("calls_running") == 1)
         assert (await http.plain.post(CHAT, json=ASKED)).status_code == 503
-        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        with monkeypatch.context() as over:
+            over.setattr(HttpSettings, "body_time_s", lambda *_: 0.0)
+            writer.write(b" ")  # with which the service looks how long it waits for more
+            line = await reader.readline()
+        assert line.startswith(b"HTTP/1.1 408 ")
         assert (await http.plain.post(CHAT, json=ASKED)).status_code == 200
 
 
 async def test_a_body_that_drips_does_not_keep_its_place() -> None:
-    async with bounded(header_seconds=60) as (_, connect):
+    async with bounded(body_seconds=0.3) as (_, connect):
         reader, writer = await connect(HEAD.encode())
 
         async def drip() -> None:
@@ -112,24 +121,24 @@ async def test_a_body_that_drips_does_not_keep_its_place() -> None:
                 await asyncio.sleep(0.02)
 
         dripping = asyncio.create_task(drip())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
         dripping.cancel()
 
 
 async def test_the_rest_of_a_refused_body_is_not_waited_for_long() -> None:
-    async with bounded() as (_, connect):
+    async with bounded(header_seconds=0.3) as (_, connect):
         reader, _ = await connect(HEAD.replace(": 100000", ": 99000000").encode() + b"{")
         assert (await rest(reader)).startswith(b"HTTP/1.1 413 ")
 
 
 async def test_a_slow_body_above_the_rate_is_taken() -> None:
-    async with bounded(body_rate_kibibytes=1.0) as (http, _):
+    async with bounded(body_seconds=1.0, body_rate_kibibytes=1.0) as (http, _):
 
         async def body() -> AsyncIterator[bytes]:
             for _ in range(10):
                 yield b" " * 1024
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.15)
             yield b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}'
 
         reply = await http.plain.post(CHAT, content=body(), headers={"Content-Type": "application/json"})
@@ -138,7 +147,7 @@ async def test_a_slow_body_above_the_rate_is_taken() -> None:
 
 async def test_connections_without_a_call_give_way_to_new_ones() -> None:
     """Whoever opens many keeps nobody out; a connection with a call is not closed for others."""
-    async with bounded(max_connections=4, header_seconds=60.0) as (_, connect):
+    async with bounded(max_connections=4) as (_, connect):
         busy, writer = await connect(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
         writer.write(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n")
         idle = [(await connect(HALF))[0] for _ in range(3)]

@@ -246,14 +246,14 @@ class BusyWithTwo(ScriptedDrafter):
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         if len(jobs) == 2:
-            self.release_both.wait(20)
+            self.release_both.wait(120)
         return super().draft(jobs)
 
 
 async def test_late_and_stale_drafts_are_told_apart(redis_url: str) -> None:
     """One of two requests ends while the speculator is busy with both: one draft is late, the other stale."""
     drafter = BusyWithTwo()
-    async with running_system(redis_url, {"busy": drafter}, deadline_s=0.3, tree_depth=1) as system:
+    async with running_system(redis_url, {"busy": drafter}, deadline_s=2.0, tree_depth=1) as system:
         long = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400))
         await system.tokens(PROMPT[:3], max_new_tokens=60)
         drafter.release_both.set()
@@ -268,7 +268,7 @@ async def test_a_service_that_is_gone_fails_its_drafts_and_is_not_ready(redis_ur
     release = threading.Event()
 
     def silent(job: DraftJob) -> TokenTree:
-        release.wait(20)
+        release.wait(120)
         return always(job)
 
     async with running_system(
@@ -277,7 +277,7 @@ async def test_a_service_that_is_gone_fails_its_drafts_and_is_not_ready(redis_ur
         address = address_of(system, "gone")
         await until(lambda: scrape(system).value("speculator_ready", service=address) == 1)
         task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=480))
-        await until(lambda: scrape(system).value("drafts_total", service=address, outcome="failed") == 1)
+        await until(lambda: scrape(system).value("drafts_total", service=address, outcome="failed") >= 1)
         release.set()
         await system.servers["gone"].stop()
         await until(lambda: scrape(system).value("speculator_ready", service=address) == 0)

@@ -344,7 +344,7 @@ async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
             entry = entries[0]
         entry = step_entry("r", [*PROMPT, 9])
         moved: dict[int, int] = {}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not moved:
                 moved = firsts(await draft(pool, [entry]))
                 await asyncio.sleep(0.01)

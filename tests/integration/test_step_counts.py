@@ -115,7 +115,7 @@ async def test_more_steps_than_may_wait_are_delivered_before_their_time(
     monkeypatch.setattr(persist, "_APART_S", 3600.0)
     monkeypatch.setattr(persist, "_MOST_WAITING", 8)
     async with running_system(redis_url) as system:
-        replies = await asyncio.wait_for(system.generate(PROMPTS[0], max_new_tokens=TOKENS), 30)
+        replies = await asyncio.wait_for(system.generate(PROMPTS[0], max_new_tokens=TOKENS), 60)
     assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)
     assert len(replies) > TOKENS // 16
 

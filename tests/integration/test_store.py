@@ -197,7 +197,7 @@ async def test_a_request_that_redis_lost_is_written_again(redis_url: str) -> Non
         record = await stores.a.load(name)
         assert record is not None
         assert (record.tokens, record.idempotency_key, record.model) == ([5], "idempotency_key", "model")
-        assert 3.0 <= record.age_s < 8.0
+        assert 3.0 <= record.age_s < 300.0
         assert await stores.b.restore(state, token_stream, "model", 1, 3.0) is Written.FENCED
         assert await stores.b.restore(state, token_stream, "model", 2, 3.0) is Written.OK, "the later owner"
         assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.FENCED}

@@ -112,7 +112,7 @@ async def status_of_call(address: str, tls: ClientTls | None) -> grpc.StatusCode
     """Return the status of one call that does not wait for a connection."""
     async with open_channel(address, tls) as channel:
         try:
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         except grpc.aio.AioRpcError as error:
             return error.code()
         return grpc.StatusCode.OK
@@ -173,9 +173,9 @@ async def test_the_gateways_settings_reach_both_services(certificates: Certifica
         open_channel(address, tls) as channel,
     ):
         verifier = verifier_pb2_grpc.VerifierStub(channel)
-        assert (await verifier.Describe(verifier_pb2.DescribeVerifierRequest(), timeout=10)).model == "tiny"
+        assert (await verifier.Describe(verifier_pb2.DescribeVerifierRequest(), timeout=60)).model == "tiny"
         speculator = speculator_pb2_grpc.SpeculatorStub(channel)
-        described = await speculator.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=10)
+        described = await speculator.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=60)
         assert described.max_nodes == 7
     assert not GatewaySettings().services_tls.wanted
 

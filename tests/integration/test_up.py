@@ -88,6 +88,7 @@ async def test_a_foreign_service_at_its_address_is_not_taken_for_its_own(
             async with serving(settings):
                 with pytest.raises(UnavailableError, match="gateway is not serving after 1 s"):
                     await asyncio.to_thread(system._wait, "gateway", settings.listen)
+        monkeypatch.setattr(local, "START_TIMEOUT_S", 60.0)
         monkeypatch.setenv("SPECINFER_INSTANCE", system.instance)
         async with serving(settings):
             await asyncio.to_thread(system._wait, "gateway", settings.listen)
@@ -128,7 +129,7 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
                 assert answer.usage is not None
                 assert answer.usage.completion_tokens == 2
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
+            assert process.wait(120) == 130
         finally:
             process.kill()
     assert not logs.exists()
@@ -159,7 +160,7 @@ def test_a_service_that_ends_later_leaves_its_log_and_its_place(tmp_path: Path) 
     system = LocalSystem(LocalOptions())
     command = ["sh", "-c", "echo out of luck; exit 3"]
     system.children["ngram"] = child = Child("ngram", command, system.logs / "ngram.log", {})
-    child.join(10)
+    child.join(60)
     with pytest.raises(
         UnavailableError, match=f"ngram ended with code 3: out of luck; logs in {system.logs}"
     ):

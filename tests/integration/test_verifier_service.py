@@ -259,7 +259,7 @@ async def test_a_step_that_is_given_up_leaves_no_reply_for_the_next(monkeypatch:
 
         def slow(jobs: Any) -> Any:
             entered.set()
-            go_on.wait(10)
+            go_on.wait(120)
             return original(jobs)
 
         monkeypatch.setattr(engine, "verify", slow)

@@ -61,6 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "sequence_length": 3,
     "linger_seconds": 0.0,
     "drain_seconds": 0.2,
+    "redis_patience_seconds": 60.0,
 }
 """Settings of the gateway, unless a test says otherwise."""
 FIRST_CHARACTER = 2
@@ -188,9 +189,9 @@ async def running_system(
     engine_limits: EngineLimits | None = None,
     acceptance: str = DEFAULT_RULE,
     deadline_s: float = 10.0,
-    hung_s: float = 5.0,
-    patience_s: float = 5.0,
-    lease_s: float = 1.0,
+    hung_s: float = 60.0,
+    patience_s: float = 60.0,
+    lease_s: float = 3.0,
     adaptive: bool = False,
     kv_tokens: int = 2048,
     kv_window: int = 0,
@@ -293,7 +294,6 @@ async def running_system(
         hung_seconds=hung_s,
         verifier_patience_seconds=patience_s,
         lease_seconds=lease_s,
-        redis_patience_seconds=5.0,
         adaptive=adaptive,
         retention_seconds=60,
         **DEFAULTS | options,
@@ -373,7 +373,7 @@ def settings(**options: Any) -> ServiceSettings:
     return ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.2, **options)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     """Waits until something becomes true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # nothing signals it: the state of another part is observed

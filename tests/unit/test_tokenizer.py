@@ -72,8 +72,10 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     thread.start()
     text, encoding = "the quick brown fox " * 20_000, tokenizer()
     before = turns[0]
-    encoding.encode(text)
-    during = turns[0] - before
+    for _ in range(100):  # a busy machine may not let the other thread run during one of them
+        encoding.encode(text)
+        if during := turns[0] - before:
+            break
     over.set()
     thread.join()
     assert during > 0

@@ -97,7 +97,7 @@ def test_places_are_neither_lost_nor_given_twice(places: int, jobs: list[tuple[s
                     task.cancel()
         ended = await asyncio.gather(*(task for task, _ in tasks), return_exceptions=True)
         assert all(one is None or isinstance(one, asyncio.CancelledError) for one in ended)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             for _ in range(places):
                 await turns.take(Caller("last")).__aenter__()
 

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -267,8 +268,14 @@ async def test_a_cancelled_task_ends_its_request_and_no_other() -> None:
         await until(lambda: not llm._driver.busy)
 
 
+def slow(job: DraftJob) -> TokenTree:
+    """Nothing, a fiftieth of a second later: a request of 400 tokens takes eight seconds on any machine."""
+    time.sleep(0.02)
+    return TokenTree.root_only(job.context[-1])
+
+
 async def test_closing_ends_what_runs_with_an_error() -> None:
-    llm = AsyncLLM.of(tiny_engine(), ascii_tokenizer())
+    llm = AsyncLLM.of(tiny_engine({"slow": ScriptedDrafter(slow)}), ascii_tokenizer())
     running = asyncio.create_task(
         llm.generate([7, 7], SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))
     )

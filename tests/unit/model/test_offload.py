@@ -275,7 +275,7 @@ def test_the_reader_ends_with_its_stream() -> None:
     stream = LayerStream(Countable(3), [HostBuffer(PAGE) for _ in range(2)])
     (reader,) = set(threading.enumerate()) - before
     del stream
-    reader.join(timeout=5)
+    reader.join(timeout=60)
     assert not reader.is_alive()
 
 
@@ -323,7 +323,7 @@ def test_host_memory_and_device_buffers_give_the_same_bits() -> None:
         assert torch.equal(a, b)
 
 
-def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits for something another thread does."""
     event = threading.Event()
     for _ in range(round(seconds / 0.01)):

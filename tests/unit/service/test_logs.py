@@ -137,11 +137,11 @@ async def test_a_bug_in_a_call_ends_it_without_what_it_quotes(caplog: pytest.Log
     async with open_channel(f"127.0.0.1:{await server.start()}") as channel:
         stub = speculator_pb2_grpc.SpeculatorStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as unary:
-            await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=10)
+            await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as stream:
-            await stub.Draft(iter([speculator_pb2.DraftRequest()]), timeout=10).read()
+            await stub.Draft(iter([speculator_pb2.DraftRequest()]), timeout=60).read()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Release(common_pb2.ReleaseRequest(), timeout=10)
+            await stub.Release(common_pb2.ReleaseRequest(), timeout=60)
     await server.stop()
     for ended in (unary.value, stream.value):
         assert ended.code() is grpc.StatusCode.INTERNAL

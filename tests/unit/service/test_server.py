@@ -77,7 +77,7 @@ async def test_a_service_that_waits_for_another_one_is_alive_but_not_ready() -> 
 
         async def statuses() -> list[int]:
             requests = [health_pb2.HealthCheckRequest(service=name) for name in (LIVENESS, "", "waits")]
-            return [(await stub.Check(request, timeout=10)).status for request in requests]
+            return [(await stub.Check(request, timeout=60)).status for request in requests]
 
         assert await statuses() == [serving, serving, serving]
         await server.set_serving(False)
