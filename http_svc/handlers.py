@@ -16,7 +16,7 @@ from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
 from http_svc.errors import ApiError, api_error
-from http_svc.identity import identity_of
+from http_svc.identity import identity_of, with_headers
 from http_svc.items.answer import ItemWriter, ended, response_object
 from http_svc.items.body import ResponsesBody, conversation_of, item_error, item_refusal
 from http_svc.items.stream import item_events
@@ -85,7 +85,8 @@ class Door:
     ) -> Response:
         identity, caller = identity_of(request), self._callers.client_of(request.headers)
         model = await self._models.check(caller, body.model)
-        call = Call(caller, [caller.stream(one) for one in chat_requests(chat, identity)], lingers=False)
+        asked = with_headers(request, chat_requests(chat, identity))
+        call = Call(caller, [caller.stream(one) for one in asked], lingers=False)
         writer, begun = (
             ItemWriter(identity, bool(chat.callable)),
             response_object(body, identity, model, int(time.time())),
@@ -178,7 +179,8 @@ class Door:
         """
         try:
             request.state.identity = identity_of(request)
-            return await self._serve(kind, body, request, make(request.state.identity), explain)
+            asked = with_headers(request, make(request.state.identity))
+            return await self._serve(kind, body, request, asked, explain)
         except SpecInferError as error:
             raise explain(error) from error
 

@@ -1,12 +1,17 @@
-"""Ids of gateways' requests: of a call that is repeated on purpose, or of one call alone."""
+"""What headers say of a call: its id, and whether it may be learnt from."""
+
+from collections.abc import Sequence
 
 from fastapi import Request
 
 from http_svc.entry.middleware import REQUEST_ID_HEADER
 from specinfer.client import new_request_id
 from specinfer.errors import InvalidInputError
+from specinfer.v1 import generation_pb2
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
+NO_TRAINING_HEADER = "X-No-Training"
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LONGEST = 200
 """Characters of a key; the gateway takes 256, of which choices get a few."""
 
@@ -28,3 +33,21 @@ def identity_of(request: Request) -> str:
         return key
     name: str = request.state.request_id
     return f"{name}.{new_request_id()}" if REQUEST_ID_HEADER in request.headers else name
+
+
+def with_headers(
+    request: Request, asked: Sequence[generation_pb2.GenerateRequest]
+) -> Sequence[generation_pb2.GenerateRequest]:
+    """Return a call's requests with what its headers say of them.
+
+    Raises:
+        InvalidInputError: if a header has a value that it cannot have.
+    """
+    value = request.headers.get(NO_TRAINING_HEADER)
+    if value is None:
+        return asked
+    if value.lower() not in _FLAGS:
+        raise InvalidInputError(NO_TRAINING_HEADER, value, "must be true or false")
+    for each in asked:
+        each.no_training = each.no_training or _FLAGS[value.lower()]
+    return asked

@@ -199,6 +199,7 @@ def _options(body: Body, limit: int) -> RequestOptions:
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         speculation=body.speculation or "tree",
         references=body.references or (),
+        no_training=bool(body.no_training),
         chat=isinstance(body, ChatBody),
         logprobs=wants_logprobs(body),
         top_logprobs=_top_logprobs(body),

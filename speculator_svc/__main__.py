@@ -1,24 +1,38 @@
 """Start of a speculator service: settings -> drafters -> engine -> servicer -> server."""
 
+import asyncio
+import contextlib
 import secrets
+import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specinfer.drafters import make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.warm_up import warm_up
+from specinfer.errors import SettingError
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
 from specinfer.speculators.description import describe
-from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
+from specinfer.v1 import learning_pb2, learning_pb2_grpc, speculator_pb2, speculator_pb2_grpc
+from speculator_svc.learning.checkpoints import Checkpoints
+from speculator_svc.learning.replay import Replay
+from speculator_svc.learning.servicer import LearningServicer
+from speculator_svc.learning.trials import run_trials
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from speculator_svc.settings import SpeculatorSettings
 
+if TYPE_CHECKING:
+    from speculator_svc.learning.learner import Learner
+
 PROGRAM = "speculator_svc"
 SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
+LEARNING = learning_pb2.DESCRIPTOR.services_by_name["Learning"].full_name
 
 
 def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
@@ -32,6 +46,28 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
     return SpeculatorEngine(drafters)
 
 
+def build_learner(
+    settings: SpeculatorSettings, engine: SpeculatorEngine, thread: EngineThread
+) -> "Learner | None":
+    """Put together what learns from requests; None if nothing is to be learnt.
+
+    Raises:
+        SettingError: if no drafter can learn, or if the directory cannot be made.
+    """
+    if not settings.learn:
+        return None
+    from speculator_svc.learning.learner import DRAFTER, Learner, check_learnable  # it loads torch
+
+    check_learnable(settings.drafters, settings.model)
+    try:
+        checkpoints = Checkpoints(Path(settings.learn))
+    except OSError as error:
+        raise SettingError("learn", settings.learn, error.strerror or "cannot be made") from error
+    replay = Replay(settings.learn_tokens, 60 * settings.learn_minutes, time.monotonic)
+    place = settings.drafters.index(DRAFTER)
+    return Learner(replay, engine, thread, place, settings.drafter_options(), checkpoints, run_trials)
+
+
 async def serve(settings: SpeculatorSettings) -> None:
     """Serve until signalled."""
     registry = service_registry()
@@ -40,12 +76,19 @@ async def serve(settings: SpeculatorSettings) -> None:
     thread = EngineThread("speculator-engine")
     engine = await thread.call(build_engine, settings)
     await thread.call(warm_up, engine)
-    server = ServiceServer(settings, [SERVICE])
+    learner = build_learner(settings, engine, thread)
+    server = ServiceServer(settings, [SERVICE, *([LEARNING] if learner is not None else [])])
     description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
-    metrics = SpeculatorMetrics(registry, settings.names)
-    servicer = SpeculatorServicer(engine, thread, metrics, description, tracer)
+    description.learns = learner is not None
+    metrics = SpeculatorMetrics(registry, settings.names, learner)
+    servicer = SpeculatorServicer(engine, thread, metrics, description, tracer, learner)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
-    await run_until_signalled(server)
+    async with contextlib.AsyncExitStack() as stack:
+        if learner is not None:
+            learning_pb2_grpc.add_LearningServicer_to_server(LearningServicer(learner), server.grpc)  # type: ignore[no-untyped-call]
+            watching = asyncio.create_task(learner.watch())
+            stack.callback(watching.cancel)
+        await run_until_signalled(server)
     thread.stop()
     if tracer is not None:
         tracer.close()

@@ -4,21 +4,29 @@ Counted on the engine thread: 20 us a step.
 """
 
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import TO_SECONDS_S, StepHistogram, declare_build_info
 from specinfer.speculators.draft_counts import DraftCounts
 
+if TYPE_CHECKING:
+    from speculator_svc.learning.learner import Learner
+
 
 class SpeculatorMetrics:
     """Counts the engine's work."""
 
-    def __init__(self, registry: CollectorRegistry, names: Sequence[str]) -> None:
-        """Make the metrics; `names` are those of the speculators."""
+    def __init__(
+        self, registry: CollectorRegistry, names: Sequence[str], learner: "Learner | None" = None
+    ) -> None:
+        """Make the metrics; `names` are those of the speculators. Those of learning are read of the learner."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_speculator_{name}", documentation, labels, registry=registry)
@@ -31,6 +39,8 @@ class SpeculatorMetrics:
         )
         self.failed_steps = counter("failed_steps", "Steps that failed by a fault of the service.")
         self._held = Gauge("specinfer_speculator_requests", "Requests with a context.", registry=registry)
+        if learner is not None:
+            registry.register(LearningMetrics(learner))
         declare_build_info(registry)
 
     def observe(
@@ -45,3 +55,31 @@ class SpeculatorMetrics:
     def observe_held(self, requests: int) -> None:
         """Show the number of requests with a context."""
         self._held.set(requests)
+
+
+class LearningMetrics(Collector):
+    """State of the learner, read when it is scraped."""
+
+    def __init__(self, learner: "Learner") -> None:
+        self._learner = learner
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they are now."""
+        learner, prefix = self._learner, "specinfer_speculator_learning"
+        gauges = {
+            "version": ("Number of the weights that draft; 0 for those of the start.", learner.version),
+            "replay_tokens": ("Tokens that are kept to learn from.", learner.replay.tokens),
+            "held_out_tokens_per_step": (
+                "Tokens a step of the weights that draft on held-out texts; 0 if they were not judged.",
+                learner.held_out_rate,
+            ),
+        }
+        for name, (documentation, value) in gauges.items():
+            yield GaugeMetricFamily(f"{prefix}_{name}", documentation, value)
+        counts = {
+            "offers": ("Weights that were offered.", learner.counts.offers),
+            "swaps": ("Times that offered weights were taken.", learner.counts.swaps),
+            "take_backs": ("Times that the weights before were taken back.", learner.counts.take_backs),
+        }
+        for name, (documentation, value) in counts.items():
+            yield CounterMetricFamily(f"{prefix}_{name}", documentation, value)

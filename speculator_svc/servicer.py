@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
@@ -23,7 +23,11 @@ from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_limits
 from speculator_svc.clients import own_id, request_id_of
+from speculator_svc.learning.recording import record
 from speculator_svc.metrics import SpeculatorMetrics
+
+if TYPE_CHECKING:
+    from speculator_svc.learning.learner import Learner
 
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -39,9 +43,10 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         metrics: SpeculatorMetrics,
         description: speculator_pb2.DescribeSpeculatorReply,
         tracer: Tracer | None = None,
+        learner: "Learner | None" = None,
     ) -> None:
         self._engine, self._thread, self._metrics = engine, thread, metrics
-        self._description, self._tracer = description, tracer
+        self._description, self._tracer, self._learner = description, tracer, learner
         self._observing = Observing()
         self._failures = DraftFailures([each.name for each in description.speculators])
 
@@ -49,8 +54,13 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context
     ) -> AsyncIterator[speculator_pb2.DraftReply]:
         """Return one reply per request message, in order."""
+        told = None
         async for request in requests:
-            yield await self._thread.call(self._step, request)
+            reply = await self._thread.call(self._step, request)
+            if self._learner is not None and told != (state := self._learner.state):
+                reply.learning.CopyFrom(state)
+                told = state
+            yield reply
 
     def _step(self, request: speculator_pb2.DraftRequest) -> speculator_pb2.DraftReply:
         """Serve a message; a fault of ours costs the step, not the stream."""
@@ -83,6 +93,8 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         asked = [item for item in decoded if isinstance(item, DraftEntry)]
         outcomes = self._engine.draft(asked, request.ahead_us / 1e6)
         self._failures.note(outcomes, time.monotonic())
+        if self._learner is not None:
+            record(self._learner.replay, request, outcomes)
         results = iter(outcomes)
         return [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
 
@@ -113,6 +125,8 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
     def _release(self, own_ids: list[str]) -> int:
         released = self._engine.release(own_ids)
+        if self._learner is not None:
+            self._learner.replay.end(own_ids)
         self._observing(self._observe_held)
         return released
 

@@ -27,6 +27,8 @@ class Caller:
     """Most tokens generated within a minute; 0 for no limit."""
     max_priority: int = 2**31 - 1
     """Highest priority that it may request."""
+    no_training: bool = False
+    """True if speculators may learn from none of its requests."""
 
 
 ANYBODY = Caller()
@@ -79,7 +81,9 @@ class Callers:
             raise UnauthenticatedError(f"{HEADER}: no such key")
         if found.has_expired(self._clock()):
             raise UnauthenticatedError(f"{HEADER}: the key has expired")
-        return Caller(found.name, found.max_concurrent, found.tokens_per_minute, found.max_priority)
+        return Caller(
+            found.name, found.max_concurrent, found.tokens_per_minute, found.max_priority, found.no_training
+        )
 
     def _reload(self, path: Path) -> None:
         now = stamp_of(path)

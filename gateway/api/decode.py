@@ -168,6 +168,7 @@ class RequestDecoder:
             caller=caller.name,
             deadline_s=message.deadline_seconds if message.HasField("deadline_seconds") else None,
             constraint=decode_constraint(message.constraint),
+            no_training=message.no_training or caller.no_training,
         )
 
     async def _check_quota_first(

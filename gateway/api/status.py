@@ -116,6 +116,7 @@ class StatusReporter:
                 ahead_hits=total.ahead_hits,
                 ahead_misses=total.ahead_misses,
                 ahead_wasted=total.ahead_wasted,
+                learning=service.learning,
                 **_reliability(calibration, number),
             )
             for number, name, drafter, total in zip(numbers, names, drafters, totals, strict=True)

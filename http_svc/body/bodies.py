@@ -85,6 +85,8 @@ class Body(NeutralFields):
     speculation: Literal["tree", "sequence", "off"] | None = None
     references: Annotated[list[Text], FIRST, at_most(MOST_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
+    no_training: bool | None = None
+    """Speculators keep nothing of it to learn from; so does the header `X-No-Training`."""
     resumable: bool | None = None
     """The events of the stream have ids, and a client that hangs up may come back with `Last-Event-ID`."""
 

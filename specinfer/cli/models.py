@@ -90,6 +90,9 @@ def create(
     max_concurrent: Annotated[int | None, typer.Option(help="Most unfinished requests at once.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="Most tokens generated in a minute.")] = None,
     max_priority: Annotated[int | None, typer.Option(help="Highest priority that it may ask for.")] = None,
+    no_training: Annotated[
+        bool | None, typer.Option("--no-training", help="Speculators may learn from none of its requests.")
+    ] = None,
     expires_days: Annotated[int | None, typer.Option(min=1, max=36500, help="Days until it ends.")] = None,
     rotate: Annotated[
         bool, typer.Option("--rotate", help="Another key, with the same limits, for a name that has one.")
@@ -104,6 +107,7 @@ def create(
         "max_concurrent": max_concurrent,
         "tokens_per_minute": tokens_per_minute,
         "max_priority": max_priority,
+        "no_training": no_training,
     }
     limits = _limits_before(keys, name, rotate) | {
         key: value for key, value in given.items() if value is not None
@@ -120,7 +124,8 @@ def list_keys(file: KeyFile) -> None:
         expires = key.expires.isoformat(timespec="seconds") if key.expires else "never"
         typer.echo(
             f"{key.name}\t{key.key_id}\tconcurrent {key.max_concurrent or 'any'}"
-            f"\ttokens/min {key.tokens_per_minute or 'any'}\tpriority {key.max_priority}\texpires {expires}"
+            f"\ttokens/min {key.tokens_per_minute or 'any'}\tpriority {key.max_priority}"
+            f"\ttraining {'no' if key.no_training else 'yes'}\texpires {expires}"
         )
 
 

@@ -113,7 +113,8 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     for s in status.speculators:
         table.add_row(
             f"speculator {s.name} ({s.drafter or '?'})",
-            f"{ready_words(s.ready)}, {s.answered} in time, {s.missed} missed, {s.failed} failed",
+            f"{ready_words(s.ready)}, {s.answered} in time, {s.missed} missed, {s.failed} failed"
+            f"{learning_words(s)}",
         )
     return table
 
@@ -121,6 +122,19 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
 def ready_words(ready: bool) -> str:
     """Return words for a service that answers or does not."""
     return "ready" if ready else "not answering"
+
+
+def learning_words(speculator: generation_pb2.SpeculatorState) -> str:
+    """Return words for the state of a speculator's learning, if its service learns."""
+    if not speculator.HasField("learning"):
+        return ""
+    state = speculator.learning
+    judged = state.held_out_tokens_per_step
+    return (
+        f", weights {state.version}, learns from {state.replay_tokens} tokens"
+        + (f", held out {judged:.2f} tokens a step" if judged else "")
+        + f", {state.swaps} swaps, {state.take_backs} taken back"
+    )
 
 
 def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> str:

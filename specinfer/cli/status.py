@@ -14,7 +14,14 @@ from rich.table import Table
 
 from specinfer.cli.connection import Connection, client_tls
 from specinfer.cli.options.shared import DEFAULT_ADDRESS, Address, ApiKey, TlsCa, TlsCert, TlsKey
-from specinfer.cli.show import output, planner_words, ready_words, status_table, verifier_words
+from specinfer.cli.show import (
+    learning_words,
+    output,
+    planner_words,
+    ready_words,
+    status_table,
+    verifier_words,
+)
 from specinfer.client import AsyncClient
 from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
@@ -107,7 +114,8 @@ class Interval:
         accepted, trees = speculator.accepted - before.accepted, self._grown("trees") or 1
         won = (speculator.wins - before.wins) / trees
         shown = f"{ready}, accepted {accepted / drafted:.0%}, won {won:.0%} of trees"
-        return name, shown + _ahead_words(speculator, before) + _reliability_words(speculator)
+        shown += _ahead_words(speculator, before) + _reliability_words(speculator)
+        return name, shown + learning_words(speculator)
 
     def _speculator_before(
         self, speculator: generation_pb2.SpeculatorState

@@ -191,6 +191,7 @@ class RequestOptions(ConstraintOptions, total=False):
             (),
         ),
     ]
+    no_training: Annotated[bool, RequestOption("speculators keep nothing of it to learn from", flag, False)]
     typical_epsilon: Annotated[
         float, RequestOption("threshold of typical acceptance, not lossless; 0: lossless", number, 0.0)
     ]

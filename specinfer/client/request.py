@@ -51,7 +51,7 @@ _SAMPLING = (
 """Options that are fields of the same name of a request's sampling parameters."""
 _PLAIN = (
     *("request_id", "max_new_tokens", "ignore_eos", "priority"),
-    *("logprobs", "top_logprobs", "deadline_seconds"),
+    *("logprobs", "top_logprobs", "deadline_seconds", "no_training"),
 )
 """Options that are fields of the request itself."""
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]

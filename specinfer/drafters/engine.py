@@ -134,6 +134,19 @@ class SpeculatorEngine:
                 drafter.release(request_id)
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
+    def replace(self, place: int, drafter: Drafter) -> None:
+        """Draft with another drafter of the same tokenizer from now on; it reads contexts when it drafts for them.
+
+        Raises:
+            IncompatibleError: if it has another tokenizer, or reads what the one before does not.
+        """
+        before = self.drafters[place].description
+        if replace(drafter.description, model=before.model) != before:
+            raise IncompatibleError(
+                f"{drafter.description.model} does not describe itself as {before.model} does"
+            )
+        self.drafters[place] = drafter
+
     def held_len(self, request_id: str) -> int:
         """Return the number of context tokens held for a request; 0 if it is unknown."""
         return self._contexts.held_len(request_id)

@@ -124,7 +124,8 @@ def check_speculator(setting: str, flags: Flags, others: Collection[str] = ()) -
 
 
 SERVICE_FLAGS = frozenset(
-    {"name", "threads", "drain_seconds", "metrics_host", "metrics_port", "otlp_endpoint"}
+    {"name", "threads", "learn", "learn_tokens", "learn_minutes", "drain_seconds"}
+    | {"metrics_host", "metrics_port", "otlp_endpoint"}
     | {"log_format", "log_level", "log_requests", "tls_certificate", "tls_client_ca", "tls_key"}
 )
 """Flags of a speculator service that are no drafter's."""

@@ -54,6 +54,8 @@ class GenerationRequest:
     """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
     constraint: Constraint | None = None
     """Constraint on the text."""
+    no_training: bool = False
+    """True if no speculator may keep the text to learn from it."""
     references: tuple[tuple[int, ...], ...] = ()
     """Texts that the answer may copy from; empty if no speculator drafts from them."""
 

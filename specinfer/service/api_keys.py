@@ -38,6 +38,8 @@ class ApiKey(BaseModel):
     """Most tokens generated within a minute; 0 for no limit."""
     max_priority: int = Field(2**31 - 1, ge=-(2**31), le=2**31 - 1)
     """Highest priority that it may request."""
+    no_training: bool = False
+    """True if speculators may keep none of its requests to learn from them."""
     expires: AwareDatetime | None = None
     """Time when it ends, with time zone; None for never."""
 
@@ -113,7 +115,7 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 def limits_of(key: ApiKey) -> dict[str, Any]:
     """Return the limits of a key, for another key of its name; not its end."""
-    return key.model_dump(include={"max_concurrent", "tokens_per_minute", "max_priority"})
+    return key.model_dump(include={"max_concurrent", "tokens_per_minute", "max_priority", "no_training"})
 
 
 def revoke(keys: Sequence[ApiKey], name: str, key_id: str | None = None) -> list[ApiKey]:

@@ -16,10 +16,11 @@ from specinfer.planning.latency import DraftTime, SpeculatorSet
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import TargetOutputs
+from specinfer.speculators.consent import consent_of
 from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
 from specinfer.speculators.faults import DraftFaults, DraftStatistics, Refusals
 from specinfer.tree import TokenTree, most_depth
-from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
+from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 
 _NEWEST = 0.1
@@ -74,6 +75,8 @@ class SpeculatorService:
     """Seconds that its last answer took."""
     wire_s: float = 0.0
     """Seconds that messages take to it and back, on average."""
+    learning: common_pb2.LearningState | None = None
+    """State of its learning by its last reply that said it."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     statistics: DraftStatistics = field(default_factory=DraftStatistics)
     faults: DraftFaults = field(init=False)
@@ -134,6 +137,11 @@ class SpeculatorService:
         self.wire_s = wire_s if not self.wire_s else self.wire_s + _NEWEST * (wire_s - self.wire_s)
         return compute_s
 
+    def note_learning(self, reply: speculator_pb2.DraftReply) -> None:
+        """Note the state of its learning, if a reply has it."""
+        if reply.HasField("learning"):
+            self.learning = reply.learning
+
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """Layers whose hidden states it reads."""
@@ -165,6 +173,7 @@ class SpeculatorService:
         most = self.description.max_nodes if self.description else 0
         chain = entry.limits.width == 1
         sampling = entry.state.sampling
+        learns = held == 0 and self.description is not None and self.description.learns
         return speculator_pb2.DraftEntry(
             request_id=entry.request_id,
             base_len=held,
@@ -179,6 +188,7 @@ class SpeculatorService:
             target_features=features,
             features_start=start,
             target_top_k=encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
+            learning=consent_of(entry.state.request) if learns else None,
         )
 
     def accept(
@@ -289,3 +299,4 @@ class SpeculatorService:
         self.held.clear()
         self.features_held.clear()
         self.refusals.clear()
+        self.learning = None

@@ -98,3 +98,17 @@ class ReleaseReply(_message.Message):
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     released: int
     def __init__(self, released: _Optional[int] = ...) -> None: ...
+
+class LearningState(_message.Message):
+    __slots__ = ("version", "replay_tokens", "held_out_tokens_per_step", "swaps", "take_backs")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BACKS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    replay_tokens: int
+    held_out_tokens_per_step: float
+    swaps: int
+    take_backs: int
+    def __init__(self, version: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., held_out_tokens_per_step: _Optional[float] = ..., swaps: _Optional[int] = ..., take_backs: _Optional[int] = ...) -> None: ...

@@ -33,7 +33,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ..., traceparent: _Optional[str] = ..., ahead_us: _Optional[int] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "min_path_probability", "draw_seed", "features_start", "references", "pending")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "min_path_probability", "draw_seed", "features_start", "references", "pending", "learning")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class DraftEntry(_message.Message):
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -64,7 +65,16 @@ class DraftEntry(_message.Message):
     features_start: int
     references: _containers.RepeatedCompositeFieldContainer[Reference]
     pending: PendingTree
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ..., references: _Optional[_Iterable[_Union[Reference, _Mapping]]] = ..., pending: _Optional[_Union[PendingTree, _Mapping]] = ...) -> None: ...
+    learning: LearningConsent
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ..., references: _Optional[_Iterable[_Union[Reference, _Mapping]]] = ..., pending: _Optional[_Union[PendingTree, _Mapping]] = ..., learning: _Optional[_Union[LearningConsent, _Mapping]] = ...) -> None: ...
+
+class LearningConsent(_message.Message):
+    __slots__ = ("caller", "prompt_len")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    caller: int
+    prompt_len: int
+    def __init__(self, caller: _Optional[int] = ..., prompt_len: _Optional[int] = ...) -> None: ...
 
 class PendingTree(_message.Message):
     __slots__ = ("token_ids", "parents", "scores", "max_positions")
@@ -95,18 +105,20 @@ class TargetTopK(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step_id", "entries", "compute_us", "speculator_us", "instance_id")
+    __slots__ = ("step_id", "entries", "compute_us", "speculator_us", "instance_id", "learning")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     SPECULATOR_US_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[DraftResult]
     compute_us: int
     speculator_us: _containers.RepeatedScalarFieldContainer[int]
     instance_id: str
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ..., instance_id: _Optional[str] = ...) -> None: ...
+    learning: _common_pb2.LearningState
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ..., instance_id: _Optional[str] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ...) -> None: ...
 
 class DraftResult(_message.Message):
     __slots__ = ("request_id", "status", "message", "drafts", "held_len", "ahead")
@@ -149,7 +161,7 @@ class DescribeSpeculatorRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeSpeculatorReply(_message.Message):
-    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "feature_layers", "target_top_k", "instance_id", "feature_size", "reads_references")
+    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "feature_layers", "target_top_k", "instance_id", "feature_size", "reads_references", "learns")
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +172,7 @@ class DescribeSpeculatorReply(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
     READS_REFERENCES_FIELD_NUMBER: _ClassVar[int]
+    LEARNS_FIELD_NUMBER: _ClassVar[int]
     speculators: _containers.RepeatedCompositeFieldContainer[SpeculatorDescription]
     tokenizer_fingerprint: str
     max_context_len: int
@@ -170,7 +183,8 @@ class DescribeSpeculatorReply(_message.Message):
     instance_id: str
     feature_size: int
     reads_references: bool
-    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ..., feature_size: _Optional[int] = ..., reads_references: bool = ...) -> None: ...
+    learns: bool
+    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ..., feature_size: _Optional[int] = ..., reads_references: bool = ..., learns: bool = ...) -> None: ...
 
 class SpeculatorDescription(_message.Message):
     __slots__ = ("name", "drafter", "model", "vocab_size", "draws", "drafts_ahead")

@@ -1,4 +1,4 @@
-"""`python -m speculator_svc.training speculator|corpus|prune|ssm|eagle|medusa|blockwise`: `specinfer train`."""
+"""`python -m speculator_svc.training speculator|corpus|prune|ssm|follow|eagle|medusa|blockwise`: `specinfer train`."""
 
 import signal
 import sys
@@ -7,6 +7,7 @@ import typer
 
 from specinfer.errors import SpecInferError
 from specinfer.usage import USAGE_ERROR, usage_message
+from speculator_svc.training.follow import train_follow
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.pruning.prune import prune
 from speculator_svc.training.run import SIGNALS, InterruptionError
@@ -26,6 +27,7 @@ app.command("speculator")(train_speculator)
 app.command("corpus")(make_corpus)
 app.command("prune")(prune)
 app.command("ssm")(train_ssm)
+app.command("follow")(train_follow)
 app.command("eagle")(train_eagle)
 ENDING = "SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there."
 MEDUSA = "Distil the target into Medusa's heads, which read its last hidden state."

@@ -126,7 +126,7 @@ class LocalSystem:
         self.children: dict[str, Child] = {}
         self._pool = options.services
         self._redis_port, *ports = free_ports(3 + len(self._pool))
-        gateway, self.verifier, *self._addresses = [f"127.0.0.1:{port}" for port in ports]
+        gateway, self.verifier, *self.speculators = [f"127.0.0.1:{port}" for port in ports]
         self.address = options.listen or gateway
         self.redis_url = redis_url_from_environment() or ""
         self.instance = secrets.token_hex(8)
@@ -206,18 +206,18 @@ class LocalSystem:
         hosted = {"drafters": resident} if resident else {}
         verifier = {"listen": self.verifier, **common, **hosted, **self._options.verifier}
         self._spawn("verifier", "verifier_svc", verifier)
-        for address, (name, flags) in zip(self._addresses, self._pool.items(), strict=True):
+        for address, (name, flags) in zip(self.speculators, self._pool.items(), strict=True):
             drafters = flags.get("drafter", "").split("+")
             extra = dict(common) if MODEL_DRAFTERS & set(drafters) else {}
             if len(drafters) == 1:
                 extra["name"] = name
             self._spawn(name, "speculator_svc", {"listen": address, **extra, **flags})
-        for name, address in zip(["verifier", *self._pool], [self.verifier, *self._addresses], strict=True):
+        for name, address in zip(["verifier", *self._pool], [self.verifier, *self.speculators], strict=True):
             self._wait(name, address)
         gateway = {
             "listen": self.address,
             "verifiers": self.verifier,
-            "speculators": ",".join([*self._addresses, *self._options.addresses]),
+            "speculators": ",".join([*self.speculators, *self._options.addresses]),
             "redis-url": self.redis_url,
             **model,
             **self._options.gateway,

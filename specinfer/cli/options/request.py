@@ -44,6 +44,9 @@ LogProbs = Annotated[bool, typer.Option("--logprobs", help="Return log-probabili
 RequestId = Annotated[
     str | None, typer.Option(help="Id of the request, for `attach` and `cancel`; random if not given.")
 ]
+NoTraining = Annotated[
+    bool, typer.Option("--no-training", help="Speculators keep nothing of it to learn from.")
+]
 DeadlineSeconds = Annotated[
     float | None, typer.Option(help="End after so many seconds, with the tokens there are.")
 ]

@@ -1,0 +1,85 @@
+"""Whether offered weights are better than those that draft: by callers, on the same held-out texts. Pure."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LEAST_TEXTS = 16
+"""Held-out texts below which nothing is judged."""
+MOST_TEXTS = 96
+"""Held-out texts, the newest, by which weights are judged: some 3,000 drafts."""
+LEAST_GAIN = 0.01
+"""Part of the tokens a step that all callers together must gain: a swap has the new weights read all contexts again."""
+MOST_LOSS = 0.02
+"""Part of its tokens a step that a caller may lose."""
+LEAST_TEXTS_OF_CALLER = 4
+"""Held-out texts below which a caller's own loss says nothing."""
+
+
+class Trial(NamedTuple):
+    """A held-out text, decoded with both weights."""
+
+    caller: int
+    tokens: int
+    """Tokens of the answer."""
+    served_steps: int
+    offered_steps: int
+
+
+class Judgement(NamedTuple):
+    """Tokens a step, averaged over callers, and the reason against the offered weights."""
+
+    served: float
+    offered: float
+    texts: int
+    why_not: str = ""
+
+    @property
+    def better(self) -> bool:
+        """True if the offered weights are to be taken."""
+        return not self.why_not
+
+
+def judge(trials: Sequence[Trial]) -> Judgement:
+    """Judge offered weights: better over all callers, each with one voice, and worse for none of them."""
+    by_caller: dict[int, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        by_caller[trial.caller].append(trial)
+    served = _mean([_rate(each, [t.served_steps for t in each]) for each in by_caller.values()])
+    offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in by_caller.values()])
+    found = Judgement(served, offered, len(trials))
+    if len(trials) < LEAST_TEXTS:
+        return found._replace(why_not=f"{len(trials)} held-out texts, {LEAST_TEXTS} are needed")
+    if offered < served * (1 + LEAST_GAIN):
+        why = f"{offered:.3f} tokens a step, {served:.3f} as it is: less than {LEAST_GAIN:.0%} better"
+        return found._replace(why_not=why)
+    for own in by_caller.values():
+        if len(own) >= LEAST_TEXTS_OF_CALLER and _loses(own):
+            return found._replace(
+                why_not=f"a caller would lose more than {MOST_LOSS:.0%} of its tokens a step"
+            )
+    return found
+
+
+def loses(trials: Sequence[Trial]) -> bool:
+    """Return whether the offered weights, which draft now, are worse than those before them."""
+    found = judge([t._replace(served_steps=t.offered_steps, offered_steps=t.served_steps) for t in trials])
+    return found.better
+
+
+def _rate(trials: Sequence[Trial], steps: Sequence[int]) -> float:
+    return sum(t.tokens for t in trials) / max(1, sum(steps))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _loses(trials: Sequence[Trial]) -> bool:
+    """Return whether a caller loses more than it may, beyond one standard error over its texts."""
+    served = sum(t.served_steps for t in trials)
+    excess = [t.offered_steps - t.served_steps / (1 - MOST_LOSS) for t in trials]
+    mean = _mean(excess)
+    variance = sum((each - mean) ** 2 for each in excess) / max(1, len(excess) - 1)
+    return served > 0 and mean > math.sqrt(variance / len(excess))

@@ -1,0 +1,214 @@
+"""Takes offered weights if they are better on held-out texts, and takes them back if newer texts say otherwise.
+
+    Offer -> DIR/offered -> trials beside the weights that draft -> better? -> swap between two drafts
+    every half minute: held-out texts that came after the swap -> trials beside the weights before -> worse? -> back
+
+Requests are not disturbed: what drafts is replaced between two steps, and the new weights read a context when it is
+first drafted for. Whatever they guess, the verifier's text stays the same.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.errors import ExhaustedError, InvalidInputError, SettingError, SpecInferError
+from specinfer.hub import resolve_model
+from specinfer.model.weights.draft_checkpoint import ALGORITHM, algorithm_of, load_ssm, verifier_of
+from specinfer.service.threads import EngineThread
+from specinfer.v1 import common_pb2, learning_pb2
+from speculator_svc.learning.checkpoints import Checkpoints
+from speculator_svc.learning.judgement import LEAST_TEXTS, MOST_TEXTS, Judgement, Trial, judge, loses
+from speculator_svc.learning.replay import Episode, Replay
+
+log = logging.getLogger(__name__)
+
+DRAFTER = "ssm"
+"""The method whose weights are learnt."""
+LOOK_EVERY_S = 30.0
+IDLE_S = 300.0
+"""Seconds without tokens after which a request counts as ended, as for the engine."""
+Trials = Callable[[str, DrafterOptions, str, Path, Sequence[Episode]], Awaitable[list[Trial]]]
+
+
+@dataclass(slots=True)
+class LearningCounts:
+    """Counts since the service started."""
+
+    offers: int = 0
+    swaps: int = 0
+    take_backs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights that a service drafts with, or drafted with."""
+
+    version: int
+    """0 for those it started with."""
+    model: str
+    """Name or directory."""
+
+
+class Learner:
+    """Holds the replay, and the weights that draft with those before them."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        engine: SpeculatorEngine,
+        thread: EngineThread,
+        place: int,
+        options: DrafterOptions,
+        checkpoints: Checkpoints,
+        run_trials: Trials,
+    ) -> None:
+        """Learn for the drafter at `place` of the engine, whose options these are."""
+        self.replay, self.counts = replay, LearningCounts()
+        self._engine, self._thread, self._place = engine, thread, place
+        self._options, self._checkpoints, self._run_trials = options, checkpoints, run_trials
+        self._served = Weights(0, options.model)
+        self._before: Weights | None = None
+        self._swapped_at = 0
+        """Number of the newest episode at the last swap."""
+        self._newest_version = 0
+        self.held_out_rate = 0.0
+        """Tokens a step of the weights that draft, when they were last judged."""
+        self._busy = asyncio.Lock()
+        self._target = resolve_model(verifier_of(resolve_model(options.model)))
+
+    @property
+    def state(self) -> common_pb2.LearningState:
+        """State as replies carry it."""
+        return common_pb2.LearningState(
+            version=self._served.version,
+            replay_tokens=self.replay.tokens,
+            held_out_tokens_per_step=self.held_out_rate,
+            swaps=self.counts.swaps,
+            take_backs=self.counts.take_backs,
+        )
+
+    @property
+    def version(self) -> int:
+        """Number of the weights that draft."""
+        return self._served.version
+
+    async def offer(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> learning_pb2.OfferReply:
+        """Judge a checkpoint, and draft with it if it is better.
+
+        Raises:
+            InvalidInputError: naming what is wrong with a part.
+            IncompatibleError: if it is no SSM of the same target.
+            ExhaustedError: if another one is being judged.
+        """
+        if self._busy.locked():
+            raise ExhaustedError("another offer is being judged")
+        async with self._busy:
+            self.counts.offers += 1
+            try:
+                await self._receive(parts)
+                found = await self._judged(self._checkpoints.offered)
+                if found.better:
+                    await self._take(found)
+            finally:
+                await asyncio.to_thread(self._checkpoints.drop)
+            return learning_pb2.OfferReply(
+                taken=found.better,
+                why=found.why_not,
+                version=self._served.version,
+                tokens_per_step=found.offered,
+                tokens_per_step_before=found.served,
+                episodes=found.texts,
+            )
+
+    async def watch(self) -> None:
+        """Take weights back where texts that came after the swap say that those before were better. Never returns."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                await self.look_back()
+            except SpecInferError:
+                log.exception("the weights could not be compared with those before them")
+
+    async def look_back(self) -> None:
+        """Compare the weights that draft with those before, once enough held-out texts have come since the swap."""
+        self.replay.end_idle(IDLE_S)
+        newer = self.replay.held_out(self._swapped_at)[-MOST_TEXTS:]
+        if self._before is None or len(newer) < LEAST_TEXTS or self._busy.locked():
+            return
+        async with self._busy:
+            before = self._before
+            model = Path(self._served.model)
+            trials = await self._run_trials(DRAFTER, self._options, before.model, model, newer)
+            self.held_out_rate = judge(trials).offered
+            if loses(trials):
+                log.warning(
+                    "took back version %d of the weights: now version %d", self.version, before.version
+                )
+                self.counts.take_backs += 1
+                await self._swap(before)
+                self._before = None
+            self._swapped_at = self.replay.newest
+
+    async def _receive(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> None:
+        checkpoints = self._checkpoints
+        await asyncio.to_thread(checkpoints.begin)
+        async for part in parts:
+            await asyncio.to_thread(checkpoints.add, part.file, part.data)
+        checkpoints.check_whole()
+        await asyncio.to_thread(self._check, checkpoints.offered)
+
+    def _check(self, offered: Path) -> None:
+        """Check that a checkpoint is an SSM for the target of the one that drafts."""
+        try:
+            found = algorithm_of(offered)
+        except ValueError as error:
+            raise InvalidInputError("config.json", "", f"no JSON: {error}") from error
+        if found != ALGORITHM:
+            raise InvalidInputError("config.json: speculators_model_type", found, f"must be {ALGORITHM!r}")
+        load_ssm(offered, self._target)
+
+    async def _judged(self, offered: Path) -> Judgement:
+        texts = self.replay.held_out()[-MOST_TEXTS:]
+        if len(texts) < LEAST_TEXTS:
+            return judge([Trial(each.caller, 0, 0, 0) for each in texts])
+        found = judge(await self._run_trials(DRAFTER, self._options, self._served.model, offered, texts))
+        self.held_out_rate = found.offered if found.better else found.served
+        return found
+
+    async def _take(self, found: Judgement) -> None:
+        self._newest_version += 1
+        kept = await asyncio.to_thread(self._checkpoints.keep, self._newest_version)
+        before = self._served
+        await self._swap(Weights(self._newest_version, str(kept)))
+        self._checkpoints.keep_only(before.model, self._served.model)
+        self._before, self._swapped_at = before, self.replay.newest
+        self.counts.swaps += 1
+        log.info(
+            "drafts with version %d of the weights: %.3f tokens a step on %d held-out texts, %.3f before",
+            *(self._served.version, found.offered, found.texts, found.served),
+        )
+
+    async def _swap(self, weights: Weights) -> None:
+        drafter = await asyncio.to_thread(self._load, weights)
+        await self._thread.call(self._engine.replace, self._place, drafter)
+        self._served = weights
+
+    def _load(self, weights: Weights) -> Drafter:
+        return make_drafter(DRAFTER, replace(self._options, model=weights.model))
+
+
+def check_learnable(drafters: Sequence[str], model: str) -> None:
+    """Check that a service with these drafters can learn.
+
+    Raises:
+        SettingError: if none is an SSM, or its model is no trained speculator.
+    """
+    if DRAFTER not in drafters:
+        raise SettingError("learn", "+".join(drafters), "only the weights of an ssm are learnt")
+    directory = resolve_model(model)
+    if not (directory / "config.json").is_file() or algorithm_of(directory) != ALGORITHM:
+        raise SettingError("learn", model, "is no trained speculator: `specinfer train speculator` makes one")

@@ -1,0 +1,155 @@
+"""Texts that a speculator service keeps to learn from: in memory, bounded, for a limited time. Pure.
+
+Every fifth text of a caller is held out: candidates are judged by it, and it is never given away, so no weights
+were trained on what judges them. When there is no more room, the caller with the most tokens loses its oldest text,
+so a caller that sends much does not displace the others.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+HELD_OUT_EVERY = 5
+"""One text in so many is held out."""
+MOST_LENGTH = 1024
+"""Most tokens of a text; of a longer one the last are kept."""
+LEAST_OUTPUT = 8
+"""Least tokens of an answer that is kept: shorter ones are mostly an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A request that has ended."""
+
+    number: int
+    """Increases from episode to episode."""
+    caller: int
+    tokens: tuple[int, ...]
+    prompt_len: int
+    ended: float
+    """By the replay's clock, in seconds."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that goes on."""
+
+    caller: int
+    prompt_len: int
+    tokens: list[int]
+    touched: float
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """Episodes of one caller."""
+
+    training: deque[Episode] = field(default_factory=deque)
+    held_out: deque[Episode] = field(default_factory=deque)
+    seen: int = 0
+    tokens: int = 0
+
+    def oldest(self) -> deque[Episode]:
+        """Return the part whose first episode is the oldest; they are not both empty."""
+        filled = [part for part in (self.training, self.held_out) if part]
+        return min(filled, key=lambda part: part[0].number)
+
+
+class Replay:
+    """Collects the texts of requests while they are drafted for. Threads may share it."""
+
+    def __init__(self, most_tokens: int, keep_s: float, clock: Callable[[], float]) -> None:
+        """Keep `most_tokens` tokens of ended requests, and none longer than `keep_s` seconds."""
+        self._most, self._keep_s, self._clock = most_tokens, keep_s, clock
+        self._open: dict[str, _Open] = {}
+        self._shelves: dict[int, _Shelf] = {}
+        self._number = 0
+        self._lock = Lock()
+
+    def begin(self, request_id: str, caller: int, prompt_len: int, tokens: Sequence[int]) -> None:
+        """Note that a context starts, or starts over, with these tokens."""
+        with self._lock:
+            self._open[request_id] = _Open(caller, prompt_len, list(tokens), self._clock())
+
+    def go_on(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
+        """Append tokens of a request that began here; of others, and behind a gap, nothing is kept."""
+        with self._lock:
+            found = self._open.get(request_id)
+            if found is None:
+                return
+            if len(found.tokens) != base_len:
+                del self._open[request_id]
+                return
+            found.tokens += tokens
+            found.touched = self._clock()
+
+    def end(self, request_ids: Sequence[str]) -> None:
+        """Keep what these requests have become."""
+        with self._lock:
+            for request_id in request_ids:
+                found = self._open.pop(request_id, None)
+                if found is not None:
+                    self._keep(found)
+            self._expire()
+
+    def end_idle(self, seconds: float) -> None:
+        """End requests that got no tokens for so long: their gateway may be gone."""
+        before = self._clock() - seconds
+        with self._lock:
+            idle = [name for name, each in self._open.items() if each.touched < before]
+        self.end(idle)
+
+    def training(self, after: int) -> list[Episode]:
+        """Return the episodes that may be trained on and have higher numbers, oldest first."""
+        return self._newer(after, lambda shelf: shelf.training)
+
+    def held_out(self, after: int = 0) -> list[Episode]:
+        """Return the held-out episodes with higher numbers, oldest first."""
+        return self._newer(after, lambda shelf: shelf.held_out)
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest episode; 0 if there was none."""
+        return self._number
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all episodes that are kept."""
+        with self._lock:
+            self._expire()
+            return sum(shelf.tokens for shelf in self._shelves.values())
+
+    def _newer(self, after: int, part: Callable[[_Shelf], deque[Episode]]) -> list[Episode]:
+        with self._lock:
+            self._expire()
+            found = [each for shelf in self._shelves.values() for each in part(shelf) if each.number > after]
+        return sorted(found, key=lambda each: each.number)
+
+    def _keep(self, found: _Open) -> None:
+        if len(found.tokens) - found.prompt_len < LEAST_OUTPUT:
+            return
+        cut = max(0, len(found.tokens) - MOST_LENGTH)
+        prompt_len = max(1, found.prompt_len - cut)  # a first token has nothing to be guessed from
+        self._number += 1
+        episode = Episode(self._number, found.caller, tuple(found.tokens[cut:]), prompt_len, self._clock())
+        shelf = self._shelves.setdefault(found.caller, _Shelf())
+        shelf.seen += 1
+        (shelf.training if shelf.seen % HELD_OUT_EVERY else shelf.held_out).append(episode)
+        shelf.tokens += len(episode.tokens)
+        while sum(each.tokens for each in self._shelves.values()) > self._most:
+            self._drop(max(self._shelves.values(), key=lambda each: each.tokens))
+
+    def _expire(self) -> None:
+        before = self._clock() - self._keep_s
+        for shelf in self._filled():
+            while shelf.tokens and shelf.oldest()[0].ended < before:
+                self._drop(shelf)
+        self._shelves = {caller: shelf for caller, shelf in self._shelves.items() if shelf.tokens}
+
+    def _filled(self) -> Iterator[_Shelf]:
+        return (shelf for shelf in self._shelves.values() if shelf.tokens)
+
+    @staticmethod
+    def _drop(shelf: _Shelf) -> None:
+        shelf.tokens -= len(shelf.oldest().popleft().tokens)

@@ -1,0 +1,40 @@
+"""Protobuf in and out of the learner, nothing else."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+
+from specinfer.errors import SpecInferError
+from specinfer.v1 import learning_pb2, learning_pb2_grpc
+from specinfer.wire.status import abort
+
+if TYPE_CHECKING:
+    from speculator_svc.learning.learner import Learner
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class LearningServicer(learning_pb2_grpc.LearningServicer):
+    """Serves `specinfer.v1.Learning`."""
+
+    def __init__(self, learner: "Learner") -> None:
+        self._learner = learner
+
+    async def Replay(
+        self, request: learning_pb2.ReplayRequest, context: Context
+    ) -> AsyncIterator[learning_pb2.Episode]:
+        """Return the texts that may be trained on."""
+        for each in self._learner.replay.training(request.after):
+            yield learning_pb2.Episode(
+                number=each.number, token_ids=each.tokens, prompt_len=each.prompt_len, caller=each.caller
+            )
+
+    async def Offer(
+        self, requests: AsyncIterator[learning_pb2.CheckpointPart], context: Context
+    ) -> learning_pb2.OfferReply:
+        """Judge a checkpoint."""
+        try:
+            return await self._learner.offer(requests)
+        except SpecInferError as error:
+            await abort(context, error)

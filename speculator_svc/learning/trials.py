@@ -1,0 +1,105 @@
+"""`python -m speculator_svc.learning.trials`: decodes held-out texts with two checkpoints, in a process of its own.
+
+A process, because a thread that holds Python's lock while it waits for a core would hold up the drafts. It reads one
+JSON object from standard input and writes one list to standard output.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
+from specinfer.errors import FaultError
+from specinfer.parent_process import ending_with_us
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.learning.judgement import Trial
+from speculator_svc.learning.replay import Episode
+
+LIMITS = TreeLimits(nodes=8, depth=6)
+"""Trees by which weights are compared."""
+NICENESS = 19
+
+
+async def run_trials(
+    drafter: str, options: DrafterOptions, served: str, offered: Path, episodes: Sequence[Episode]
+) -> list[Trial]:
+    """Return how many steps each text takes with each of two models.
+
+    Raises:
+        FaultError: if the process fails.
+    """
+    asked = {
+        "drafter": drafter,
+        "options": asdict(options),
+        "models": [served, str(offered)],
+        "texts": [[list(each.tokens), each.prompt_len] for each in episodes],
+    }
+    command = ending_with_us([sys.executable, "-m", "speculator_svc.learning.trials"])
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    try:
+        told, _ = await process.communicate(json.dumps(asked).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise FaultError("two checkpoints could not be compared", RuntimeError(f"exit {process.returncode}"))
+    rows = json.loads(told)
+    return [
+        Trial(each.caller, len(each.tokens) - each.prompt_len, *steps)
+        for each, steps in zip(episodes, rows, strict=True)
+    ]
+
+
+def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> list[int]:
+    """Return the number of greedy steps in which each answer would be decoded; texts are tokens and prompt length.
+
+    All texts take their steps together.
+    """
+    steps, places = [0] * len(texts), [prompt_len for _, prompt_len in texts]
+    while open_texts := [i for i, (tokens, _) in enumerate(texts) if places[i] < len(tokens)]:
+        jobs = [DraftJob(str(i), texts[i][0][: places[i]], LIMITS, GREEDY) for i in open_texts]
+        for i, found in zip(open_texts, drafter.draft(jobs), strict=True):
+            tokens, place = texts[i][0], places[i]
+            # what it cannot draft for costs a step of one token
+            places[i] += 1 + (matched(found, tokens[place:]) if isinstance(found, TokenTree) else 0)
+            steps[i] += 1
+    for i in range(len(texts)):
+        drafter.release(str(i))
+    return steps
+
+
+def matched(tree: TokenTree, tokens: Sequence[int]) -> int:
+    """Return how many of the tokens behind the root the tree has on one path."""
+    node, depth = 0, 0
+    for token in tokens:
+        children = [
+            i for i, parent in enumerate(tree.parents) if parent == node and tree.token_ids[i] == token
+        ]
+        if not children:
+            break
+        node, depth = children[0], depth + 1
+    return depth
+
+
+def main() -> None:
+    """Compare two checkpoints."""
+    os.nice(NICENESS)
+    asked: dict[str, Any] = json.load(sys.stdin)
+    texts = [(tokens, prompt_len) for tokens, prompt_len in asked["texts"]]
+    columns = []
+    for model in asked["models"]:
+        options = DrafterOptions(**asked["options"] | {"model": model})
+        columns.append(steps_of(make_drafter(asked["drafter"], options), texts))
+    json.dump(list(zip(*columns, strict=True)), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

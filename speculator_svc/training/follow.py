@@ -1,0 +1,285 @@
+"""`specinfer train follow`: trains the SSM of a running speculator service on the requests that it drafts for.
+
+    fetch the texts that are new -> train for a round -> offer the weights -> again
+
+The service judges what is offered by texts that it does not give away, and drafts with it if it is better. Training is
+plain distillation with the target's own choices as labels, at the lowest priority. The draft vocabulary grows by tokens
+that the texts have and the SSM could not guess.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+
+from specinfer.errors import FaultError, SettingError, UnavailableError
+from specinfer.hub import resolve_model
+from specinfer.model.weights.config import load_config
+from specinfer.model.weights.draft_checkpoint import DraftModel, load_ssm, save_ssm, verifier_of
+from specinfer.model.weights.families import EMBEDDING, open_weights
+from specinfer.service.channel import check_target, open_channel
+from specinfer.service.tls import ClientTls
+from specinfer.v1 import learning_pb2, learning_pb2_grpc, speculator_pb2, speculator_pb2_grpc
+from speculator_svc.learning.checkpoints import FILES
+from speculator_svc.training.corpus import Continuation, Examples, Labels, TrainingBatch, batches
+from speculator_svc.training.distil import console, ssm_loss
+from speculator_svc.training.generate import in_draft_vocabulary
+from speculator_svc.training.run import Device, Threads, place_for
+from speculator_svc.training.student import Student
+
+TOKENS_PER_BATCH = 1024
+LEAST_TEXTS = 16
+"""Texts without which no round is trained."""
+MOST_NEW_TOKENS, LEAST_OCCURRENCES = 2048, 4
+"""Most tokens by which the draft vocabulary grows, and how often a text must have chosen one."""
+REPLAY_TOKENS = 1_000_000
+"""Most tokens of texts that are kept here, the newest."""
+CALLS_S = 120.0
+"""Seconds that the service may take for an answer: it decodes some hundred texts for it, at the lowest priority."""
+PART_BYTES = 2**20
+REFUSALS = 5
+"""Offers refused one after another behind which training begins anew at the weights that draft."""
+NICENESS = 19
+
+
+def train_follow(
+    address: Annotated[str, typer.Argument(help="Address of the speculator service, started with --learn.")],
+    out: Annotated[Path, typer.Option(help="Directory of the checkpoint that was offered last.")],
+    minutes: Annotated[float, typer.Option(min=0, help="Time to go on; 0: until Ctrl-C.")] = 0.0,
+    round_seconds: Annotated[float, typer.Option(min=1, help="Time to train between two offers.")] = 60.0,
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate, constant behind the first steps.")
+    ] = 3e-4,
+    start: Annotated[
+        str, typer.Option(help="The SSM that the service started with; not given: as it calls it.")
+    ] = "",
+    tls_ca: Annotated[Path | None, typer.Option(help="Authorities of the service's certificate.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Own certificate, for mutual TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    device: Device = "auto",
+    threads: Threads = 0,
+) -> None:
+    """Train the SSM of a running speculator service on its requests, and offer what comes of it.
+
+    Needs a service that was started with --learn. Runs at the lowest priority; another machine will do, too.
+    """
+    check_target("ADDRESS", address)
+    place = place_for(device, threads)
+    os.nice(NICENESS)
+    link = Link(address, ClientTls(tls_ca, tls_cert, tls_key))
+    name = start or asyncio.run(link.model())
+    console.print(f"learns from {address}, begins at {name}")
+    follower = Follower(name, out, learning_rate, place)
+    ends = time.monotonic() + 60 * minutes if minutes else np.inf
+    while time.monotonic() < ends:
+        follower.add(asyncio.run(link.texts(follower.newest)))
+        if len(follower.texts) < LEAST_TEXTS:
+            console.print(f"{len(follower.texts)} texts, {LEAST_TEXTS} are needed: waits")
+            time.sleep(min(round_seconds, max(0.0, ends - time.monotonic())))
+            continue
+        loss, seen = follower.train(min(round_seconds, ends - time.monotonic()))
+        follower.save()
+        reply = asyncio.run(link.offer(out))
+        follower.note(taken=reply.taken)
+        verdict = f"drafts with version {reply.version}" if reply.taken else f"refused: {reply.why}"
+        console.print(
+            f"{len(follower.texts)} texts, loss {loss:.3f}, {seen} tokens; {verdict} "
+            f"({reply.tokens_per_step_before:.3f} -> {reply.tokens_per_step:.3f} on {reply.episodes})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Calls to a service that learns."""
+
+    address: str
+    tls: ClientTls
+
+    async def model(self) -> str:
+        """Return the name of the SSM that the service started with.
+
+        Raises:
+            SettingError: if it does not learn.
+            UnavailableError: if it does not answer.
+        """
+        async with open_channel(self.address, self.tls) as channel:
+            stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
+            with self._explained():
+                told = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
+        if not told.learns:
+            raise SettingError("ADDRESS", self.address, "was not started with --learn")
+        return next(str(each.model) for each in told.speculators if each.drafter == "ssm")
+
+    async def texts(self, after: int) -> list[learning_pb2.Episode]:
+        """Return the texts with higher numbers.
+
+        Raises:
+            UnavailableError: if the service does not answer.
+        """
+        async with open_channel(self.address, self.tls) as channel:
+            stub = learning_pb2_grpc.LearningStub(channel)  # type: ignore[no-untyped-call]
+            with self._explained():
+                request = learning_pb2.ReplayRequest(after=after)
+                return [each async for each in stub.Replay(request, timeout=CALLS_S)]
+
+    async def offer(self, directory: Path) -> learning_pb2.OfferReply:
+        """Offer a checkpoint; return what the service says of it.
+
+        Raises:
+            UnavailableError: if the service does not answer.
+            FaultError: if it fails at it.
+        """
+        async with open_channel(self.address, self.tls) as channel:
+            stub = learning_pb2_grpc.LearningStub(channel)  # type: ignore[no-untyped-call]
+            with self._explained():
+                reply: learning_pb2.OfferReply = await stub.Offer(parts_of(directory), timeout=CALLS_S)
+        return reply
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise UnavailableError(f"the speculator service at {self.address} does not answer") from error
+            raise FaultError(f"the service at {self.address} refused ({error.details()})", error) from error
+
+
+def parts_of(directory: Path) -> Iterator[learning_pb2.CheckpointPart]:
+    """Yield the files of a checkpoint in parts."""
+    for name in FILES:
+        with (directory / name).open("rb") as file:
+            while data := file.read(PART_BYTES):
+                yield learning_pb2.CheckpointPart(file=name, data=data)
+
+
+class Follower:
+    """The SSM that learns, and the texts that it learns from."""
+
+    def __init__(self, name: str, out: Path, learning_rate: float, place: str) -> None:
+        """Begin at a trained SSM; `place` is the device to train on.
+
+        Raises:
+            SettingError: if it is no trained SSM, or not here.
+        """
+        directory = resolve_model(name)
+        self._target_name = verifier_of(directory)
+        self._target = resolve_model(self._target_name)
+        self._name, self._out, self._rate, self._place = name, out, learning_rate, place
+        self._served = load_ssm(directory, self._target)
+        """What the service drafts with, as far as is known here."""
+        self._draft = self._served
+        self.texts: list[Continuation] = []
+        self.newest = 0
+        self._rng = np.random.default_rng(0)
+        self._refusals = self._seen = 0
+        self._begin()
+
+    def add(self, episodes: Sequence[learning_pb2.Episode]) -> None:
+        """Add texts, and drop the oldest of too many."""
+        for each in episodes:
+            tokens = tuple(each.token_ids)
+            self.texts.append(Continuation(tokens[: each.prompt_len], tokens[each.prompt_len :]))
+            self.newest = each.number
+        size = sum(len(text.prompt) + len(text.output) for text in self.texts)
+        while size > REPLAY_TOKENS:
+            oldest = self.texts.pop(0)
+            size -= len(oldest.prompt) + len(oldest.output)
+
+    def train(self, seconds: float) -> tuple[float, int]:
+        """Train for so many seconds; return the mean loss, and the tokens of answers seen so far."""
+        grown = with_frequent_tokens(self._current(), self.texts, self._target)
+        if len(grown.token_ids) > len(self._draft.token_ids):
+            self._draft = grown
+            self._begin()
+        examples = labelled(self.texts, self._draft.token_ids.numpy())
+        ends, losses = time.monotonic() + seconds, list[float]()
+        while time.monotonic() < ends:
+            for _, batch in batches(examples, TOKENS_PER_BATCH, self._rng):
+                losses.append(self._step(batch))
+                self._seen += len(batch.next_tokens)
+                if time.monotonic() >= ends:
+                    break
+        return float(np.mean(losses)), self._seen
+
+    def save(self) -> None:
+        """Write the SSM as it is."""
+        trained = {"command": f"specinfer train follow, from {self._name}", "tokens_seen": self._seen}
+        config, tensors = self._student.config, self._student.tensors()
+        token_ids = self._draft.token_ids
+        save_ssm(self._out, tensors, token_ids, config, self._target, self._target_name, trained)
+
+    def note(self, taken: bool) -> None:
+        """Note whether the service drafts with what was saved last."""
+        if taken:
+            self._served, self._refusals = self._current(), 0
+            return
+        self._refusals += 1
+        if self._refusals % REFUSALS == 0:
+            self._draft = self._served
+            self._begin()
+
+    def _begin(self) -> None:
+        """Make student and optimizer anew, at the weights of the draft."""
+        self._student = Student.from_draft(self._draft).to(self._place)
+        self._optimizer = torch.optim.AdamW(
+            self._student.parameters(), self._rate, weight_decay=0.01, fused=True
+        )
+
+    def _current(self) -> DraftModel:
+        """Return a copy of the SSM as it is."""
+        own = {name: tensor.clone().cpu() for name, tensor in self._student.tensors().items()}
+        return replace(self._draft, weights={**self._draft.weights, **own})
+
+    def _step(self, batch: TrainingBatch) -> float:
+        loss = ssm_loss(self._student, batch.to(self._student.device))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
+        self._optimizer.step()
+        return float(loss.detach())
+
+
+def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Examples:
+    """Return texts with the target's choices as labels; `vocabulary` [draft vocabulary] is ascending."""
+    labels = [
+        Labels(np.array(text.output, np.int32)[:, None], np.ones((len(text.output), 1), np.float16))
+        for text in texts
+    ]
+    return Examples(texts, [in_draft_vocabulary(each, vocabulary) for each in labels])
+
+
+def with_frequent_tokens(draft: DraftModel, texts: Sequence[Continuation], target: Path) -> DraftModel:
+    """Return an SSM whose draft vocabulary has the tokens that texts have often, too.
+
+    Their rows of the head begin as the target's.
+    """
+    known = set(draft.token_ids.tolist())
+    counts = Counter(token for text in texts for token in text.output if token not in known)
+    room = MOST_NEW_TOKENS - (len(known) - draft.config.vocab_size)
+    new = [token for token, count in counts.most_common(room) if count >= LEAST_OCCURRENCES]
+    if not new:
+        return draft
+    config = load_config(target)
+    weights = open_weights(target, config)
+    rows = weights[EMBEDDING if config.tied_embeddings else "lm_head.weight"][torch.tensor(new)]
+    token_ids = torch.cat([draft.token_ids, torch.tensor(new)])
+    head = torch.cat([draft.weights["lm_head.weight"].float(), rows.float()])
+    order = token_ids.argsort()
+    return replace(
+        draft,
+        config=replace(draft.config, vocab_size=len(token_ids)),
+        weights={**draft.weights, "lm_head.weight": head[order]},
+        token_ids=token_ids[order],
+    )
