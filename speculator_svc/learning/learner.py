@@ -20,8 +20,9 @@ from specinfer.hub import resolve_model
 from specinfer.model.weights.draft_checkpoint import ALGORITHM, algorithm_of, load_ssm, verifier_of
 from specinfer.service.threads import EngineThread
 from specinfer.v1 import common_pb2, learning_pb2
+from speculator_svc.learning import judgement
 from speculator_svc.learning.checkpoints import Checkpoints
-from speculator_svc.learning.judgement import LEAST_TEXTS, MOST_TEXTS, Judgement, Trial, judge, loses
+from speculator_svc.learning.judgement import MOST_TEXTS, Judgement, Trial, judge, loses
 from speculator_svc.learning.replay import Episode, Replay
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class Learner:
         """Compare the weights that draft with those before, once enough held-out texts have come since the swap."""
         self.replay.end_idle(IDLE_S)
         newer = self.replay.held_out(self._swapped_at)[-MOST_TEXTS:]
-        if self._before is None or len(newer) < LEAST_TEXTS or self._busy.locked():
+        if self._before is None or len(newer) < judgement.LEAST_TEXTS or self._busy.locked():
             return
         async with self._busy:
             before = self._before
@@ -173,7 +174,7 @@ class Learner:
 
     async def _judged(self, offered: Path) -> Judgement:
         texts = self.replay.held_out()[-MOST_TEXTS:]
-        if len(texts) < LEAST_TEXTS:
+        if len(texts) < judgement.LEAST_TEXTS:
             return judge([Trial(each.caller, 0, 0, 0) for each in texts])
         found = judge(await self._run_trials(DRAFTER, self._options, self._served.model, offered, texts))
         self.held_out_rate = found.offered if found.better else found.served

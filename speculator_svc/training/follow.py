@@ -76,9 +76,9 @@ def train_follow(
     """
     check_target("ADDRESS", address)
     place = place_for(device, threads)
-    os.nice(NICENESS)
+    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     link = Link(address, ClientTls(tls_ca, tls_cert, tls_key))
-    name = start or asyncio.run(link.model())
+    name = asyncio.run(link.model(start))
     console.print(f"learns from {address}, begins at {name}")
     follower = Follower(name, out, learning_rate, place)
     ends = time.monotonic() + 60 * minutes if minutes else np.inf
@@ -106,8 +106,8 @@ class Link:
     address: str
     tls: ClientTls
 
-    async def model(self) -> str:
-        """Return the name of the SSM that the service started with.
+    async def model(self, given: str) -> str:
+        """Return the name of the SSM that the service started with; of the one that is given, if it is.
 
         Raises:
             SettingError: if it does not learn.
@@ -119,7 +119,8 @@ class Link:
                 told = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
         if not told.learns:
             raise SettingError("ADDRESS", self.address, "was not started with --learn")
-        return next(str(each.model) for each in told.speculators if each.drafter == "ssm")
+        names = [given] if given else [str(each.model) for each in told.speculators if each.drafter == "ssm"]
+        return names[0]
 
     async def texts(self, after: int) -> list[learning_pb2.Episode]:
         """Return the texts with higher numbers.

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -38,6 +38,7 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import (
     generation_pb2,
     generation_pb2_grpc,
+    learning_pb2_grpc,
     speculator_pb2_grpc,
     verifier_pb2,
     verifier_pb2_grpc,
@@ -45,6 +46,8 @@ from specinfer.v1 import (
 from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits
+from speculator_svc.learning.learner import Learner
+from speculator_svc.learning.servicer import LearningServicer
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -52,6 +55,7 @@ from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.resident import ResidentSpeculators
 from verifier_svc.servicer import VerifierServicer
 
+LearnerOf: TypeAlias = Callable[[SpeculatorEngine, EngineThread], Learner]
 EOS = 2
 DEFAULTS: dict[str, Any] = {
     "max_batch": 8,
@@ -203,12 +207,14 @@ async def running_system(
     verifiers: int = 1,
     service_options: Mapping[str, Any] | None = None,
     tracer: Tracer | None = None,
+    learner_of: LearnerOf | None = None,
     **options: Any,
 ) -> AsyncIterator[System]:
     """Starts verifiers, speculators and gateway; ends them on leaving and checks the caches.
 
     Every drafter has a service of its own, unless there is to be `one_service`; those `absent` do not start.
     `resident` drafters, by name or all, live in the verifier instead.
+    `learner_of` makes the learner of speculator services, which then learn.
     `service_options` are settings of the services' servers, `options` further ones of the gateway.
     """
     tokenizer = ascii_tokenizer()
@@ -278,7 +284,7 @@ async def running_system(
 
         def add(server: ServiceServer, thread: EngineThread, group: Mapping[str, Drafter] = group) -> None:
             registry = registries[thread.name]
-            add_speculators(server, thread, group, speculator_tokenizer, registry, tracer)
+            add_speculators(server, thread, group, speculator_tokenizer, registry, tracer, learner_of)
 
         if absent & group.keys():
             addresses.append(f"127.0.0.1:{free_ports(1)[0]}")
@@ -358,14 +364,19 @@ def add_speculators(
     tokenizer: Tokenizer | None = None,
     registry: CollectorRegistry | None = None,
     tracer: Tracer | None = None,
+    learner_of: LearnerOf | None = None,
 ) -> None:
-    """Serves drafters as the speculators of one service."""
+    """Serves drafters as the speculators of one service, which learns if there is a learner for it."""
     engine = SpeculatorEngine(list(drafters.values()), max_nodes=64)
     reply = describe(engine, list(drafters), ["scripted"] * len(drafters), secrets.token_hex(4))
     reply.tokenizer_fingerprint = tokenizer.fingerprint() if tokenizer else ""
-    metrics = SpeculatorMetrics(registry or CollectorRegistry(), list(drafters))
-    servicer = SpeculatorServicer(engine, thread, metrics, reply, tracer)
+    learner = learner_of(engine, thread) if learner_of is not None else None
+    reply.learns = learner is not None
+    metrics = SpeculatorMetrics(registry or CollectorRegistry(), list(drafters), learner)
+    servicer = SpeculatorServicer(engine, thread, metrics, reply, tracer, learner)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)
+    if learner is not None:
+        learning_pb2_grpc.add_LearningServicer_to_server(LearningServicer(learner), server.grpc)
 
 
 def settings(**options: Any) -> ServiceSettings:

@@ -1,0 +1,64 @@
+"""Offered weights draft only if they are better for all callers together and worse for none of them."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specinfer.tree.builder import point_tree
+from speculator_svc.learning.judgement import LEAST_TEXTS, Trial, judge, loses
+from speculator_svc.learning.trials import matched
+
+
+def trials(caller: int, served: int, offered: int, texts: int = 20) -> list[Trial]:
+    """Texts of 60 tokens that take so many steps, a little more or less."""
+    draw = random.Random(caller)
+    noise = [draw.randint(-2, 2) for _ in range(texts)]
+    return [Trial(caller, 60, served + each, offered + each) for each in noise]
+
+
+def test_better_weights_are_taken() -> None:
+    found = judge(trials(1, 30, 25))
+    assert found.better
+    assert found.offered > found.served == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("served", "offered"), [(30, 30), (25, 30)])
+def test_weights_that_are_no_better_are_refused(served: int, offered: int) -> None:
+    assert not judge(trials(1, served, offered)).better
+
+
+def test_few_texts_judge_nothing() -> None:
+    assert "16 are needed" in judge(trials(1, 30, 20, LEAST_TEXTS - 1)).why_not
+    assert judge(trials(1, 30, 20, LEAST_TEXTS)).better
+
+
+def test_a_gain_of_many_texts_of_one_caller_does_not_pay_for_anothers_loss() -> None:
+    found = judge([*trials(1, 40, 20, 60), *trials(2, 25, 27, 12)])
+    assert found.offered > found.served
+    assert "a caller would lose" in found.why_not
+
+
+def test_each_caller_has_one_voice() -> None:
+    """One with nine tenths of the texts gains a little, nine others lose as much each: no gain."""
+    much = trials(1, 30, 29, 90)
+    found = judge([*much, *(trial for caller in range(2, 11) for trial in trials(caller, 29, 30, 3))])
+    assert found.offered < found.served
+    assert not found.better
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(8, 90), st.integers(1, 90), st.integers(1, 90))))
+def test_no_weights_are_better_and_worse(rows: list[tuple[int, int, int, int]]) -> None:
+    found = [Trial(*row) for row in rows]
+    assert not (judge(found).better and loses(found))
+
+
+def test_worse_weights_are_taken_back_and_noise_is_not() -> None:
+    assert loses(trials(1, 25, 30))
+    assert not loses(trials(1, 30, 30))
+
+
+def test_a_tree_matches_the_longest_path() -> None:
+    tree = point_tree([9, 1, 2, 3, 4, 5], [-1, 0, 0, 2, 3, 1], [1.0, *[0.5] * 5], range(1, 6))
+    assert [matched(tree, tokens) for tokens in ([2, 3, 4, 7], [2, 3, 5], [1, 5], [7], [])] == [3, 2, 2, 0, 0]

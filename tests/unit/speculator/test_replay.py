@@ -1,0 +1,124 @@
+"""The replay keeps what its callers allow, within its bounds, and never gives away what weights are judged by."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculator_svc.learning.replay import HELD_OUT_EVERY, LEAST_OUTPUT, MOST_LENGTH, Replay
+
+MOST, KEEP_S = 500, 100.0
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(replay: Replay, name: str, caller: int, prompt: int, output: int) -> list[int]:
+    """Send a request in messages of three tokens and end it; return its tokens."""
+    tokens = [(7 * caller + i) % 50 for i in range(prompt + output)]
+    replay.begin(name, caller, prompt, tokens[:prompt])
+    for start in range(prompt, len(tokens), 3):
+        replay.go_on(name, start, tokens[start : start + 3])
+    replay.end([name])
+    return tokens
+
+
+REQUESTS = st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 60), st.floats(0, 30))
+
+
+@given(st.lists(REQUESTS, max_size=60))
+def test_bounds_hold_and_held_out_texts_are_never_given_away(
+    requests: list[tuple[int, int, int, float]],
+) -> None:
+    clock = Clock()
+    replay = Replay(MOST, KEEP_S, clock)
+    given_away: set[int] = set()
+    judged_by: set[int] = set()
+    for number, (caller, prompt, output, pause) in enumerate(requests):
+        request(replay, str(number), caller, prompt, output)
+        assert replay.tokens <= MOST
+        training, held_out = replay.training(0), replay.held_out()
+        given_away |= {each.number for each in training}
+        judged_by |= {each.number for each in held_out}
+        for each in (*training, *held_out):
+            assert each.ended >= clock.now - KEEP_S
+            assert len(each.tokens) - each.prompt_len >= LEAST_OUTPUT
+        assert [each.number for each in training] == sorted(each.number for each in training)
+        clock.now += pause
+    assert not given_away & judged_by
+    kept = Counter(caller for caller, _, output, _ in requests if output >= LEAST_OUTPUT)
+    assert len(given_away | judged_by) <= sum(kept.values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(8, 40)), min_size=40, max_size=80))
+def test_who_sends_much_does_not_displace_the_others(requests: list[tuple[int, int]]) -> None:
+    """A caller that never had more than a quarter of the room keeps everything."""
+    replay, sent = Replay(MOST, KEEP_S, Clock()), defaultdict[int, int](int)
+    quiet = 0
+    for number, (caller, output) in enumerate(requests):
+        if caller == 0 and sent[0] + output + 1 > MOST // 4:
+            caller = 1
+        request(replay, str(number), caller, 1, output)
+        sent[caller] += output + 1
+        quiet += caller == 0
+    found = [each for each in (*replay.training(0), *replay.held_out()) if each.caller == 0]
+    assert len(found) == quiet
+
+
+def test_every_fifth_text_of_each_caller_is_held_out() -> None:
+    replay = Replay(10**6, KEEP_S, Clock())
+    for number in range(4 * HELD_OUT_EVERY):
+        for caller in (1, 2):
+            request(replay, f"{caller}-{number}", caller, 4, 20)
+    for caller in (1, 2):
+        assert sum(each.caller == caller for each in replay.held_out()) == 4
+        assert sum(each.caller == caller for each in replay.training(0)) == 4 * (HELD_OUT_EVERY - 1)
+
+
+def test_what_did_not_begin_here_or_has_a_gap_is_not_kept() -> None:
+    replay = Replay(10**6, KEEP_S, Clock())
+    replay.go_on("unknown", 5, list(range(20)))
+    replay.begin("gap", 1, 2, [1, 2])
+    replay.go_on("gap", 3, list(range(20)))
+    replay.go_on("gap", 2, list(range(20)))
+    replay.end(["unknown", "gap", "never seen"])
+    assert replay.tokens == 0
+
+
+def test_a_request_that_starts_over_is_kept_once() -> None:
+    replay = Replay(10**6, KEEP_S, Clock())
+    replay.begin("r", 1, 2, [1, 2])
+    replay.go_on("r", 2, [3] * 5)
+    replay.begin("r", 1, 2, [1, 2, *[3] * 9])
+    replay.end(["r"])
+    (found,) = replay.training(0)
+    assert found.tokens == (1, 2, *[3] * 9)
+    assert found.prompt_len == 2
+
+
+def test_of_a_long_text_the_last_tokens_are_kept_with_the_place_of_its_answer() -> None:
+    replay = Replay(10**6, KEEP_S, Clock())
+    tokens = list(range(MOST_LENGTH + 300))
+    replay.begin("long", 1, len(tokens) - 100, tokens)
+    replay.end(["long"])
+    (found,) = replay.training(0)
+    assert found.tokens == tuple(tokens[300:])
+    assert found.tokens[found.prompt_len :] == tuple(tokens[-100:])
+
+
+def test_a_request_whose_gateway_is_gone_ends() -> None:
+    clock = Clock()
+    replay = Replay(10**6, KEEP_S, clock)
+    replay.begin("old", 1, 1, [1, *range(20)])
+    clock.now = 10
+    replay.begin("new", 1, 1, [1, *range(20)])
+    replay.end_idle(5)
+    assert [each.number for each in replay.training(0)] == [1]
+    replay.end(["new", "old"])
+    assert replay.newest == 2
