@@ -38,7 +38,11 @@ async def serve(settings: ServeSettings) -> None:
     tokenizer = await check_before_loading(settings, own)
     registries = [service_registry(), CollectorRegistry(), CollectorRegistry()]
     ending, thread = asyncio.Event(), EngineThread("engine")
-    async with verifier(settings, thread, registries[1]), gateway(own, tokenizer, registries[2]) as one:
+    name = next(iter(settings.model_names), settings.model)
+    async with (
+        verifier(settings, thread, registries[1]),
+        gateway(own, tokenizer, registries[2], name) as one,
+    ):
         one.running.add_done_callback(end_process_if_failed)
         app = build_app(settings, registries[0], ending, shown=united(registries))
         server = HttpServer(settings, app, ending)
@@ -76,6 +80,7 @@ def gateway_settings(settings: ServeSettings) -> GatewaySettings:
         "max_waiting",
         "never_slower",
         "drain_seconds",
+        "vllm_metrics",
     )
     given = {name: getattr(settings, name) for name in shared}
     own = GatewaySettings(**given, verifiers=VERIFIER, redis_url=f"{EMBEDDED}{settings.store}")
@@ -107,7 +112,7 @@ async def verifier(
 
 @asynccontextmanager
 async def gateway(
-    settings: GatewaySettings, tokenizer: Tokenizer, registry: CollectorRegistry
+    settings: GatewaySettings, tokenizer: Tokenizer, registry: CollectorRegistry, name: str
 ) -> AsyncIterator[Gateway]:
     """Serve requests at `in-process:gateway`."""
     server, healthy = InProcessServer(GATEWAY.removeprefix(SCHEME)), health.aio.HealthServicer()
@@ -117,7 +122,7 @@ async def gateway(
         await healthy.set("", SERVING if serving else NOT_SERVING)
 
     try:
-        async with build_gateway(settings, tokenizer, registry) as built:
+        async with build_gateway(settings, tokenizer, registry, served_name=name) as built:
             generation_pb2_grpc.add_GenerationServicer_to_server(built.servicer, server)  # type: ignore[no-untyped-call]
             showing = asyncio.create_task(show_health(built, set_serving))
             try:

@@ -51,6 +51,9 @@ class ServeSettings(HttpSettings):
         le=1,
         description="Part of plain decoding's speed that speculation may cost over any minute; 1 is no bound.",
     )
+    vllm_metrics: bool = Field(
+        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
+    )
     api_keys: str = Field(
         "", description="File of API keys (`specinfer keys`); without it everybody is served."
     )

@@ -108,8 +108,16 @@ async def build_gateway(
     tokenizer: Tokenizer,
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
+    served_name: str = "",
 ) -> AsyncIterator[Gateway]:
     """Connect to Redis, verifiers and speculators, and run until the context is left.
+
+    Args:
+        settings: of the gateway.
+        tokenizer: of the model.
+        registry: of its metrics.
+        tracer: None without tracing.
+        served_name: of the model in vLLM's metrics; empty: as in the settings.
 
     Raises:
         UnavailableError: if Redis or every verifier does not answer in time.
@@ -117,10 +125,8 @@ async def build_gateway(
         SettingError: if a setting is wrong.
     """
     gateway_id = secrets.token_hex(8)
-    observer, token_streams = (
-        Observer(GatewayMetrics(registry), RequestTraces(tracer) if tracer else None),
-        TokenStreams(),
-    )
+    metrics = GatewayMetrics(registry, (served_name or settings.model) if settings.vllm_metrics else "")
+    observer, token_streams = Observer(metrics, RequestTraces(tracer) if tracer else None), TokenStreams()
     watches = Watches()
     callers = Callers.load(settings.key_file)
     weights, recorder = settings.weights_file, StepRecorder(settings.recording)

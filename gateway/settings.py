@@ -142,6 +142,9 @@ class GatewaySettings(SecuritySettings):
     max_calls: int = Field(
         4096, ge=1, description="Most calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
     )
+    vllm_metrics: bool = Field(
+        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
+    )
     trace_ratio: float = Field(
         0.01,
         ge=0,

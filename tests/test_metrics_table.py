@@ -31,9 +31,11 @@ def told(section: str) -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for row in re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE):
         labels = frozenset[str]()
-        for name, braces in re.findall(r"`(\w+)(?:\{([\w,]+)\})?`", row):
+        for name, braces in re.findall(r"`([\w:]+)(?:\{([\w,]+)\})?`", row):
             labels = frozenset(braces.split(",")) if braces else labels
-            found[f"specinfer_{name}"] = labels if braces or name.startswith("spec_decode") else frozenset()
+            found[name if ":" in name else f"specinfer_{name}"] = (
+                labels if braces or name.startswith("spec_decode") else frozenset()
+            )
     return found
 
 
@@ -48,3 +50,12 @@ def test_the_tables_are_what_services_declare() -> None:
     assert told("Metrics of a speculator service") == declared(speculator)
     assert told("Metrics of the HTTP service") == declared(http)
     assert len(told("Metrics of the gateway")) > 40
+
+
+def test_vllms_names_are_there_if_they_are_asked_for() -> None:
+    plain, both = CollectorRegistry(), CollectorRegistry()
+    GatewayMetrics(plain)
+    GatewayMetrics(both, "tiny")
+    more = {name: labels for name, labels in declared(both).items() if name not in declared(plain)}
+    assert told("Under vLLM's names") == more
+    assert len(more) == 4

@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
-from gateway.observability.metrics import SystemView
+from gateway.observability.metrics import CacheUse, SystemView
 from gateway.observability.observer import Observer, named
 from gateway.session.session import VerifierSession
 from gateway.session.totals import Named
@@ -63,12 +63,22 @@ class Gauges:
             held=len(sessions),
             verifiers=self._verifiers(),
             speculators=ready,
+            cache=cache_use(sessions),
             models={_model(session.description) for session in sessions},
         )
 
     def _verifiers(self) -> dict[str, bool]:
         found = {address: link.description is not None for address, link in self._sessions.links.items()}
         return found | {session.link.address: session.loop.verifier_ready for session in self._sessions}
+
+
+def cache_use(sessions: Sequence[VerifierSession]) -> CacheUse:
+    """Return the use of the verifiers' caches, all together."""
+    return CacheUse(
+        sum(session.loop.scheduler.cache_tokens for session in sessions),
+        sum(session.description.kv_capacity_tokens for session in sessions),
+        sessions[0].description.kv_block_tokens if sessions else 0,
+    )
 
 
 def reliability_by_name(sessions: Iterable[VerifierSession]) -> dict[Named, tuple[Reliability, Reliability]]:

@@ -30,6 +30,11 @@ class RunningBatch:
         return not held or used + needed <= self._limits.kv_capacity_tokens
 
     @property
+    def cache_tokens(self) -> int:
+        """Cache tokens that running requests need in their next step."""
+        return sum(self._room.of(state) for state in self.running.values())
+
+    @property
     def spare(self) -> int:
         """Number of further requests that could run at once, if they needed as much cache as present ones."""
         held = [*self.running.values(), *self.queue]
@@ -62,7 +67,7 @@ class RunningBatch:
 
     def preempt(self) -> None:
         """Send running requests back to waiting until the others fit."""
-        used = sum(self._room.of(state) for state in self.running.values())
+        used = self.cache_tokens
         while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
             state = max(self.running.values(), key=self._preemption_rank)
             used -= self._room.of(state)

@@ -51,6 +51,11 @@ class Scheduler:
         return len(self._batch.running)
 
     @property
+    def cache_tokens(self) -> int:
+        """Cache tokens that running requests need in their next step."""
+        return self._batch.cache_tokens
+
+    @property
     def spare(self) -> int:
         """Number of further requests that could run at once, if they were like the present ones."""
         return self._batch.spare

@@ -43,7 +43,8 @@ def body(**asked: Any) -> dict[str, Any]:
 async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, tmp_path: Path) -> None:
     keys, (key, hidden) = tmp_path / "keys", make_key("alice")
     write_keys(keys, [hidden])
-    served = server(model, tmp_path, "--served-model-name", "tiny", "--api-keys", str(keys))
+    flags = ["--served-model-name", "tiny", "--api-keys", str(keys), "--vllm-metrics"]
+    served = server(model, tmp_path, *flags)
     asked = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "speculation": "off"}]
     params = [
         SamplingParams(max_tokens=40, temperature=one.get("temperature", 0.0), seed=one.get("seed"))
@@ -76,6 +77,7 @@ async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, 
     ):
         assert f"\nspecinfer_{name}" in metrics, name
     assert metrics.count("# TYPE specinfer_build_info") == 1
+    assert '\nvllm:num_requests_waiting{engine="0",model_name="tiny"} 0.0' in metrics
     accepted = [
         line for line in metrics.splitlines() if line.startswith("specinfer_spec_decode_num_draft_tokens")
     ]

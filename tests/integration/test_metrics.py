@@ -4,12 +4,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from specinfer.drafters import DraftJob
 from specinfer.errors import FaultError, SpecInferError
+from specinfer.hub import DEFAULT_MODEL
 from specinfer.planning.trials import Reason
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
@@ -282,6 +284,40 @@ async def test_a_service_that_is_gone_fails_its_drafts_and_is_not_ready(redis_ur
         await system.servers["gone"].stop()
         await until(lambda: scrape(system).value("speculator_ready", service=address) == 0)
         task.cancel()
+
+
+async def test_the_load_is_shown_under_vllms_names_if_asked_for(redis_url: str) -> None:
+    """Two requests wait for another, which is held up at its first drafts: a block of 128 is its own."""
+    release = threading.Event()
+
+    def held(job: DraftJob) -> TokenTree:
+        release.wait(20)
+        return always(job)
+
+    options: dict[str, Any] = {"vllm_metrics": True, "max_batch": 1}
+    async with running_system(redis_url, {"held": ScriptedDrafter(held)}, **options) as system:
+        tasks = [asyncio.create_task(system.tokens(PROMPT, max_new_tokens=4)) for _ in range(3)]
+
+        def shown() -> dict[str, float]:
+            families = scrape(system).families.values()
+            samples = [sample for family in families for sample in family.samples]
+            return {s.name: s.value for s in samples if s.name.startswith("vllm:")}
+
+        busy = {
+            "vllm:num_requests_running": 1,
+            "vllm:num_requests_waiting": 2,
+            "vllm:kv_cache_usage_perc": 1 / 128,
+            "vllm:cache_config_info": 1,
+        }
+        await until(lambda: shown() == busy)
+        (config,) = scrape(system).families["vllm:cache_config_info"].samples
+        assert config.labels == {
+            "model_name": DEFAULT_MODEL, "engine": "0", "block_size": "16", "num_gpu_blocks": "128"
+        }  # fmt: skip
+        release.set()
+        await asyncio.gather(*tasks)
+        idle_now = dict.fromkeys(busy, 0.0) | {"vllm:cache_config_info": 1}
+        await until(lambda: shown() == idle_now)
 
 
 async def test_a_resync_is_counted_at_the_service_that_asked_for_it(redis_url: str) -> None:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.observability.metrics.requests import RequestCounters as RequestCounters
 from gateway.observability.metrics.steps import StepMetrics as StepMetrics
+from gateway.observability.metrics.system import CacheUse as CacheUse
 from gateway.observability.metrics.system import SystemMetrics as SystemMetrics
 from gateway.observability.metrics.system import SystemView as SystemView
 from specinfer.service.metrics import declare_build_info
@@ -15,8 +16,8 @@ from specinfer.service.metrics import declare_build_info
 class GatewayMetrics:
     """All metrics of the gateway."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, vllm_model: str = "") -> None:
         self.requests = RequestCounters(registry)
         self.steps = StepMetrics(registry)
-        self.system = SystemMetrics(registry)
+        self.system = SystemMetrics(registry, vllm_model)
         declare_build_info(registry)

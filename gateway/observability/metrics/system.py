@@ -13,6 +13,21 @@ PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """The caches of all verifiers that a gateway drives, as one."""
+
+    used_tokens: int
+    """Tokens for which running requests have room, those of their trees among them."""
+    capacity_tokens: int
+    block_tokens: int
+
+    @property
+    def part(self) -> float:
+        """Return the part in use, from 0 to 1."""
+        return min(1.0, self.used_tokens / self.capacity_tokens) if self.capacity_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SystemView:
     """The system as a gateway sees it at a moment."""
 
@@ -28,6 +43,7 @@ class SystemView:
     """True for each verifier that answers, by address."""
     speculators: Mapping[str, bool]
     """True for each speculator service that answers a session of this gateway, by address."""
+    cache: CacheUse
     models: Iterable[tuple[str, str, str, str, str]]
     """Model, dtype, weights, executor and device of every verifier that is driven."""
 
@@ -35,7 +51,9 @@ class SystemView:
 class SystemMetrics:
     """Shows a `SystemView`, and counts events."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, vllm_model: str = "") -> None:
+        """Declare them; with `vllm_model` the load is shown also under vLLM's names, of a model of this name."""
+
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
 
@@ -55,6 +73,7 @@ class SystemMetrics:
         self._gateways = gauge("gateways_alive", "Gateways that renew their leases, this one included.")
         self._held = gauge("verifiers_held", "Verifiers that this gateway drives.")
         self._model = declare_model_info(registry)
+        self._vllm = VllmMetrics(registry, vllm_model) if vllm_model else None
         self.redis_outages = counter("redis_outages", "Times that Redis stopped answering.")
         self.redis_losses = counter("redis_losses", "Times that Redis had lost its data.")
         self.keeper_faults = counter(
@@ -92,6 +111,36 @@ class SystemMetrics:
         _show(self._verifier, {(name,): ready for name, ready in view.verifiers.items()})
         _show(self._speculator, {(name,): ready for name, ready in view.speculators.items()})
         _show(self._model, dict.fromkeys(view.models, True))
+        if self._vllm is not None:
+            self._vllm.show(view.running, view.waiting, view.cache)
+
+
+class VllmMetrics:
+    """The load under vLLM's names and with its labels; a gateway with its verifiers is one engine there."""
+
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        """Declare them; `model` is the name by which clients call it."""
+        self._labels = {"model_name": model, "engine": "0"}
+
+        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
+            return Gauge(f"vllm:{name}", documentation, [*self._labels, *labels], registry=registry)
+
+        self._running = gauge("num_requests_running", "Requests being decoded.")
+        self._waiting = gauge("num_requests_waiting", "Requests that wait to be admitted.")
+        self._usage = gauge("kv_cache_usage_perc", "Part of the KV cache in use, from 0 to 1.")
+        self._config = gauge(
+            "cache_config_info", "Size of the KV cache, in blocks; always 1.", "block_size", "num_gpu_blocks"
+        )
+
+    def show(self, running: int, waiting: int, cache: CacheUse) -> None:
+        """Show the present load; without a verifier there is no cache to describe."""
+        self._running.labels(**self._labels).set(running)
+        self._waiting.labels(**self._labels).set(waiting)
+        self._usage.labels(**self._labels).set(cache.part)
+        self._config.clear()
+        if cache.block_tokens:
+            sizes = str(cache.block_tokens), str(cache.capacity_tokens // cache.block_tokens)
+            self._config.labels(*self._labels.values(), *sizes).set(1)
 
 
 def _show(gauge: Gauge, values: Mapping[tuple[str, ...], bool]) -> None:
