@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.cli.local.redis_server import find_redis_binary
 from specinfer.errors import UnavailableError
-from tests.deploy.kustomize import ROOT
+from tests.deploy.chart import ROOT
 from tests.deploy.rendered import Object, Rendered, Workload, expand
 
 _DIES_WITH_PARENT = (

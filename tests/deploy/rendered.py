@@ -54,7 +54,7 @@ class Workload:
 
 
 class Rendered:
-    """All objects of an overlay."""
+    """All objects of a release."""
 
     def __init__(self, objects: list[Object]) -> None:
         self.objects = objects
@@ -95,8 +95,6 @@ class Rendered:
     def environment(self, pod: Object, container: Object) -> dict[str, str]:
         """The variables of a container; what the image sets is not among them."""
         found = self._service_links() if pod.get("enableServiceLinks", True) else {}
-        for source in container.get("envFrom", []):
-            found |= self._all_of(source)
         for variable in container.get("env", []):
             found[variable["name"]] = expand(self._value(variable), found)
         return found
@@ -120,16 +118,8 @@ class Rendered:
     def _value(self, variable: Object) -> str:
         if "value" in variable:
             return str(variable["value"])
-        source = variable["valueFrom"]
-        if "secretKeyRef" in source:
-            return self._secret(source["secretKeyRef"]["name"])[source["secretKeyRef"]["key"]]
-        reference = source["configMapKeyRef"]
-        return str(self.get("ConfigMap", reference["name"])["data"][reference["key"]])
-
-    def _all_of(self, source: Object) -> dict[str, str]:
-        if "configMapRef" in source:
-            return dict(self.get("ConfigMap", source["configMapRef"]["name"])["data"])
-        return self._secret(source["secretRef"]["name"])
+        reference = variable["valueFrom"]["secretKeyRef"]
+        return self._secret(reference["name"])[reference["key"]]
 
     def _secret(self, name: str) -> dict[str, str]:
         secret = self.get("Secret", name)

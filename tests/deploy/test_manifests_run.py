@@ -1,9 +1,10 @@
-"""The rendered `cpu` overlay runs: its commands, environments, files and probes, as local processes.
+"""The rendered chart runs: its commands, environments, files and probes, as local processes.
 
 A typo in a manifest (a flag, a port, a variable, the service of a probe) fails here.
 """
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from specinfer.client import AsyncClient, Patience
 from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 from tests.chaos.model_directory import write_model
-from tests.deploy.kustomize import render_overlay
+from tests.deploy.chart import pod_of_helm_test, render
 from tests.deploy.local_cluster import LocalCluster
 from tests.deploy.local_pod import Pod
 from tests.deploy.rendered import Rendered
 from tests.support.system import request_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(300)]
+WITHOUT_HTTP = {"http": {"enabled": False}}
 PROMPTS = [[5, 17, 3, 88], [40, 41, 42], [7] * 20, [60, 9, 33, 2, 71, 12]]
 TOKENS = 300
 
@@ -29,7 +31,7 @@ TOKENS = 300
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("cluster")
     model = write_model(directory / "model")
-    with LocalCluster(render_overlay("cpu"), directory, model) as cluster:
+    with LocalCluster(render(values=WITHOUT_HTTP), directory, model) as cluster:
         yield cluster
 
 
@@ -60,6 +62,22 @@ async def test_requests_are_answered_by_every_gateway(cluster: LocalCluster) -> 
     speculators = [row for pod in (first, second) for row in (await status_of(pod)).speculators]
     assert {row.name for row in speculators} == {"ngram", "ssm"}, "nobody found the speculator service"
     assert all(row.ready for row in speculators)
+
+
+async def test_the_pod_of_helm_test_gets_its_tokens(cluster: LocalCluster) -> None:
+    (container,) = pod_of_helm_test()["spec"]["containers"]
+    address = f"{gateways(cluster)[0].address}:50051"
+    command = [part.replace("specinfer-gateway:50051", address) for part in container["command"]]
+    assert command[0] == "specinfer"
+    assert f"--address={address}" in command
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "specinfer.cli", *command[1:]),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, said = await process.communicate()
+    assert process.returncode == 0, said.decode()[-2000:]
+    assert printed.strip()
 
 
 async def status_of(pod: Pod) -> generation_pb2.StatusReply:
@@ -110,12 +128,11 @@ async def test_a_gateway_that_is_ended_loses_no_token(cluster: LocalCluster) -> 
 
 TYPOS = {
     "variable": ("SPECINFER_SPECULATOR_DRAFTER", "SPECINFER_SPECULATOR_DRAFTERS", "unknown setting"),
-    "value": ("DRAFTER: ngram", "DRAFTER: ngrm", "drafter = 'ngrm'"),
+    "value": ("value: ngram", "value: ngrm", "drafter = 'ngrm'"),
     "command": ("- speculator_svc", "- speculators_svc", "No module named speculators_svc"),
     "health name": ("specinfer.v1.Speculator", "specinfer.v1.Drafter", "no service 'specinfer.v1.Drafter'"),
     "liveness": ("service: liveness", "service: livenes", "no service 'livenes'"),
     "volume": ("mountPath: /models", "mountPath: /model", "nothing is mounted at /models"),
-    "ConfigMap": ("configMapRef:\n            name: s", "configMapRef:\n            name: t", "there are 0"),
     "Service links": ("enableServiceLinks: false", "enableServiceLinks: true", "unknown setting"),
     "program": ("- python", "- pithon", "No such file"),
 }
@@ -124,7 +141,7 @@ TYPOS = {
 @pytest.mark.parametrize("typo", [None, *TYPOS])
 def test_a_typo_fails(typo: str | None, tmp_path: Path) -> None:
     """The negative control, with the quickest of the services; without a typo it starts."""
-    text = speculator_alone().replace("DRAFTER: ngram+ssm", "DRAFTER: ngram")
+    text = speculator_alone()
     if typo is None:
         with LocalCluster(read(text), tmp_path, tmp_path):
             return
@@ -140,12 +157,8 @@ def test_a_typo_fails(typo: str | None, tmp_path: Path) -> None:
 
 def speculator_alone() -> str:
     """The objects of one service, and a Service with links."""
-    objects = render_overlay("cpu").objects
-    kept = [
-        row
-        for row in objects
-        if row["metadata"]["name"].startswith(("specinfer-speculator", "specinfer-environment"))
-    ]
+    objects = render(values={"speculator": {"settings": {"drafter": "ngram"}}}).objects
+    kept = [row for row in objects if row["metadata"]["name"] == "specinfer-speculator"]
     link = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "specinfer-speculator-x"}}
     link["spec"] = {"selector": {}, "ports": [{"port": 1}]}
     return yaml.safe_dump_all([*kept, link])

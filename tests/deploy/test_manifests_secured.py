@@ -1,6 +1,5 @@
-"""The `cpu` overlay with TLS and API keys runs: files of Secrets and probes fit the services."""
+"""The chart with TLS and API keys runs: files of Secrets and probes fit the services."""
 
-import base64
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +9,8 @@ from specinfer.client import AsyncClient, RequestFailedError
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.service.tls import ClientTls
 from tests.chaos.model_directory import write_model
-from tests.deploy.kustomize import render_with
+from tests.deploy.chart import render
+from tests.deploy.chart_cases import API_KEYS, EXISTING, TLS, add_secret
 from tests.deploy.local_cluster import LocalCluster
 from tests.deploy.rendered import Rendered
 from tests.support.certificates import Authority, Pair
@@ -38,11 +38,12 @@ class Secrets:
         }
 
     def put_into(self, objects: Rendered) -> None:
-        """Replaces the content, file by file; none may be new."""
+        """Add them to what the chart makes."""
+        assert {name: set(files) for name, files in self.files.items()} == {
+            name: set(files) for name, files in EXISTING.items()
+        }
         for name, files in self.files.items():
-            data = objects.get("Secret", name)["data"]
-            assert set(data) == set(files)
-            data |= {key: base64.b64encode(text.encode()).decode() for key, text in files.items()}
+            add_secret(objects, name, files)
 
 
 def certificate(pair: Pair, authority: Authority) -> Mapping[str, str]:
@@ -54,7 +55,8 @@ def certificate(pair: Pair, authority: Authority) -> Mapping[str, str]:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, Secrets]]:
     directory = tmp_path_factory.mktemp("secured")
-    objects, secrets = render_with("cpu", ["api-keys", "tls"], directory), Secrets(directory)
+    values = {**API_KEYS, **TLS, "http": {"enabled": False}}
+    objects, secrets = render(values=values), Secrets(directory)
     secrets.put_into(objects)
     with LocalCluster(objects, directory, write_model(directory / "model")) as cluster:
         yield cluster, secrets

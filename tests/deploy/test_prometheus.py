@@ -14,6 +14,8 @@ import yaml
 
 from benchmarks.dashboard import PANELS
 from deploy.grafana.picture import TimeRange, draw
+from tests.deploy.chart import render
+from tests.deploy.chart_cases import MONITORING
 from tests.deploy.expressions import (
     OF_PROMETHEUS,
     PROMETHEUS,
@@ -80,11 +82,15 @@ def test_scraped_names_and_ports_are_those_of_the_compose_file() -> None:
 
 
 def test_jobs_have_the_same_names_on_kubernetes() -> None:
-    path = ROOT / "deploy" / "k8s" / "components" / "monitoring" / "pod-monitor.yaml"
-    monitor = yaml.safe_load(path.read_text())["spec"]
-    (selected,) = monitor["selector"]["matchExpressions"]
-    assert monitor["jobLabel"] == selected["key"]
-    assert set(selected["values"]) == {job["job_name"] for job in scrape_jobs()}
+    objects = render(values=MONITORING)
+    (monitor,) = objects.of_kind("ServiceMonitor")
+    ports = {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]}
+    jobs = {
+        service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+        for service in objects.of_kind("Service")
+        if ports & {port["name"] for port in service["spec"]["ports"]}
+    }
+    assert jobs == {job["job_name"] for job in scrape_jobs()}
 
 
 def scrape_jobs() -> list[dict[str, Any]]:

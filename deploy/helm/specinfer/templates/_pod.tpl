@@ -1,0 +1,180 @@
+{{/* Parts of pods. They take a dict of `root`, `role` and `values` of the role; more where it says so. */}}
+
+{{/* `grace`: seconds until a pod is killed; `account`: role of the ServiceAccount */}}
+{{- define "specinfer.pod" -}}
+serviceAccountName: {{ include "specinfer.fullname" .root }}-{{ .account | default .role }}
+automountServiceAccountToken: false
+# with them a Service would set variables such as SPECINFER_GATEWAY_PORT, which services refuse as unknown settings
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .grace }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ .user | default 10001 }}
+  runAsGroup: {{ .user | default 10001 }}
+  fsGroup: {{ .user | default 10001 }}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "specinfer.selector" . | nindent 8 }}
+{{- end }}
+
+{{- define "specinfer.container-security" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* A large number as it was written: Go would print 1e+06. */}}
+{{- define "specinfer.text" -}}
+{{ if kindIs "float64" . }}{{ toJson . | quote }}{{ else }}{{ toString . | quote }}{{ end }}
+{{- end }}
+
+{{/* `settings`: what the chart works out; those of the values go before them. Without it there are none of either. */}}
+{{- define "specinfer.env" -}}
+{{- $settings := dict -}}
+{{- with .settings }}{{ $settings = merge (deepCopy $.values.settings) . }}{{ end -}}
+env:
+  # the first two are what `specinfer up` sets for speed
+  - {name: OMP_WAIT_POLICY, value: PASSIVE}
+  - {name: GRPC_EXPERIMENTS, value: "-event_engine_client,-event_engine_listener"}
+  # the root file system is read-only: /tmp and /models are volumes
+  - {name: HOME, value: /tmp}
+  - {name: SPECINFER_CACHE, value: /models}
+  {{- range $name, $value := .root.Values.environment }}
+  - {name: {{ $name }}, value: {{ include "specinfer.text" $value }}}
+  {{- end }}
+  {{- range $name, $value := $settings }}
+  - {name: SPECINFER_{{ upper $.role }}_{{ upper $name }}, value: {{ include "specinfer.text" $value }}}
+  {{- end }}
+  {{- with .values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{- define "specinfer.volume-mounts" -}}
+- {name: models, mountPath: /models}
+- {name: tmp, mountPath: /tmp}
+{{- end }}
+
+{{- define "specinfer.volumes" -}}
+{{- if .values.models.existingClaim }}
+- name: models
+  persistentVolumeClaim: {claimName: {{ .values.models.existingClaim }}}
+{{- else if not .values.models.size }}
+- name: models
+  emptyDir: {}
+{{- end }}
+- name: tmp
+  emptyDir: {sizeLimit: 1Gi}
+{{- end }}
+
+{{/* Fetches a model before the service starts. `model`; `flags` of `specinfer models pull` */}}
+{{- define "specinfer.pull" -}}
+{{- if .values.pull.enabled }}
+initContainers:
+  - name: model
+    {{- include "specinfer.image" (merge (dict "image" "tools") .) | nindent 4 }}
+    command: [specinfer, models, pull, {{ with .flags }}{{ . }}, {{ end }}{{ .model | quote }}]
+    {{- include "specinfer.env" . | nindent 4 }}
+    resources: {{- toYaml .values.pull.resources | nindent 6 }}
+    {{- include "specinfer.container-security" . | nindent 4 }}
+    volumeMounts: {{- include "specinfer.volume-mounts" . | nindent 6 }}
+{{- end }}
+{{- end }}
+
+{{/* Probes of gRPC's health service. `port`; `service`: its own name, which readiness asks for;
+     `startupSeconds`. Kubelets speak no TLS: then the port is probed, which a service opens when it can work. */}}
+{{- define "specinfer.probes" -}}
+{{- $tls := .root.Values.tls.enabled -}}
+startupProbe:
+  {{ if $tls }}tcpSocket: {port: grpc}{{ else }}grpc: {port: {{ .port }}, service: liveness}{{ end }}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: {{ div (int .startupSeconds) 2 }}
+# `liveness` says whether the process answers; the other name follows what it needs to serve, too
+livenessProbe:
+  {{ if $tls }}tcpSocket: {port: grpc}{{ else }}grpc: {port: {{ .port }}, service: liveness}{{ end }}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+{{- if and $tls (eq .role "gateway") }}
+  exec:
+    command:
+      - python
+      - -m
+      - specinfer.service.health
+      - --tls-ca=/etc/specinfer/tls/ca.crt
+      - --tls-name={{ include "specinfer.name" . }}
+      - 127.0.0.1:50051
+  # a process of its own each time
+  periodSeconds: 5
+  timeoutSeconds: 5
+{{- else }}
+  {{ if $tls }}tcpSocket: {port: grpc}{{ else }}grpc: {port: {{ .port }}, service: {{ .service }}}{{ end }}
+  periodSeconds: 2
+  timeoutSeconds: 2
+{{- end }}
+  failureThreshold: 2
+{{- end }}
+
+{{/* Objects beside a workload: account, budget, autoscaler. `kind` of the workload */}}
+{{- define "specinfer.beside" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{- include "specinfer.metadata" . | nindent 2 }}
+automountServiceAccountToken: false
+{{- with .values.podDisruptionBudget }}
+{{- if .enabled }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {{- include "specinfer.metadata" $ | nindent 2 }}
+spec:
+  {{- toYaml (omit . "enabled") | nindent 2 }}
+  selector:
+    matchLabels: {{- include "specinfer.selector" $ | nindent 6 }}
+{{- end }}
+{{- end }}
+{{- with .values.autoscaling }}
+{{- if .enabled }}
+---
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {{- include "specinfer.metadata" $ | nindent 2 }}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: {{ $.kind }}, name: {{ include "specinfer.name" $ }}}
+  {{- toYaml (omit . "enabled") | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* `replicas`, unless an autoscaler sets it: every apply would undo what that did */}}
+{{- define "specinfer.replicas" -}}
+{{- if not (and .values.autoscaling .values.autoscaling.enabled) }}
+replicas: {{ .values.replicas }}
+{{- end }}
+{{- end }}
+
+{{- define "specinfer.annotations" -}}
+{{- with .values.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

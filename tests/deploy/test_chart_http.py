@@ -1,0 +1,59 @@
+"""The HTTP service in the chart: its settings, whom it asks, who may ask it, how it ends."""
+
+from pathlib import Path
+
+import pytest
+
+from http_svc.settings import HttpSettings
+from tests.deploy.chart import render
+from tests.deploy.rendered import Object, Rendered, Workload
+from tests.deploy.test_chart_access import admitted
+
+
+@pytest.fixture(scope="module")
+def objects() -> Rendered:
+    return render()
+
+
+@pytest.fixture
+def workload(objects: Rendered) -> Workload:
+    return objects.workload("specinfer-http")
+
+
+@pytest.fixture
+def container(workload: Workload) -> Object:
+    (found,) = workload.pod["containers"]
+    return dict(found)
+
+
+def test_settings_are_those_of_the_service(
+    objects: Rendered, workload: Workload, container: Object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECINFER_HTTP_LISTEN")
+    for name, value in objects.environment(workload.pod, container).items():
+        monkeypatch.setenv(name, value)
+    settings = HttpSettings.load("http_svc", [])
+    assert settings.listen == f"0.0.0.0:{workload.ports['http']}"
+    host, port = settings.gateways.split(":")
+    (gateway,) = objects.behind(host)
+    assert gateway.name == "specinfer-gateway"
+    assert gateway.ports["grpc"] == int(port)
+    stop = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert workload.pod["terminationGracePeriodSeconds"] >= stop + settings.drain_seconds + 10
+
+
+def test_only_readiness_follows_the_gateways(container: Object) -> None:
+    """A restart would not bring them back."""
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    assert (
+        container["livenessProbe"]["tcpSocket"] == container["startupProbe"]["tcpSocket"] == {"port": "http"}
+    )
+
+
+def test_clients_reach_it_and_it_the_gateways(objects: Rendered, workload: Workload) -> None:
+    client = ({"app": "x"}, "default")
+    assert admitted(objects, workload, "http", [client]) == [client]
+    ours = (workload.labels, "specinfer")
+    assert admitted(objects, objects.workload("specinfer-gateway"), "grpc", [ours]) == [ours]
+    assert admitted(objects, objects.workload("specinfer-verifier"), "grpc", [ours]) == []
