@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ARCHIVES = ROOT / "docs" / "findings"
-"""Kept as they were written: they may name what is gone."""
 BUILT = {"build", "dist", "node_modules", "__pycache__"}
 TEXTS = {".py", ".md", ".h", ".cpp", ".proto", ".toml", ".yml", ".yaml"}
 PLAIN_MENTION = re.compile(r"\bdocs/[\w/-]+\.md(?:#([\w-]+))?")
@@ -50,7 +48,7 @@ def problems(path: Path) -> list[str]:
 
 
 def test_what_files_name_exists() -> None:
-    assert [problem for path in texts() if path.parent != ARCHIVES for problem in problems(path)] == []
+    assert [problem for path in texts() for problem in problems(path)] == []
 
 
 def unknown_names(page: str) -> list[str]:
@@ -85,17 +83,12 @@ def test_the_check_sees_files_and_anchors() -> None:
         "README.md",
         ".github/workflows/ci.yml",
         "proto/specinfer/v1/tree.proto",
-        "docs/findings.md",
+        "docs/performance.md",
     } <= seen
-    page = ROOT / "docs" / "findings.md"
+    page = ROOT / "docs" / "performance.md"
     assert {"kernels-and-passes", "block-float"} <= anchors(page)
     assert "no-such-finding" not in anchors(page)
     assert list(mentions(ROOT / "specinfer" / "service" / "stream.py")) == [(page, "streams")]
-
-
-def test_every_archive_is_linked_from_the_findings() -> None:
-    linked = {page.resolve() for page, _ in mentions(ROOT / "docs" / "findings.md")}
-    assert set(ARCHIVES.glob("*.md")) <= linked
 
 
 def test_lines_of_pages_are_short() -> None:

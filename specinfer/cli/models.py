@@ -54,7 +54,7 @@ def models_check(
         from specinfer.model.probe.check import check_directory
         from specinfer.model.probe.texts import describe_texts
     except ModuleNotFoundError as error:
-        raise UnavailableError(f"checking needs {error.name}: pip install 'specinfer[model]'") from error
+        raise UnavailableError(f"checking needs {error.name}: pip install '.[model]'") from error
     probe = check_directory(directory)
     for difference in probe.differences:
         typer.echo(f"{difference.way}\t{difference.distance:.1e}")

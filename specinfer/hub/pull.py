@@ -149,7 +149,7 @@ def _converter() -> Callable[[Path, Path, Callable[[int, int], None]], None]:
         from specinfer.model.weights.convert import convert_gguf
     except ModuleNotFoundError as error:
         raise UnavailableError(
-            f"converting a GGUF file needs {error.name}: pip install 'specinfer[model]'"
+            f"converting a GGUF file needs {error.name}: pip install '.[model]'"
         ) from error
     return convert_gguf
 

@@ -35,7 +35,7 @@ def widen(model: str, factor: int, report: Callable[[int, int], None]) -> Path:
     try:
         from specinfer.model.weights.widen import widen_model
     except ModuleNotFoundError as error:
-        raise UnavailableError(f"widening needs {error.name}: pip install 'specinfer[model]'") from error
+        raise UnavailableError(f"widening needs {error.name}: pip install '.[model]'") from error
     try:
         with atomic_directory(target) as work:
             widen_model(source, work, factor, source.name, report)

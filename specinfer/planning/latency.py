@@ -127,7 +127,7 @@ class LatencyModel:
     def observe_pass(self, batch: int, tokens: int, seconds: float, cold: bool = False) -> bool:
         """Count a pass, unless it is cold or the first plain one after trees; return whether it is that.
 
-        Drafts leave it cold caches, which slow it (docs/findings.md#cold-pass).
+        Drafts leave it cold caches, which slow it (docs/performance.md#cold-pass).
         """
         behind_trees = self._trees_before and tokens == batch
         if not (cold or behind_trees):

@@ -3,7 +3,7 @@
 A recording of all speculators' whole trees teaches most: a gateway with `--no-adaptive --tree-nodes 16
 --step-nodes` of sixteen times the batch. Of a planner's choices only the chosen parts can be learnt. A line is the
 JSON of one step, without text and tokens: of a tree its form, its scores and its proposers
-(`docs/operations.md#planner`).
+(`docs/algorithms.md#planner`).
 """
 
 import json

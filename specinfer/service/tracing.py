@@ -119,7 +119,7 @@ def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
     except ImportError as error:
-        raise SettingError("otlp_endpoint", endpoint, 'needs pip install "specinfer[tracing]"') from error
+        raise SettingError("otlp_endpoint", endpoint, 'needs pip install ".[tracing]"') from error
     if not endpoint.startswith(("http://", "https://")):
         raise SettingError("otlp_endpoint", endpoint, "must be http://HOST:PORT or https://HOST:PORT")
     resource = Resource.create({"service.name": "specinfer-" + service})

@@ -116,4 +116,4 @@ def test_conversion_names_the_missing_extra(tmp_path: Path) -> None:
     gguf.write_bytes(b"GGUF")
     done = run("specinfer.cli", "models", "pull", str(gguf))
     assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].endswith("pip install 'specinfer[model]'"), done.stderr
+    assert done.stderr.strip().splitlines()[-1].endswith("pip install '.[model]'"), done.stderr

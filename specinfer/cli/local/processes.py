@@ -43,7 +43,7 @@ def check_http(address: str) -> None:
         InvalidInputError: if it cannot listen there, or is not installed.
     """
     if find_spec("fastapi") is None:
-        raise InvalidInputError("http_listen", address, "needs pip install 'specinfer[http]'; or give none")
+        raise InvalidInputError("http_listen", address, "needs pip install '.[http]'; or give none")
     check_listen_address(address, "http_listen", "choose another address, or none")
 
 

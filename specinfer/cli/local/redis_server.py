@@ -59,7 +59,7 @@ def find_redis_binary() -> str:
         binary = Path(spec.origin).parent / "bin" / "redis-server"
         if binary.is_file():
             return str(binary)
-    raise UnavailableError("no Redis: set REDIS_URL, install redis-server, or `pip install specinfer[local]`")
+    raise UnavailableError("no Redis: set REDIS_URL, install redis-server, or `pip install '.[local]'`")
 
 
 def redis_command(port: int, directory: Path) -> list[str]:

@@ -21,7 +21,7 @@ CPU = PassCurve(
         (64, 0.052),
     ]
 )
-"""Measured with AVX-512 in halves (docs/findings.md)."""
+"""Measured with AVX-512 in halves (docs/performance.md)."""
 FLAT = PassCurve([(1, 0.012), (2048, 0.0121)])
 LINEAR = PassCurve([(n, 0.01 * n) for n in (1, 2, 64)])
 

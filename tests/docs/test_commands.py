@@ -1,0 +1,116 @@
+"""Every command in README and docs is one that its program takes; it is also run, or says why not."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import PAGES, Block, blocks, commands, script
+from tests.docs.ours import fault, is_ours, known_flags, unwrapped
+
+SHELL, CODE, DATA = ("sh", "console"), ("python",), ("json", "text", "mermaid")
+RUN = {
+    "README.md": "tests/e2e/test_readme.py",
+    "security.md": "tests/docs/test_run.py",
+    "http.md": "tests/docs/test_run.py",
+}
+"""Pages whose commands of other programs are run, by the test that does."""
+RUN_CODE = {**RUN, "python.md": "tests/docs/test_run.py", "drafters.md": "tests/unit/drafters/test_custom.py"}
+"""Pages whose Python is run."""
+ELSEWHERE = {"deploy.md": "tests/deploy"}
+"""Pages whose commands need Docker or a cluster; what they name is checked there."""
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+OF_OTHERS = {"--logprobs-mode", "--node-rank", "--nproc-per-node", "--scale"}
+"""Flags in prose that are of programs of others: vLLM, torchrun, Docker Compose."""
+
+
+def faults(text: str, foreign: bool) -> Iterator[str]:
+    """Yield what is wrong with the commands of a script.
+
+    Args:
+        foreign: programs of others may stand in it.
+    """
+    for words in map(unwrapped, commands(text)):
+        if is_ours(words):
+            if found := fault(words):
+                yield f"{' '.join(words)}: {found}"
+        elif not foreign:
+            yield f"{words[0]} is not run: run it, or say why in a comment, `# needs a cluster`"
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in SHELL], ids=str)
+def test_commands_are_what_programs_take(block: Block) -> None:
+    foreign = block.needs is not None or block.page in {*RUN, *ELSEWHERE}
+    assert list(faults(script(block), foreign)) == []
+
+
+def test_blocks_say_what_they_are() -> None:
+    """A command in an indented block would be seen by nobody."""
+    strange = [str(b) for b in BLOCKS if b.language not in (*SHELL, *CODE, *DATA, "")]
+    hidden = [
+        str(b) for b in BLOCKS if not b.language and re.search(r"^ *(\$|specinfer|python) ", b.text, re.M)
+    ]
+    assert strange + hidden == []
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in CODE], ids=str)
+def test_python_blocks_are_run_and_import_what_exists(block: Block) -> None:
+    assert block.page in RUN_CODE
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module or "")
+            assert [each.name for each in node.names if not hasattr(module, each.name)] == []
+        elif isinstance(node, ast.Import):
+            for each in node.names:
+                importlib.import_module(each.name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_flags_in_prose_exist(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    faults = {span: fault_of_span(span) for span in CODE_SPAN.findall(prose)}
+    assert {span: found for span, found in faults.items() if found} == {}
+
+
+def fault_of_span(span: str) -> str | None:
+    """Return what is wrong with code in prose: a command of ours, which may lack arguments, or a flag."""
+    if re.match(r"(specinfer [a-z]|python -m |make [a-z]|pip )", span):
+        found = [fault(words, partial=True) for words in commands(span) if is_ours(words)]
+        return next(filter(None, found), None)
+    if flag := re.match(r"(--[a-z][\w-]*)(\*?)", span):
+        known = known_flags() | OF_OTHERS
+        if not any(each.startswith(flag[1]) if flag[2] else each == flag[1] for each in known):
+            return "no program has it"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("specinfer up --modle x", "No such option: --modle"),
+        ("specinfer upp", "No such command 'upp'"),
+        ("specinfer up --dtype float3", "is not one of"),
+        ("specinfer plan", "Missing argument"),
+        ("specinfer up --speculator ssm,beem=3", "beem"),
+        ("specinfer up --resident sssm", "there is no drafter sssm"),
+        ("specinfer train eagle --corpse x", "No such option: --corpse"),
+        ("specinfer train scheduler --record x", "No such option: --record"),
+        ("specinfer serve --modle x", "modle"),
+        ("python -m gateway --lease-seconds soon", "lease_seconds"),
+        ("A=b python -m verifier_svc --tensor-parallel 0 > log", "tensor_parallel"),
+        ("docker run --rm specinfer-tools:1 generate --adress x hi", "No such option: --adress"),
+        ("python -m benchmarks.suit --quick", "there is no module"),
+        ("python -m benchmarks suite --quik", "has no --quik"),
+        ("make tset", "the Makefile has no"),
+        ("pip install 'specinfer[model]'", "is in no index"),
+        ("pip install '.[modle]'", "there is no extra"),
+        ("kind create cluster", "kind is not run"),
+    ],
+)
+def test_faults_are_found(text: str, said: str) -> None:
+    (found,) = faults(text, foreign=False)
+    assert said in found

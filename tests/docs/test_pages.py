@@ -1,0 +1,50 @@
+"""Shape of the documentation: few pages, each of a purpose and a size; tables are what the code says."""
+
+import re
+
+import pytest
+
+from specinfer.llm import SamplingParams
+from tests.docs.blocks import ROOT
+from tests.docs.tables import GENERATED, TABLES, dataclass_fields, stored
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+MOST_PAGES, MOST_LINES, MOST_LINES_OF_README = 14, 450, 90
+"""Lines without tables that are generated, which nobody reads from top to bottom."""
+
+
+def test_pages_are_few_and_of_a_size() -> None:
+    assert len(PAGES) <= MOST_PAGES
+    assert sorted(DOCS.rglob("*.md")) == PAGES
+    sizes = {page.name: len(GENERATED.sub("", page.read_text()).splitlines()) for page in PAGES}
+    assert {name: size for name, size in sizes.items() if size > MOST_LINES} == {}
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES_OF_README
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_begins_with_its_purpose(page: object) -> None:
+    title, empty, purpose = page.read_text().splitlines()[:3]  # type: ignore[attr-defined]
+    assert title.startswith("# ")
+    assert not empty
+    assert re.fullmatch(r"[A-Z[].{20,120}[.:]", purpose)
+
+
+def test_the_first_page_leads_to_all() -> None:
+    linked = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "start.md").read_text()))
+    assert linked == {page.name for page in PAGES} - {"start.md"}
+
+
+@pytest.mark.parametrize(("page", "name"), TABLES, ids=lambda text: text)
+def test_tables_are_what_the_code_says(page: str, name: str) -> None:
+    """`python -m tests.docs.tables` writes them."""
+    assert stored(page)[name] == TABLES[page, name]()
+
+
+def test_tables_have_names_defaults_and_meanings() -> None:
+    assert "| `n` | `1` | Answers to each prompt; with a seed, answer i has seed + i. |" in dataclass_fields(
+        SamplingParams
+    )
+    gateway = stored("operations.md")["gateway"]
+    assert "| `--lease-seconds` | `3.0` | Life of this gateway's leases" in gateway
+    assert "| `--log-level`" not in gateway
