@@ -13,7 +13,7 @@ SEES_GPU   := import sys, torch, triton; sys.exit(not torch.cuda.is_available())
 GPU_PYTHON ?= $(shell for name in $(BIN)/python python3 $(CANDIDATES); do "$$name" -c "$(SEES_GPU)" 2>/dev/null && echo "$$name" && break; done)
 PROMPTS    ?= tests/data/prompts.jsonl
 
-.PHONY: help demo test test-fast test-thorough test-images lint types proto bench bench-acceptance bench-figures bench-gpu chaos clean
+.PHONY: help demo test test-fast test-thorough test-images lint types sbom proto bench bench-acceptance bench-figures bench-gpu chaos clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,12 +46,20 @@ test-thorough: $(STAMP)  ## The whole test suite, with many more examples and ev
 test-images: $(STAMP)  ## Build the images and run them (minutes, 15 GB for a while; root, buildah, mmdebstrap)
 	SPECINFER_TEST_IMAGES=1 $(BIN)/python -m pytest tests/deploy/test_images.py tests/unit/model/test_native_variants.py
 
-lint: $(STAMP)  ## ruff: rules and format
+lint: $(STAMP)  ## ruff: rules and format; spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
+
+# In an environment of its own: it would bring a dozen packages that nothing else here needs.
+SBOM := .venv-sbom
+sbom: $(STAMP)  ## Bill of materials of what is installed (CycloneDX) -> dist/specinfer.cdx.json
+	test -x $(SBOM)/bin/cyclonedx-py || { $(BIN)/python -m venv $(SBOM) && $(SBOM)/bin/pip install --quiet cyclonedx-bom==7.5.0; }
+	mkdir -p dist
+	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/specinfer.cdx.json $(BIN)/python
 
 bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/runtime-cpu.{json,md}
 	$(BIN)/specinfer models pull smollm2-135m

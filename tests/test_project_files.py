@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from specinfer import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -77,3 +79,11 @@ def test_type_checkers_see_the_installed_library() -> None:
     if str(ROOT) not in paths and not any((folder / "specinfer").glob("py.typed")):
         pytest.skip("this checkout is not what is installed")
     assert (ROOT / "specinfer/py.typed").is_file()
+
+
+def test_all_say_the_same_version() -> None:
+    version = PROJECT["project"]["version"]
+    assert __version__ == version
+    assert re.findall(r"^version: (.+)$", text("CITATION.cff"), re.MULTILINE) == [version]
+    released = re.findall(r"^## (\d+\.\d+\.\d+) \(\d{4}-\d\d-\d\d\)$", text("CHANGELOG.md"), re.MULTILINE)
+    assert released[0] == version

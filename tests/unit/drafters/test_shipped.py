@@ -6,6 +6,7 @@ import pytest
 
 from specinfer.drafters.pools import TRAINED
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.hub.registry import known_models
 from specinfer.model.weights.draft_checkpoint import algorithm_of, is_draft_checkpoint, verifier_of
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
@@ -30,3 +31,4 @@ def test_each_is_a_checkpoint_for_the_default_model_with_a_card(directory: Path)
     card = (directory / "README.md").read_text()
     assert card.startswith(f"# {directory.name}\n")
     assert "held-out" in card
+    assert f"{known_models()[DEFAULT_MODEL].licence}, as its target" in " ".join(card.split())
