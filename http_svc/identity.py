@@ -1,4 +1,4 @@
-"""What headers say of a call: its id, and whether it may be learnt from."""
+"""Headers of a call: its id, and the permission to learn from it."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a speculator service that learns is given of a request besides its tokens."""
+"""Consent to learn from a request, for speculator services that do."""
 
 from functools import lru_cache
 from hashlib import blake2b
@@ -8,7 +8,7 @@ from specinfer.v1 import speculator_pb2
 
 
 def consent_of(request: GenerationRequest) -> speculator_pb2.LearningConsent | None:
-    """Return what allows a service to learn from a request; None if its caller does not."""
+    """Return the permission to learn from a request; None if its caller does not give it."""
     if request.no_training:
         return None
     return speculator_pb2.LearningConsent(caller=_number_of(request.caller), prompt_len=len(request.prompt))

@@ -1,4 +1,4 @@
-"""Whether offered weights are better than those that draft: by callers, on the same held-out texts. Pure."""
+"""Comparison of offered weights with those that draft: by callers, on the same held-out texts. Pure."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""What the replay gets of the messages of a step."""
+"""Part of the messages of a step that the replay gets."""
 
 from collections.abc import Sequence
 

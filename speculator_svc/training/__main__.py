@@ -7,7 +7,7 @@ import typer
 
 from specinfer.errors import SpecInferError
 from specinfer.usage import USAGE_ERROR, usage_message
-from speculator_svc.training.follow import train_follow
+from speculator_svc.learning.follow import train_follow
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.pruning.prune import prune
 from speculator_svc.training.run import SIGNALS, InterruptionError

@@ -24,11 +24,11 @@ from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2, learning_pb2, learning_pb2_grpc
 from speculator_svc.learning import judgement
 from speculator_svc.learning.checkpoints import Checkpoints
+from speculator_svc.learning.follow import LearningLink, OnlineTraining, parts_of, train_follow
 from speculator_svc.learning.judgement import Trial
 from speculator_svc.learning.learner import Learner
 from speculator_svc.learning.replay import HELD_OUT_EVERY, Episode, Replay
 from speculator_svc.learning.trials import run_trials, steps_of
-from speculator_svc.training.follow import Follower, Link, parts_of, train_follow
 from speculator_svc.training.student import Student
 from tests.support.http_service import CHAT, http_service
 from tests.support.oracle import greedy
@@ -158,23 +158,23 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
         await found.serve(PROMPTS)
         assert len(found.learner.replay.held_out()) == LEAST_TEXTS
         before = await found.system.generate(PROMPTS[0], max_new_tokens=TOKENS, no_training=True)
-        link, follower = (
-            Link(found.address, ClientTls()),
-            Follower(str(ssm), tmp_path / "offered", 3e-3, "cpu"),
+        link, training = (
+            LearningLink(found.address, ClientTls()),
+            OnlineTraining(str(ssm), tmp_path / "offered", 3e-3, "cpu"),
         )
 
         async def follow() -> None:
             """Train and offer until an offer is taken."""
             while not found.learner.counts.swaps:
-                follower.add(await link.texts(follower.newest))
-                await asyncio.to_thread(follower.train, 1.0)
-                follower.save()
-                follower.note((await link.offer(tmp_path / "offered")).taken)
+                training.add(await link.texts(training.newest))
+                await asyncio.to_thread(training.train, 1.0)
+                training.save()
+                training.note((await link.offer(tmp_path / "offered")).taken)
 
-        training = asyncio.create_task(follow())
-        while not training.done():  # requests go on through offers and swaps
+        following = asyncio.create_task(follow())
+        while not following.done():  # requests go on through offers and swaps
             await found.serve(PROMPTS[:4], no_training=True)
-        await training
+        await following
         assert found.learner.counts.swaps >= 1
         after = await found.system.generate(PROMPTS[0], max_new_tokens=TOKENS, no_training=True)
         assert after[-1].summary.stats.steps < before[-1].summary.stats.steps
@@ -316,6 +316,6 @@ async def test_the_command_says_what_it_cannot_follow(
         with pytest.raises(SettingError, match="was not started with --learn"):
             await asyncio.to_thread(train_follow, service.address, tmp_path / "out")
         with pytest.raises(FaultError, match="refused"):
-            await Link(service.address, ClientTls()).texts(0)
+            await LearningLink(service.address, ClientTls()).texts(0)
     with pytest.raises(UnavailableError, match="does not answer"):
         await asyncio.to_thread(train_follow, service.address, tmp_path / "out")

@@ -32,11 +32,11 @@ def test_without_a_file_everybody_is_anybody() -> None:
 
 
 def test_a_key_stands_for_its_caller(tmp_path: Path) -> None:
-    limits = {"max_concurrent": 3, "tokens_per_minute": 600, "max_priority": 1}
+    limits = {"max_concurrent": 3, "tokens_per_minute": 600, "max_priority": 1, "no_training": True}
     secret, alice = make_key("alice", **limits)
     other, bob = make_key("bob")
     known = store(tmp_path / "keys", alice, bob)
-    assert known.identify(bearer(secret)) == Caller("alice", 3, 600, 1)
+    assert known.identify(bearer(secret)) == Caller("alice", 3, 600, 1, True)
     assert known.identify(bearer(other)) == Caller("bob")
     assert known.identify([("Authorization", f"bearer  {secret} ")]).name == "alice"
     assert limits_of(alice) == limits

@@ -77,30 +77,30 @@ def train_follow(
     check_target("ADDRESS", address)
     place = place_for(device, threads)
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    link = Link(address, ClientTls(tls_ca, tls_cert, tls_key))
+    link = LearningLink(address, ClientTls(tls_ca, tls_cert, tls_key))
     name = asyncio.run(link.model(start))
     console.print(f"learns from {address}, begins at {name}")
-    follower = Follower(name, out, learning_rate, place)
+    training = OnlineTraining(name, out, learning_rate, place)
     ends = time.monotonic() + 60 * minutes if minutes else np.inf
     while time.monotonic() < ends:
-        follower.add(asyncio.run(link.texts(follower.newest)))
-        if len(follower.texts) < LEAST_TEXTS:
-            console.print(f"{len(follower.texts)} texts, {LEAST_TEXTS} are needed: waits")
+        training.add(asyncio.run(link.texts(training.newest)))
+        if len(training.texts) < LEAST_TEXTS:
+            console.print(f"{len(training.texts)} texts, {LEAST_TEXTS} are needed: waits")
             time.sleep(min(round_seconds, max(0.0, ends - time.monotonic())))
             continue
-        loss, seen = follower.train(min(round_seconds, ends - time.monotonic()))
-        follower.save()
+        loss, seen = training.train(min(round_seconds, ends - time.monotonic()))
+        training.save()
         reply = asyncio.run(link.offer(out))
-        follower.note(taken=reply.taken)
+        training.note(taken=reply.taken)
         verdict = f"drafts with version {reply.version}" if reply.taken else f"refused: {reply.why}"
         console.print(
-            f"{len(follower.texts)} texts, loss {loss:.3f}, {seen} tokens; {verdict} "
+            f"{len(training.texts)} texts, loss {loss:.3f}, {seen} tokens; {verdict} "
             f"({reply.tokens_per_step_before:.3f} -> {reply.tokens_per_step:.3f} on {reply.episodes})"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LearningLink:
     """Calls to a service that learns."""
 
     address: str
@@ -165,7 +165,7 @@ def parts_of(directory: Path) -> Iterator[learning_pb2.CheckpointPart]:
                 yield learning_pb2.CheckpointPart(file=name, data=data)
 
 
-class Follower:
+class OnlineTraining:
     """The SSM that learns, and the texts that it learns from."""
 
     def __init__(self, name: str, out: Path, learning_rate: float, place: str) -> None:
@@ -179,7 +179,7 @@ class Follower:
         self._target = resolve_model(self._target_name)
         self._name, self._out, self._rate, self._place = name, out, learning_rate, place
         self._served = load_ssm(directory, self._target)
-        """What the service drafts with, as far as is known here."""
+        """Weights that the service drafts with, as far as is known here."""
         self._draft = self._served
         self.texts: list[Continuation] = []
         self.newest = 0

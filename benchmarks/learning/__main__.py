@@ -9,12 +9,9 @@ training saw.
 `--poison N` adds a caller that sends N requests of random tokens for each of the others'.
 """
 
-import ast
 import asyncio
-import random
 import shutil
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.learning.traffic import noise, prompts
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
@@ -33,51 +31,13 @@ from specinfer.cli.show import console
 from specinfer.client import AsyncClient
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.pools import trained_for
-from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.api_keys import make_key, write_keys
-from specinfer.tokenizer import Tokenizer
 from speculator_svc.learning.trials import LIMITS, steps_of
 
-REQUESTS = (
-    "Explain what this Python function does:",
-    "Write a unit test for this Python function:",
-    "Rewrite this Python function with type annotations:",
-    "Add a docstring to this Python function:",
-)
-LEAST_CHARACTERS, MOST_CHARACTERS = 200, 700
 FIXED = {"adaptive": "false", "tree-nodes": "4", "step-nodes": "16", "max-batch": "8"}
 """Trees of one size, whatever the planner would choose beside a training."""
 OTHERS, POISONER = "others", "poisoner"
-
-
-def functions() -> list[str]:
-    """Functions of Python's standard library, in an order of their own."""
-    library, found = Path(sysconfig.get_paths()["stdlib"]), []
-    for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")]):
-        if "test" in str(path.relative_to(library)):
-            continue
-        text = path.read_text(errors="replace")
-        try:
-            tree = ast.parse(text)
-        except SyntaxError:
-            continue
-        for node in ast.walk(tree):
-            source = ast.get_source_segment(text, node) if isinstance(node, ast.FunctionDef) else None
-            if source and LEAST_CHARACTERS < len(source) < MOST_CHARACTERS:
-                found.append(source)
-    random.Random(7).shuffle(found)
-    return found
-
-
-def prompts(count: int) -> list[list[int]]:
-    """So many requests, as tokens."""
-    tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
-    return [
-        tokenizer.encode_chat(
-            [{"role": "user", "content": f"{REQUESTS[i % len(REQUESTS)]}\n\n```python\n{source}\n```"}]
-        )
-        for i, source in enumerate(functions()[:count])
-    ]
 
 
 async def answers(
@@ -133,12 +93,6 @@ class Marks:
         """Name or directory of the weights of a row."""
         version = row["version"]
         return str(self._directory / f"kept-{version}") if version else trained_for(DEFAULT_MODEL)["ssm"]
-
-
-def noise(count: int, length: int = 24) -> list[list[int]]:
-    """Prompts of random tokens."""
-    draw, vocabulary = random.Random(3), Tokenizer.load(resolve_model(DEFAULT_MODEL)).vocab_size
-    return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
 async def run(

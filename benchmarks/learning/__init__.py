@@ -1,0 +1,1 @@
+"""A speculator that learns from the traffic it serves."""
