@@ -2,11 +2,14 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from gateway.observability.metrics import GatewayMetrics
 from http_svc.entry.middleware import HttpMetrics
+from speculator_svc.learning.learner import LearningCounts
 from speculator_svc.metrics import SpeculatorMetrics
 from verifier_svc.metrics import VerifierMetrics
 
@@ -18,7 +21,7 @@ def declared(registry: CollectorRegistry) -> dict[str, frozenset[str]]:
     """Names on the wire, counters with `_total`, and their labels."""
     found = {}
     for collector in registry._collector_to_names:
-        for family in collector.describe():
+        for family in getattr(collector, "describe", collector.collect)():
             suffix = "_total" if family.type == "counter" else ""
             labels = getattr(collector, "_labelnames", None) or getattr(family, "_labelnames", ())
             found[family.name + suffix] = frozenset(labels)
@@ -39,11 +42,18 @@ def told(section: str) -> dict[str, frozenset[str]]:
     return found
 
 
+def idle_learner() -> Any:
+    """Stand in for a learner that nothing happened to."""
+    return SimpleNamespace(
+        version=0, held_out_rate=0.0, replay=SimpleNamespace(tokens=0), counts=LearningCounts()
+    )
+
+
 def test_the_tables_are_what_services_declare() -> None:
     gateway, verifier, speculator, http = (CollectorRegistry() for _ in range(4))
     GatewayMetrics(gateway)
     VerifierMetrics(verifier, ["ngram"])
-    SpeculatorMetrics(speculator, ["ngram"])
+    SpeculatorMetrics(speculator, ["ngram"], idle_learner())
     HttpMetrics(http)
     assert told("Metrics of the gateway") == declared(gateway)
     assert told("Metrics of the verifier") == declared(verifier)

@@ -4,6 +4,7 @@ import ast
 import random
 import sysconfig
 from pathlib import Path
+from textwrap import dedent
 
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.tokenizer import Tokenizer
@@ -18,8 +19,8 @@ LEAST_CHARACTERS, MOST_CHARACTERS = 200, 700
 
 
 def functions() -> list[str]:
-    """Functions of Python's standard library, in an order of their own."""
-    library, found = Path(sysconfig.get_paths()["stdlib"]), []
+    """Functions of Python's standard library, one of each name, in an order of their own."""
+    library, found = Path(sysconfig.get_paths()["stdlib"]), dict[str, str]()
     for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")]):
         if "test" in str(path.relative_to(library)):
             continue
@@ -28,12 +29,15 @@ def functions() -> list[str]:
             tree = ast.parse(text)
         except SyntaxError:
             continue
+        lines = text.splitlines()
         for node in ast.walk(tree):
-            source = ast.get_source_segment(text, node) if isinstance(node, ast.FunctionDef) else None
-            if source and LEAST_CHARACTERS < len(source) < MOST_CHARACTERS:
-                found.append(source)
-    random.Random(7).shuffle(found)
-    return found
+            if isinstance(node, ast.FunctionDef):
+                source = dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+                if LEAST_CHARACTERS < len(source) < MOST_CHARACTERS:
+                    found.setdefault(node.name, source)
+    chosen = list(found.values())
+    random.Random(7).shuffle(chosen)
+    return chosen
 
 
 def prompts(count: int) -> list[list[int]]:
