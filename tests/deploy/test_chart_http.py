@@ -6,6 +6,7 @@ import pytest
 
 from http_svc.settings import HttpSettings
 from tests.deploy.chart import render
+from tests.deploy.chart_cases import rendered_case
 from tests.deploy.rendered import Object, Rendered, Workload
 from tests.deploy.test_chart_access import admitted
 
@@ -57,3 +58,16 @@ def test_clients_reach_it_and_it_the_gateways(objects: Rendered, workload: Workl
     ours = (workload.labels, "specinfer")
     assert admitted(objects, objects.workload("specinfer-gateway"), "grpc", [ours]) == [ours]
     assert admitted(objects, objects.workload("specinfer-verifier"), "grpc", [ours]) == []
+
+
+def test_with_tls_it_trusts_the_gateways_authority_and_has_not_their_key() -> None:
+    objects = rendered_case("tls")
+    workload = objects.workload("specinfer-http")
+    (container,) = workload.pod["containers"]
+    given = objects.environment(workload.pod, container)
+    (gateway,) = objects.behind(given["SPECINFER_HTTP_GATEWAY_TLS_NAME"])
+    assert gateway.name == "specinfer-gateway"
+    folder, _, file = given["SPECINFER_HTTP_GATEWAY_TLS_CA"].rpartition("/")
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    (volume,) = (volume for volume in workload.pod["volumes"] if volume["name"] == mounts[folder])
+    assert list(objects.content(volume) or {}) == [file]

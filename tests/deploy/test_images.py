@@ -7,6 +7,7 @@ is a path, what is built stays there, and the next run builds what has changed.
 import json
 import os
 import signal
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -187,10 +188,30 @@ def test_no_model_weights_are_in_an_image_but_those_of_the_project(system: Syste
 
 
 def test_sigterm_drains_and_ends_with_success(system: System) -> None:
-    """The last test: it stops the services."""
+    """Stops the services."""
     for name in ("http", "gateway", "speculator", "verifier"):
         container = system.containers[name]
         container.signal(signal.SIGTERM)
         assert container.child is not None
         assert container.child._process.wait(60) == 0, container.log()
         assert "draining" in container.log()
+
+
+def test_the_server_answers_alone(
+    store: ImageStore, images: dict[str, str], models: Path, tmp_path: Path
+) -> None:
+    """The last test: it has the port that the HTTP service had."""
+    server = store.container(images["server"], tmp_path)
+    child = server.start(models, {"SPECINFER_SERVE_MODEL": "/models/tiny"})
+    try:
+        assert server.healthy(models, timeout_s=180), server.log()
+        body = json.dumps({"model": "/models/tiny", "prompt": "2 + 2 = ", "max_tokens": 8}).encode()
+        asked = urllib.request.Request("http://127.0.0.1:8000/v1/completions", body)
+        asked.add_header("content-type", "application/json")
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] > 0
+        assert (server.user(), server.written()) == (USER, set())
+        server.signal(signal.SIGTERM)
+        assert child._process.wait(60) == 0, server.log()
+    finally:
+        child.kill()
