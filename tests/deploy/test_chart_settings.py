@@ -156,3 +156,55 @@ def test_the_checks_notice_what_is_wrong(
     with pytest.raises((AssertionError, KeyError, SettingError)):  # noqa: PT012
         objects.command(workload.pod, container)
         load_settings("gateway", objects.environment(workload.pod, container), monkeypatch)
+
+
+PLACED = {
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"key": "ours", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+}
+GIVEN = {**PLACED, "podAnnotations": {"of": "ours"}, "resources": {"limits": {"memory": "7Gi"}}}
+OF_SERVICES = {
+    "extraArgs": ["--log-level", "debug"],
+    "extraEnv": [{"name": "OURS", "value": "1"}],
+    "podDisruptionBudget": {"maxUnavailable": "30%", "minAvailable": None},
+}
+
+
+@pytest.mark.parametrize("files", [[], ["gpu", "gpu-multi-node"]])
+@pytest.mark.parametrize("role", ["gateway", "verifier", "speculator", "http", "redis"])
+def test_what_every_role_may_be_given_reaches_its_pods_and_no_others(role: str, files: list[str]) -> None:
+    objects = render(files, {role: {**GIVEN, **({} if role == "redis" else OF_SERVICES)}})
+    for workload in objects.workloads:
+        (container,), pod = workload.pod["containers"], workload.pod
+        annotations = workload.template["metadata"].get("annotations", {})
+        if workload.name != f"specinfer-{role}":
+            assert "of" not in annotations
+            assert pod.get("nodeSelector") is None
+            assert container["resources"]["limits"]["memory"] != "7Gi"
+            continue
+        assert {name: pod[name] for name in PLACED} == PLACED
+        assert annotations["of"] == "ours"
+        assert container["resources"]["limits"]["memory"] == "7Gi"
+        if role != "redis":
+            assert container["args"] == OF_SERVICES["extraArgs"]
+            assert objects.environment(pod, container)["OURS"] == "1"
+            budget = objects.get("PodDisruptionBudget", workload.name)["spec"]
+            assert (budget["maxUnavailable"], budget.get("minAvailable")) == ("30%", None)
+
+
+def test_a_changed_password_replaces_the_pods_that_read_it() -> None:
+    before, after = render(), render(values={"redis": {"password": "another"}})
+    changed = {
+        w.name
+        for w, other in zip(before.workloads, after.workloads, strict=True)
+        if w.template != other.template
+    }
+    assert changed == {"specinfer-redis", "specinfer-gateway"}
+    resized = render(values={"redis": {"maxmemory": "1gb"}})
+    changed = {
+        w.name
+        for w, other in zip(before.workloads, resized.workloads, strict=True)
+        if w.template != other.template
+    }
+    assert changed == {"specinfer-redis"}

@@ -36,6 +36,10 @@ image: {{ with $image.registry }}{{ trimSuffix "/" . }}/{{ end }}specinfer-{{ .i
 imagePullPolicy: {{ $image.pullPolicy }}
 {{- end }}
 
+{{- define "specinfer.redis-access" -}}
+{{ .Values.redis.password }} {{ .Values.redis.url }}
+{{- end }}
+
 {{- define "specinfer.redis-secret" -}}
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "specinfer.fullname" .)) }}
 {{- end }}

@@ -173,8 +173,15 @@ replicas: {{ .values.replicas }}
 {{- end }}
 {{- end }}
 
+{{/* `checksum` of what a pod reads at its start and the chart makes: when it changes, pods are replaced */}}
 {{- define "specinfer.annotations" -}}
-{{- with .values.podAnnotations }}
-annotations: {{- toYaml . | nindent 2 }}
+{{- if or .checksum .values.podAnnotations }}
+annotations:
+  {{- with .checksum }}
+  checksum/specinfer: {{ . | sha256sum | trunc 16 | quote }}
+  {{- end }}
+  {{- with .values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 {{- end }}
