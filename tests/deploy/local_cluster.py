@@ -9,7 +9,7 @@ from specinfer.cache_directory import cache_directory
 from tests.deploy.local_pod import Pod
 from tests.deploy.rendered import Rendered, Workload
 
-_ORDER = ("specinfer-redis", "specinfer-verifier", "specinfer-speculator", "specinfer-gateway")
+_ORDER = [f"specinfer-{role}" for role in ("redis", "verifier", "speculator", "gateway", "http")]
 
 
 class LocalCluster:
@@ -53,13 +53,14 @@ class LocalCluster:
     def _add(self, workload: Workload, name: str, directory: Path) -> None:
         pod = Pod(self.objects, workload, name, self._hosts[name], directory / name, self._address)
         self.pods[name] = pod
-        if workload.name != "specinfer-redis":
+        if "models" in [mount["name"] for mount in pod.container["volumeMounts"]]:
             self._put_models(pod)
 
     def _address(self, service: str) -> str:
-        """Return the address of the pod behind a Service. For several there is no name on this machine."""
+        """Return the address of a pod behind a Service. All behind a headless one have no name on this machine."""
         (workload,) = self.objects.behind(service)
-        assert workload.replicas == 1, service
+        headless = self.objects.get("Service", service)["spec"].get("clusterIP") == "None"
+        assert workload.replicas == 1 or not headless, service
         return self._hosts[f"{workload.name}-0"]
 
     def _put_models(self, pod: Pod) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from urllib.request import urlopen
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -107,6 +108,8 @@ class Pod:
             return self._ask_health(probe["grpc"]["port"], probe["grpc"].get("service", ""))
         if "exec" in probe:
             return self._run(self.container, probe["exec"]["command"]).wait(30) == 0
+        if "httpGet" in probe:
+            return self._answers(probe["httpGet"]["port"], probe["httpGet"]["path"])
         return self._connects(probe["tcpSocket"]["port"])
 
     def end(self) -> int:
@@ -190,6 +193,13 @@ class Pod:
                     raise LookupError(f"{self.name}: health knows no service {service!r}") from error
                 return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _answers(self, port: int | str, path: str) -> bool:
+        try:
+            with urlopen(f"http://{self.address}:{self._port(port)}{path}", timeout=10) as reply:
+                return 200 <= reply.status < 400
+        except OSError:
+            return False
 
     def _connects(self, port: int | str) -> bool:
         try:

@@ -202,10 +202,12 @@ def test_the_server_answers_alone(
 ) -> None:
     """The last test: it has the port that the HTTP service had."""
     server = store.container(images["server"], tmp_path)
-    child = server.start(models, {"SPECINFER_SERVE_MODEL": "/models/tiny"})
+    child = server.start(
+        models, {"SPECINFER_SERVE_MODEL": "/models/tiny", "SPECINFER_SERVE_SERVED_MODEL_NAME": "tiny"}
+    )
     try:
         assert server.healthy(models, timeout_s=180), server.log()
-        body = json.dumps({"model": "/models/tiny", "prompt": "2 + 2 = ", "max_tokens": 8}).encode()
+        body = json.dumps({"model": "tiny", "prompt": "2 + 2 = ", "max_tokens": 8}).encode()
         asked = urllib.request.Request("http://127.0.0.1:8000/v1/completions", body)
         asked.add_header("content-type", "application/json")
         with urllib.request.urlopen(asked, timeout=60) as answer:

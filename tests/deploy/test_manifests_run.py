@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import yaml
 
@@ -22,7 +23,7 @@ from tests.deploy.rendered import Rendered
 from tests.support.system import request_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(300)]
-WITHOUT_HTTP = {"http": {"enabled": False}}
+ONE_HTTP = {"http": {"replicas": 1}}
 PROMPTS = [[5, 17, 3, 88], [40, 41, 42], [7] * 20, [60, 9, 33, 2, 71, 12]]
 TOKENS = 300
 
@@ -31,7 +32,7 @@ TOKENS = 300
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("cluster")
     model = write_model(directory / "model")
-    with LocalCluster(render(values=WITHOUT_HTTP), directory, model) as cluster:
+    with LocalCluster(render(values=ONE_HTTP), directory, model) as cluster:
         yield cluster
 
 
@@ -62,6 +63,22 @@ async def test_requests_are_answered_by_every_gateway(cluster: LocalCluster) -> 
     speculators = [row for pod in (first, second) for row in (await status_of(pod)).speculators]
     assert {row.name for row in speculators} == {"ngram", "ssm"}, "nobody found the speculator service"
     assert all(row.ready for row in speculators)
+
+
+async def test_the_http_service_asks_the_gateways(cluster: LocalCluster) -> None:
+    (http,) = cluster.of("specinfer-http")
+    expected = await answers(gateways(cluster))
+    async with httpx2.AsyncClient(base_url=f"http://{http.address}:8000", timeout=60) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        body = {
+            "model": model,
+            "prompt": PROMPTS[0],
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        reply = (await client.post("/v1/completions", json=body)).json()
+    assert reply["usage"]["completion_tokens"] == len(expected[0])
 
 
 async def test_the_pod_of_helm_test_gets_its_tokens(cluster: LocalCluster) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from specinfer.client import AsyncClient, RequestFailedError
@@ -55,7 +56,7 @@ def certificate(pair: Pair, authority: Authority) -> Mapping[str, str]:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, Secrets]]:
     directory = tmp_path_factory.mktemp("secured")
-    values = {**API_KEYS, **TLS, "http": {"enabled": False}}
+    values = {**API_KEYS, **TLS, "http": {"replicas": 1}}
     objects, secrets = render(values=values), Secrets(directory)
     secrets.put_into(objects)
     with LocalCluster(objects, directory, write_model(directory / "model")) as cluster:
@@ -74,6 +75,15 @@ async def test_who_has_key_and_authority_is_served(secured: tuple[LocalCluster, 
     async with AsyncClient(addresses, None, tls) as client:
         with pytest.raises(RequestFailedError, match="UNAUTHENTICATED"):
             await client.generate(request_for([5, 17, 3], max_new_tokens=20))
+
+
+async def test_the_http_service_trusts_the_gateways(secured: tuple[LocalCluster, Secrets]) -> None:
+    cluster, secrets = secured
+    (http,) = cluster.of("specinfer-http")
+    async with httpx2.AsyncClient(base_url=f"http://{http.address}:8000", timeout=60) as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        listed = await client.get("/v1/models", headers={"Authorization": f"Bearer {secrets.key}"})
+    assert [model["object"] for model in listed.json()["data"]] == ["model"]
 
 
 def test_probes_go_on_without_plaintext(secured: tuple[LocalCluster, Secrets]) -> None:
