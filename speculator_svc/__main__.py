@@ -75,8 +75,10 @@ async def serve(settings: SpeculatorSettings) -> None:
     tracer = open_tracer(PROGRAM, settings)
     thread = EngineThread("speculator-engine")
     engine = await thread.call(build_engine, settings)
-    await thread.call(warm_up, engine)
     learner = build_learner(settings, engine, thread)
+    if learner is not None:
+        await thread.call(learner.resume)
+    await thread.call(warm_up, engine)
     server = ServiceServer(settings, [SERVICE, *([LEARNING] if learner is not None else [])])
     description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
     description.learns = learner is not None

@@ -23,6 +23,16 @@ class Checkpoints:
         """Directory of the checkpoint that is being offered."""
         return self._directory / "offered"
 
+    @property
+    def versions(self) -> list[int]:
+        """Numbers of the versions that are there."""
+        names = [path.name.removeprefix("version-") for path in self._directory.glob("version-*")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def version(self, number: int) -> Path:
+        """Return the directory of a version."""
+        return self._directory / f"version-{number}"
+
     def begin(self) -> None:
         """Make room for an offer."""
         self.drop()
@@ -55,7 +65,7 @@ class Checkpoints:
 
     def keep(self, version: int) -> Path:
         """Make the offer the version of this number; return its directory."""
-        kept = self._directory / f"version-{version}"
+        kept = self.version(version)
         shutil.rmtree(kept, ignore_errors=True)
         self.offered.rename(kept)
         return kept

@@ -45,8 +45,8 @@ MOST_NEW_TOKENS, LEAST_OCCURRENCES = 2048, 4
 """Most tokens by which the draft vocabulary grows, and how often a text must have chosen one."""
 REPLAY_TOKENS = 1_000_000
 """Most tokens of texts that are kept here, the newest."""
-CALLS_S = 120.0
-"""Seconds that the service may take for an answer: it decodes some hundred texts for it, at the lowest priority."""
+CALLS_S = 900.0
+"""Seconds that the service may take for an answer: it decodes a hundred texts for it, at the lowest priority."""
 PART_BYTES = 2**20
 REFUSALS = 5
 """Offers refused one after another behind which training begins anew at the weights that draft."""

@@ -18,11 +18,13 @@ LEAST_TEXTS_OF_CALLER = 4
 
 
 class Trial(NamedTuple):
-    """A held-out text, decoded with both weights."""
+    """A held-out text, decoded with three weights."""
 
     caller: int
     tokens: int
     """Tokens of the answer."""
+    start_steps: int
+    """Steps with the weights of the start, so that small losses do not add up."""
     served_steps: int
     offered_steps: int
 
@@ -43,29 +45,49 @@ class Judgement(NamedTuple):
 
 def judge(trials: Sequence[Trial]) -> Judgement:
     """Judge offered weights: better over all callers, each with one voice, and worse for none of them."""
-    by_caller: dict[int, list[Trial]] = defaultdict(list)
-    for trial in trials:
-        by_caller[trial.caller].append(trial)
-    served = _mean([_rate(each, [t.served_steps for t in each]) for each in by_caller.values()])
-    offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in by_caller.values()])
+    own = _by_caller(trials)
+    served = _mean([_rate(each, [t.served_steps for t in each]) for each in own])
+    offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in own])
     found = Judgement(served, offered, len(trials))
     if len(trials) < LEAST_TEXTS:
         return found._replace(why_not=f"{len(trials)} held-out texts, {LEAST_TEXTS} are needed")
     if offered < served * (1 + LEAST_GAIN):
         why = f"{offered:.3f} tokens a step, {served:.3f} as it is: less than {LEAST_GAIN:.0%} better"
         return found._replace(why_not=why)
-    for own in by_caller.values():
-        if len(own) >= LEAST_TEXTS_OF_CALLER and _loses(own):
-            return found._replace(
-                why_not=f"a caller would lose more than {MOST_LOSS:.0%} of its tokens a step"
-            )
+    if _costs_a_caller(own):
+        return found._replace(why_not=f"a caller would lose more than {MOST_LOSS:.0%} of its tokens a step")
     return found
 
 
 def loses(trials: Sequence[Trial]) -> bool:
-    """Return whether the offered weights, which draft now, are worse than those before them."""
-    found = judge([t._replace(served_steps=t.offered_steps, offered_steps=t.served_steps) for t in trials])
-    return found.better
+    """Return whether the offered weights are worse than the served ones: over all callers, or for one of them."""
+    back = [t._replace(served_steps=t.offered_steps, offered_steps=t.served_steps) for t in trials]
+    return judge(back).better or (len(trials) >= LEAST_TEXTS and _costs_a_caller(_by_caller(trials)))
+
+
+def _by_caller(trials: Sequence[Trial]) -> list[list[Trial]]:
+    found: dict[int, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        found[trial.caller].append(trial)
+    return list(found.values())
+
+
+def _costs_a_caller(own: Sequence[Sequence[Trial]]) -> bool:
+    """Return whether a caller loses more than it may, against the weights of the start or those that draft."""
+    return any(
+        _loses(each, before)
+        for each in own
+        if len(each) >= LEAST_TEXTS_OF_CALLER
+        for before in ([t.start_steps for t in each], [t.served_steps for t in each])
+    )
+
+
+def _loses(trials: Sequence[Trial], before: Sequence[int]) -> bool:
+    """Return whether steps exceed those before by more than they may, beyond one standard error over texts."""
+    excess = [t.offered_steps - steps / (1 - MOST_LOSS) for t, steps in zip(trials, before, strict=True)]
+    mean = _mean(excess)
+    variance = sum((each - mean) ** 2 for each in excess) / max(1, len(excess) - 1)
+    return mean > math.sqrt(variance / len(excess))
 
 
 def _rate(trials: Sequence[Trial], steps: Sequence[int]) -> float:
@@ -74,12 +96,3 @@ def _rate(trials: Sequence[Trial], steps: Sequence[int]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _loses(trials: Sequence[Trial]) -> bool:
-    """Return whether a caller loses more than it may, beyond one standard error over its texts."""
-    served = sum(t.served_steps for t in trials)
-    excess = [t.offered_steps - t.served_steps / (1 - MOST_LOSS) for t in trials]
-    mean = _mean(excess)
-    variance = sum((each - mean) ** 2 for each in excess) / max(1, len(excess) - 1)
-    return served > 0 and mean > math.sqrt(variance / len(excess))

@@ -32,7 +32,7 @@ DRAFTER = "ssm"
 LOOK_EVERY_S = 30.0
 IDLE_S = 300.0
 """Seconds without tokens after which a request counts as ended, as for the engine."""
-Trials = Callable[[str, DrafterOptions, str, Path, Sequence[Episode]], Awaitable[list[Trial]]]
+Trials = Callable[[str, DrafterOptions, Sequence[str], Sequence[Episode]], Awaitable[list[Sequence[int]]]]
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Learner:
         self._before: Weights | None = None
         self._swapped_at = 0
         """Number of the newest episode at the last swap."""
-        self._newest_version = 0
+        self._newest_version = max(checkpoints.versions, default=0)
         self.held_out_rate = 0.0
         """Tokens a step of the weights that draft, when they were last judged."""
         self._busy = asyncio.Lock()
@@ -131,7 +131,7 @@ class Learner:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 await self.look_back()
-            except SpecInferError:
+            except (SpecInferError, OSError):
                 log.exception("the weights could not be compared with those before them")
 
     async def look_back(self) -> None:
@@ -142,8 +142,7 @@ class Learner:
             return
         async with self._busy:
             before = self._before
-            model = Path(self._served.model)
-            trials = await self._run_trials(DRAFTER, self._options, before.model, model, newer)
+            trials = await self._trials(before.model, self._served.model, newer)
             self.held_out_rate = judge(trials).offered
             if loses(trials):
                 log.warning(
@@ -175,10 +174,20 @@ class Learner:
     async def _judged(self, offered: Path) -> Judgement:
         texts = self.replay.held_out()[-MOST_TEXTS:]
         if len(texts) < judgement.LEAST_TEXTS:
-            return judge([Trial(each.caller, 0, 0, 0) for each in texts])
-        found = judge(await self._run_trials(DRAFTER, self._options, self._served.model, offered, texts))
+            return judge([Trial(each.caller, 0, 0, 0, 0) for each in texts])
+        found = judge(await self._trials(self._served.model, str(offered), texts))
         self.held_out_rate = found.offered if found.better else found.served
         return found
+
+    async def _trials(self, served: str, offered: str, texts: Sequence[Episode]) -> list[Trial]:
+        """Decode texts with the weights of the start, with those that draft, and with those that are offered."""
+        models = list(dict.fromkeys([self._options.model, served, offered]))
+        rows = await self._run_trials(DRAFTER, self._options, models, texts)
+        places = [models.index(model) for model in (self._options.model, served, offered)]
+        return [
+            Trial(each.caller, len(each.tokens) - each.prompt_len, *(steps[place] for place in places))
+            for each, steps in zip(texts, rows, strict=True)
+        ]
 
     async def _take(self, found: Judgement) -> None:
         self._newest_version += 1
@@ -192,6 +201,24 @@ class Learner:
             "drafts with version %d of the weights: %.3f tokens a step on %d held-out texts, %.3f before",
             *(self._served.version, found.offered, found.texts, found.served),
         )
+
+    def resume(self) -> None:
+        """Draft with the newest weights that an earlier service left in the directory, if there are any.
+
+        On the engine's thread, before anything is drafted.
+
+        Raises:
+            SettingError: if they cannot be loaded, as when the target was replaced.
+        """
+        if not self._newest_version:
+            return
+        weights = Weights(self._newest_version, str(self._checkpoints.version(self._newest_version)))
+        try:
+            self._engine.replace(self._place, self._load(weights))
+        except SpecInferError as error:
+            raise SettingError("learn", weights.model, f"cannot be gone on with: {error}") from error
+        self._served = weights
+        log.info("drafts with version %d of the weights, which an earlier service learnt", weights.version)
 
     async def _swap(self, weights: Weights) -> None:
         drafter = await asyncio.to_thread(self._load, weights)

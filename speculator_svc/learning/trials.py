@@ -1,4 +1,4 @@
-"""`python -m speculator_svc.learning.trials`: decodes held-out texts with two checkpoints, in a process of its own.
+"""`python -m speculator_svc.learning.trials`: decodes held-out texts with checkpoints, in a process of its own.
 
 A process, because a thread that holds Python's lock while it waits for a core would hold up the drafts. It reads one
 JSON object from standard input and writes one list to standard output.
@@ -11,7 +11,6 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
@@ -19,7 +18,6 @@ from specinfer.errors import FaultError
 from specinfer.parent_process import ending_with_us
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.learning.judgement import Trial
 from speculator_svc.learning.replay import Episode
 
 LIMITS = TreeLimits(nodes=8, depth=6)
@@ -28,9 +26,9 @@ NICENESS = 19
 
 
 async def run_trials(
-    drafter: str, options: DrafterOptions, served: str, offered: Path, episodes: Sequence[Episode]
-) -> list[Trial]:
-    """Return how many steps each text takes with each of two models.
+    drafter: str, options: DrafterOptions, models: Sequence[str], episodes: Sequence[Episode]
+) -> list[Sequence[int]]:
+    """Return [texts, models] how many steps each text takes with each model.
 
     Raises:
         FaultError: if the process fails.
@@ -38,7 +36,7 @@ async def run_trials(
     asked = {
         "drafter": drafter,
         "options": asdict(options),
-        "models": [served, str(offered)],
+        "models": models,
         "texts": [[list(each.tokens), each.prompt_len] for each in episodes],
     }
     command = ending_with_us([sys.executable, "-m", "speculator_svc.learning.trials"])
@@ -50,12 +48,9 @@ async def run_trials(
             process.kill()
             await process.wait()
     if process.returncode:
-        raise FaultError("two checkpoints could not be compared", RuntimeError(f"exit {process.returncode}"))
-    rows = json.loads(told)
-    return [
-        Trial(each.caller, len(each.tokens) - each.prompt_len, *steps)
-        for each, steps in zip(episodes, rows, strict=True)
-    ]
+        raise FaultError("checkpoints could not be compared", RuntimeError(f"exit {process.returncode}"))
+    rows: list[Sequence[int]] = json.loads(told)
+    return rows
 
 
 def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> list[int]:
@@ -90,7 +85,7 @@ def matched(tree: TokenTree, tokens: Sequence[int]) -> int:
 
 
 def main() -> None:
-    """Compare two checkpoints."""
+    """Compare checkpoints."""
     os.nice(NICENESS)
     asked: dict[str, Any] = json.load(sys.stdin)
     texts = [(tokens, prompt_len) for tokens, prompt_len in asked["texts"]]

@@ -146,9 +146,11 @@ class Scripted:
         self.steps = served, offered
 
     async def __call__(
-        self, drafter: str, options: DrafterOptions, served: str, offered: Path, episodes: Sequence[Episode]
-    ) -> list[Trial]:
-        return [Trial(each.caller, 20, *self.steps) for each in episodes]
+        self, drafter: str, options: DrafterOptions, models: Sequence[str], episodes: Sequence[Episode]
+    ) -> list[Sequence[int]]:
+        served, offered = self.steps
+        rest = [served] * (len(models) - 1)
+        return [[*rest, offered] for _ in episodes]
 
 
 async def test_what_it_learns_is_drafted_with_while_requests_go_on(
@@ -265,7 +267,7 @@ def test_weights_of_no_numbers_are_no_better(ssm: Path, target: Path, tmp_path: 
         steps_of(make_drafter("ssm", DrafterOptions(model=str(path), dtype="float32", kv_tokens=4096)), texts)
         for path in (ssm, tmp_path / "nan")
     )
-    found = [Trial(1, TOKENS, *steps) for steps in zip(served, offered, strict=True)]
+    found = [Trial(1, TOKENS, *steps) for steps in zip(served, served, offered, strict=True)]
     assert not judgement.judge(found).better
 
 
@@ -283,7 +285,7 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
         trials.steps = 20, 10
         taken = await found.offer(sent(parts_of(ssm)))
         assert (taken.taken, taken.version, taken.episodes) == (True, 1, LEAST_TEXTS)
-        assert (taken.tokens_per_step_before, taken.tokens_per_step) == (1.0, 2.0)
+        assert taken.tokens_per_step == 2 * taken.tokens_per_step_before > 0
 
         trials.steps = 20, 25
         await learner.look_back()  # nothing new was held out since

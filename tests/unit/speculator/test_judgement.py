@@ -15,7 +15,7 @@ def trials(caller: int, served: int, offered: int, texts: int = 20) -> list[Tria
     """Texts of 60 tokens that take so many steps, a little more or less."""
     draw = random.Random(caller)
     noise = [draw.randint(-2, 2) for _ in range(texts)]
-    return [Trial(caller, 60, served + each, offered + each) for each in noise]
+    return [Trial(caller, 60, served + each, served + each, offered + each) for each in noise]
 
 
 def test_better_weights_are_taken() -> None:
@@ -40,6 +40,15 @@ def test_a_gain_of_many_texts_of_one_caller_does_not_pay_for_anothers_loss() -> 
     assert "a caller would lose" in found.why_not
 
 
+def test_small_losses_do_not_add_up() -> None:
+    """Each offer costs one caller less than it may lose, and the third is more than that against the start."""
+    gains = [trial._replace(caller=1) for trial in trials(1, 40, 30)]
+    poor = [Trial(2, 600, 250, steps, steps + 4) for steps in (250, 254, 258)]
+    verdicts = [judge([*gains, *[trial] * 8]).better for trial in poor]
+    assert verdicts == [True, False, False]
+    assert judge([*gains, *[Trial(2, 600, 258, 258, 262)] * 8]).better
+
+
 def test_each_caller_has_one_voice() -> None:
     """One with nine tenths of the texts gains a little, nine others lose as much each: no gain."""
     much = trials(1, 30, 29, 90)
@@ -50,7 +59,7 @@ def test_each_caller_has_one_voice() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(8, 90), st.integers(1, 90), st.integers(1, 90))))
 def test_no_weights_are_better_and_worse(rows: list[tuple[int, int, int, int]]) -> None:
-    found = [Trial(*row) for row in rows]
+    found = [Trial(caller, tokens, served, served, offered) for caller, tokens, served, offered in rows]
     assert not (judge(found).better and loses(found))
 
 
