@@ -26,7 +26,7 @@ from speculator_svc.learning import judgement
 from speculator_svc.learning.checkpoints import Checkpoints
 from speculator_svc.learning.follow import LearningLink, OnlineTraining, parts_of, train_follow
 from speculator_svc.learning.judgement import Trial
-from speculator_svc.learning.learner import Learner
+from speculator_svc.learning.learner import Learner, Weights
 from speculator_svc.learning.replay import HELD_OUT_EVERY, Episode, Replay
 from speculator_svc.learning.trials import run_trials, steps_of
 from speculator_svc.training.student import Student
@@ -294,10 +294,20 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
         await learner.look_back()
         assert (learner.version, learner.counts.take_backs) == (0, 1)
         await found.serve(PROMPTS[:4])
-        again = await found.offer(sent(parts_of(ssm)))
-        assert again.version == 0
+        assert (await found.offer(sent(parts_of(ssm)))).version == 0
         trials.steps = 20, 10
         assert (await found.offer(sent(parts_of(ssm)))).version == 2
+
+    engine, checkpoints = SpeculatorEngine([learner._load(Weights(0, str(ssm)))]), learner._checkpoints
+    first, thread = engine.drafters[0], EngineThread("again")
+    again = Learner(learner.replay, engine, thread, 0, learner._options, checkpoints, run_trials)
+    again.resume()
+    assert again.version == 2
+    assert engine.drafters[0] is not first
+    (checkpoints.version(2) / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(SettingError, match=r"learn = .*version-2.*cannot be gone on with"):
+        Learner(learner.replay, engine, thread, 0, learner._options, checkpoints, run_trials).resume()
+    thread.stop()
 
 
 def test_options_of_the_replaced_weights_are_those_of_the_start(ssm: Path) -> None:
