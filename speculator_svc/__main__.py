@@ -63,7 +63,9 @@ def build_learner(
         checkpoints = Checkpoints(Path(settings.learn))
     except OSError as error:
         raise SettingError("learn", settings.learn, error.strerror or "cannot be made") from error
-    replay = Replay(settings.learn_tokens, 60 * settings.learn_minutes, time.monotonic)
+    replay = Replay(
+        settings.learn_tokens, 60 * settings.learn_minutes, time.monotonic, begins=round(1000 * time.time())
+    )
     place = settings.drafters.index(DRAFTER)
     return Learner(replay, engine, thread, place, settings.drafter_options(), checkpoints, run_trials)
 

@@ -47,6 +47,12 @@ REPLAY_TOKENS = 1_000_000
 """Most tokens of texts that are kept here, the newest."""
 CALLS_S = 900.0
 """Seconds that the service may take for an answer: it decodes a hundred texts for it, at the lowest priority."""
+MOMENTARY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+"""Statuses of calls that are made again."""
 PART_BYTES = 2**20
 REFUSALS = 5
 """Offers refused one after another behind which training begins anew at the weights that draft."""
@@ -83,20 +89,33 @@ def train_follow(
     training = OnlineTraining(name, out, learning_rate, place)
     ends = time.monotonic() + 60 * minutes if minutes else np.inf
     while time.monotonic() < ends:
-        training.add(asyncio.run(link.texts(training.newest)))
-        if len(training.texts) < LEAST_TEXTS:
-            console.print(f"{len(training.texts)} texts, {LEAST_TEXTS} are needed: waits")
+        try:
+            line = one_round(link, training, out, min(round_seconds, ends - time.monotonic()))
+        except UnavailableError as error:  # it may be restarted
+            line = f"{error}: tries again"
             time.sleep(min(round_seconds, max(0.0, ends - time.monotonic())))
-            continue
-        loss, seen = training.train(min(round_seconds, ends - time.monotonic()))
-        training.save()
-        reply = asyncio.run(link.offer(out))
-        training.note(taken=reply.taken)
-        verdict = f"drafts with version {reply.version}" if reply.taken else f"refused: {reply.why}"
-        console.print(
-            f"{len(training.texts)} texts, loss {loss:.3f}, {seen} tokens; {verdict} "
-            f"({reply.tokens_per_step_before:.3f} -> {reply.tokens_per_step:.3f} on {reply.episodes})"
-        )
+        console.print(line)
+
+
+def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, seconds: float) -> str:
+    """Fetch what is new, train for so many seconds, offer what comes of it; return a line about it.
+
+    Raises:
+        UnavailableError: if the service does not answer.
+    """
+    training.add(asyncio.run(link.texts(training.newest)))
+    if len(training.texts) < LEAST_TEXTS:
+        time.sleep(seconds)
+        return f"{len(training.texts)} texts, {LEAST_TEXTS} are needed: waits"
+    loss, seen = training.train(seconds)
+    training.save()
+    reply = asyncio.run(link.offer(out))
+    training.note(taken=reply.taken)
+    verdict = f"drafts with version {reply.version}" if reply.taken else f"refused: {reply.why}"
+    rates = (
+        f"{reply.tokens_per_step_before:.3f} -> {reply.tokens_per_step:.3f} tokens a step on {reply.episodes}"
+    )
+    return f"{len(training.texts)} texts, loss {loss:.3f}, {seen} tokens seen; {verdict} ({rates})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +171,9 @@ class LearningLink:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise UnavailableError(f"the speculator service at {self.address} does not answer") from error
+            if error.code() in MOMENTARY:
+                why = f"the speculator service at {self.address} does not answer: {error.details()}"
+                raise UnavailableError(why) from error
             raise FaultError(f"the service at {self.address} refused ({error.details()})", error) from error
 
 

@@ -59,12 +59,15 @@ class _Shelf:
 class Replay:
     """Collects the texts of requests while they are drafted for. Threads may share it."""
 
-    def __init__(self, most_tokens: int, keep_s: float, clock: Callable[[], float]) -> None:
-        """Keep `most_tokens` tokens of ended requests, and none longer than `keep_s` seconds."""
+    def __init__(self, most_tokens: int, keep_s: float, clock: Callable[[], float], begins: int = 0) -> None:
+        """Keep `most_tokens` tokens of ended requests, and none longer than `keep_s` seconds.
+
+        Numbers go on from `begins`: above those of an earlier process, so that a training that knows these asks on.
+        """
         self._most, self._keep_s, self._clock = most_tokens, keep_s, clock
         self._open: dict[str, _Open] = {}
         self._shelves: dict[int, _Shelf] = {}
-        self._number = 0
+        self._number = begins
         self._lock = Lock()
 
     def begin(self, request_id: str, caller: int, prompt_len: int, tokens: Sequence[int]) -> None:
