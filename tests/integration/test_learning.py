@@ -94,6 +94,13 @@ class Learning:
         await asyncio.gather(*map(one, prompts))
         await until(lambda: not self.learner.replay._open)
 
+    async def steps(self) -> int:
+        """Answer the prompts, one after another; return the steps that it took."""
+        answers = [
+            await self.system.generate(prompt, max_new_tokens=TOKENS, no_training=True) for prompt in PROMPTS
+        ]
+        return sum(replies[-1].summary.stats.steps for replies in answers)
+
     async def offer(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> learning_pb2.OfferReply:
         """Offer a checkpoint."""
         async with open_channel(self.address) as channel:
@@ -159,7 +166,7 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
     async with learning() as found:  # type: ignore[attr-defined]
         await found.serve(PROMPTS)
         assert len(found.learner.replay.held_out()) == LEAST_TEXTS
-        before = await found.system.generate(PROMPTS[0], max_new_tokens=TOKENS, no_training=True)
+        before = await found.steps()
         link, training = (
             LearningLink(found.address, ClientTls()),
             OnlineTraining(str(ssm), tmp_path / "offered", 3e-3, "cpu"),
@@ -178,8 +185,7 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
             await found.serve(PROMPTS[:4], no_training=True)
         await following
         assert found.learner.counts.swaps >= 1
-        after = await found.system.generate(PROMPTS[0], max_new_tokens=TOKENS, no_training=True)
-        assert after[-1].summary.stats.steps < before[-1].summary.stats.steps
+        assert await found.steps() < before
         (row,) = (await found.system.stub.Status(generation_pb2.StatusRequest())).speculators
         assert row.learning == found.learner.state
         assert row.learning.version == found.learner.version >= 1
