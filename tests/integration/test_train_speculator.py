@@ -46,12 +46,13 @@ def train(target: Path, tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
-@pytest.mark.parametrize("method", [SpeculatorMethod.AUTO, SpeculatorMethod.EAGLE, SpeculatorMethod.MEDUSA])
+@pytest.mark.parametrize("method", [SpeculatorMethod.EAGLE, SpeculatorMethod.MEDUSA])
 async def test_what_it_trains_is_served_and_accepted(
     method: SpeculatorMethod, train: Callable[..., Path], redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An SSM is trained and served by `tests/docs/test_own_model.py`."""
     out = train(method=method)
-    name = "ssm" if method is SpeculatorMethod.AUTO else method.value
+    name = method.value
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines() if line.endswith("%")]
     assert [row[0] for row in rows] == ["1", "2", "3", "4"]

@@ -140,12 +140,18 @@ def _speculators_config(
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
             "default_proposal_method": "greedy",
             "verifier": {
-                "name_or_path": target_name,
+                "name_or_path": _found_anywhere(target_name, target_directory),
                 "architectures": target_config.get("architectures", ["LlamaForCausalLM"]),
                 FINGERPRINT: embedding_fingerprint(target),
             },
         },
     }
+
+
+def _found_anywhere(name: str, directory: Path) -> str:
+    """Return a target's name as other working directories resolve it: a path is absolute."""
+    path = Path(name).resolve()
+    return str(path) if path == directory.resolve() else name
 
 
 def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
