@@ -54,10 +54,13 @@ class LLMOptions:
     """
 
     dtype: str = "bfloat16"
+    """Numeric type: float32, bfloat16 or float16."""
     device: str = "cpu"
+    """Torch device, for example cpu or cuda."""
     weights: str = AUTO
     """Format in which weights are held; see `python -m verifier_svc --help`."""
     executor: str = "auto"
+    """Executor of passes: native, torch, generic, or auto, the first of these that can; or device (for GPUs)."""
     acceptance: str = DEFAULT_RULE
     """Rule for sampled requests: traversal, multi_step or naive."""
     max_num_seqs: int = 16

@@ -26,6 +26,7 @@ class SamplingParams:
     temperature: float = 1.0
     """Temperature; 0 takes the most probable token."""
     top_p: float = 1.0
+    """Keep the most probable tokens up to this mass."""
     top_k: int = 0
     """Keep the k most probable tokens; 0 or -1 keeps all."""
     seed: int | None = None
@@ -35,13 +36,17 @@ class SamplingParams:
     stop: str | Sequence[str] | None = None
     """Text that ends the answer and is not part of it."""
     stop_token_ids: Sequence[int] = ()
+    """Tokens that end the answer, beside the model's own."""
     ignore_eos: bool = False
+    """Go on after the model's own end-of-sequence token."""
     logprobs: int | None = None
     """Most probable tokens reported beside each generated one; 0: the generated one's alone; None: none."""
     min_p: float = 0.0
     """Keep the tokens whose probability is at least this part of the most probable one's; 0 keeps all."""
     presence_penalty: float = 0.0
+    """Penalty of tokens that were generated already, -2 to 2."""
     frequency_penalty: float = 0.0
+    """Penalty of a token for each time that it was generated, -2 to 2."""
     repetition_penalty: float = 1.0
     """Penalty of the tokens of prompt and answer; 1 changes nothing."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -57,7 +62,9 @@ class SamplingParams:
     typical_delta: float = 0.0
     """Factor of its threshold by entropy; 0: the square root of the other."""
     priority: int = 0
+    """Priority; higher runs first."""
     deadline_seconds: float | None = None
+    """Seconds after which the answer ends with the tokens it has; None: never."""
 
     def __post_init__(self) -> None:
         if self.n < 1:
