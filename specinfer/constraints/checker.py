@@ -17,9 +17,10 @@ from specinfer.parent_process import ending_with_us
 
 SECONDS = 2.0
 """Most processor time for one constraint, in seconds. Large schemas take a tenth of a second."""
-_STARTING_S = 30.0
-_SILENT_S = 60.0
-"""Seconds after which a process is given up that has neither answered nor ended."""
+_STARTING_S = 60.0
+_SILENT_S = 300.0
+"""Seconds after which a process is given up that has neither answered nor ended: where others use the processor, a
+check, which comes last, waits for long."""
 _REMEMBERED = 1024
 _WAITING = 64
 _LINE_BYTES = 1 << 20
