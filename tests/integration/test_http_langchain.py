@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from specinfer import AsyncClient
@@ -23,6 +22,8 @@ SCHEMA = {
 
 
 async def test_langchain_answers_streams_and_keeps_to_a_schema(redis_url: str) -> None:
+    from langchain_openai import ChatOpenAI  # for seconds, which other workers need not take
+
     drafters: dict[str, Any] = {"a": ScriptedDrafter(first(1))}
     async with (
         running_system(redis_url, drafters, eos=0) as system,
