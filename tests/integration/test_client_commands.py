@@ -14,6 +14,7 @@ import pytest
 
 from specinfer.v1 import generation_pb2
 from tests.support.fake_gateway import TEXT, TOKENS, Turn, fake_gateways
+from tests.support.preloaded import run_preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-very-secret"
@@ -27,18 +28,23 @@ async def started(*arguments: str, **variables: str) -> Process:
     )
 
 
-async def specinfer(*arguments: str, **variables: str) -> tuple[int | None, str, str]:
+async def ended(process: Process) -> tuple[int | None, str, str]:
     """Exit code, standard output, standard error."""
-    process = await started(*arguments, **variables)
     out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
+
+
+async def specinfer(*arguments: str, **variables: str) -> tuple[int | None, str, str]:
+    """The same of a command that starts at once."""
+    done = await asyncio.to_thread(run_preloaded, "specinfer.cli", *arguments, **variables)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def test_generate_goes_on_elsewhere_and_says_so() -> None:
     async with fake_gateways([Turn(replies=7, dies=True)], []) as (first, second):
         addresses = f"{first.address}, {second.address}"
         flags = ["--address", addresses, "--request-id", "mine", "--deadline-seconds", "90"]
-        code, out, err = await specinfer("generate", "hi", *flags)
+        code, out, err = await ended(await started("generate", "hi", *flags))
     assert (code, out) == (0, TEXT + "\n"), err
     note, statistics = err.strip().splitlines()  # and nothing that gRPC itself has to say
     assert note.startswith("gateway away (")
@@ -203,7 +209,8 @@ async def test_watch_refreshes_in_a_terminal() -> None:
     async with fake_gateways([]) as (gateway,):
         gateway.states = _states()
         flags = ["--watch", "--count", "3", "--interval-seconds", "0.1", "--address", gateway.address]
-        code, out, _ = await specinfer("status", *flags, FORCE_COLOR="1", COLUMNS="100", TERM="xterm")
+        variables = {"FORCE_COLOR": "1", "COLUMNS": "100", "TERM": "xterm"}
+        code, out, _ = await ended(await started("status", *flags, **variables))
     assert code == 0
     assert "\x1b[1A" in out, "it goes back up to write over what was there"
 
