@@ -1,4 +1,4 @@
-"""The commands and tables of docs/deploy.md for Kubernetes name what is there."""
+"""The commands and tables of docs/serving.md for Kubernetes name what is there."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ import yaml
 from specinfer import __version__
 from tests.deploy.chart import CHART, FILES, ROOT, render
 
-PAGE = (ROOT / "docs" / "deploy.md").read_text().partition("\n## Kubernetes\n")[2]
+PAGE = (ROOT / "docs" / "serving.md").read_text().partition("\n## Kubernetes\n")[2]
 COMMANDS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)[0].splitlines()
 
 

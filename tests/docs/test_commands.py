@@ -14,14 +14,12 @@ from tests.docs.ours import fault, is_ours, known_flags, unwrapped
 SHELL, CODE, DATA = ("sh", "console"), ("python",), ("json", "text", "mermaid")
 RUN = {
     "README.md": "tests/e2e/test_readme.py",
-    "security.md": "tests/docs/test_run.py",
+    "serving.md": "tests/docs/test_run.py",
     "http.md": "tests/docs/test_run.py",
 }
 """Pages whose commands of other programs are run, by the test that does."""
 RUN_CODE = {**RUN, "python.md": "tests/docs/test_run.py", "drafters.md": "tests/unit/drafters/test_custom.py"}
 """Pages whose Python is run."""
-ELSEWHERE = {"deploy.md": "tests/deploy"}
-"""Pages whose commands need Docker or a cluster; what they name is checked there."""
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OF_OTHERS = {"--logprobs-mode", "--node-rank", "--nproc-per-node", "--scale"}
@@ -44,7 +42,7 @@ def faults(text: str, foreign: bool) -> Iterator[str]:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in SHELL], ids=str)
 def test_commands_are_what_programs_take(block: Block) -> None:
-    foreign = block.needs is not None or block.page in {*RUN, *ELSEWHERE}
+    foreign = block.needs is not None or block.page in RUN
     assert list(faults(script(block), foreign)) == []
 
 
