@@ -1,12 +1,6 @@
 """The metrics ports of real processes."""
 
-import asyncio
-import os
 import socket
-import sys
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -19,6 +13,7 @@ from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2_grpc
 from speculator_svc.settings import SpeculatorSettings
+from tests.support.preloaded import run_preloaded
 from tests.support.scrape import Scrape
 from tests.support.system import ascii_tokenizer, request_for
 from tests.support.tiny_models import tiny_transformers
@@ -112,25 +107,13 @@ def test_up_sees_that_its_metrics_port_is_taken_before_it_starts_anything(
             LocalSystem(LocalOptions(model=str(model), metrics=True)).__enter__()
 
 
-@asynccontextmanager
-async def taken_port() -> AsyncIterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        yield str(other.getsockname()[1])
-
-
 @pytest.mark.parametrize("service", ["gateway", "verifier_svc", "speculator_svc"])
-async def test_a_taken_port_ends_a_service_before_it_loads_anything(service: str) -> None:
-    async with taken_port() as port:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", service, "--metrics-port", port),
-            stdout=PIPE,
-            stderr=PIPE,
-            cwd=ROOT,
-            env=dict(os.environ),
-        )
-        _, err = await process.communicate()
-    assert process.returncode == 2
-    assert err.decode() == (
+def test_a_taken_port_ends_a_service_before_it_loads_anything(service: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = run_preloaded(service, "--metrics-port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == (
         f"{service}: error: metrics_port = {port}: in use by another program; choose another port, "
         "or 0 for no metrics\n"
     )
