@@ -1,12 +1,15 @@
 """`make bench`: the runtime on this CPU, beside its peers, in one run.
 
-Writes `benchmarks/results/runtime-cpu.json` and `.md`. Ours is measured before and after the peers, because
-the speed of shared machines drifts: compare ratios.
+Writes `benchmarks/results/runtime-cpu.json` and `.md`. All systems stay loaded and take turns, each with its own best
+speculation and without, because the speed of shared machines drifts: compare ratios.
 """
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +17,8 @@ import typer
 
 from benchmarks.publish import RESULTS, publish
 from benchmarks.runtime import ours, services
-from benchmarks.runtime.peers import VARIANTS, run_peer
+from benchmarks.runtime.peers import VARIANTS, PeerProcess, gguf_files
+from benchmarks.runtime.turns import over_turns, settings_list
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
@@ -26,13 +30,14 @@ from specinfer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "smollm2-135m"
-BATCHES = (1, 4, 8, 16)
+BATCHES = (1, 4, 16)
 CONTEXTS = (256, 2048)
-NEW_TOKENS = 128
-FEW = 6
+THREADS = 2
+FEW = 3
 WINDOWS = (0, 512, 256)
 BLOCKS = " (Q4_1)"
 """Marks what runs from the 4-bit blocks of the GGUF file, `--weights native`, as llama.cpp does."""
+SERVICES = (("converted", ""), ("native", BLOCKS))
 LONG_ANSWER = 2000
 COLUMNS = {  # of single requests
     "ttft_ms": ("TTFT, ms", "{:.0f}"),
@@ -45,57 +50,106 @@ COLUMNS = {  # of single requests
 
 
 def main(
+    prompts: Annotated[Path, typer.Option(help="Prompts, JSONL.")] = ROOT / "tests/data/prompts.jsonl",
+    turns: Annotated[int, typer.Option(min=1, help="Turns of all systems.")] = 2,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 64,
+    systems_only: Annotated[bool, typer.Option(help="Neither passes nor long contexts nor windows.")] = False,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "runtime-cpu",
 ) -> None:
     """Measure the runtime beside its peers."""
-    torch.set_num_threads(2)
-    task = make_task()
-    few = task["prompts"][: FEW + 1]
+    torch.set_num_threads(THREADS)
+    task = make_task(prompts, new_tokens)
     report: dict[str, Any] = {
         "about": about_this_run(),
-        "task": {k: task[k] for k in ("new_tokens", "threads")},
+        "task": {k: task[k] for k in ("new_tokens", "threads")} | {"turns": turns},
+        "passes_ms": [],
+        "native_passes_ms": [],
     }
-    with console.status("ours") as spinner:
-        runner, native = load(), load(weights="native")
-        passes = report["passes_ms"] = [pass_costs(runner)]
-        native_passes = report["native_passes_ms"] = [pass_costs(native)]
+    with console.status("ours") as spinner, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        runners = {"specinfer plain": load(), f"specinfer plain{BLOCKS}": load(weights="native")}
+        runner, native = runners.values()
+        gguf = gguf_files(MODEL, Path(folder))
+        peers = [PeerProcess(name, variant, gguf, Path(folder)) for name, variant in VARIANTS]
+        for peer in peers:
+            stack.callback(peer.close)
         report["prefill_1024_ms"] = {"specinfer": ours.prefill(runner, task["long_prompt"])}
-        spinner.update("long context")
-        report["long_context"] = ours.long_context(runner)
-        spinner.update("ours, before the peers")
-        runners = {"specinfer plain": runner, f"specinfer plain{BLOCKS}": native}
-        before = throughput(runners, task["prompts"])
-        systems = {name: ours.single(runner, few, NEW_TOKENS) for name, runner in runners.items()}
-        spinner.update("ours, through the services")
-        for weights, kind in (("converted", ""), ("native", BLOCKS)):
-            found = services.measure(task["prompts"], BATCHES, FEW, NEW_TOKENS, weights)
-            systems |= {f"specinfer services, {mode}{kind}": result for mode, result in found.items()}
-        for name, variant in VARIANTS:
-            passes.append(pass_costs(runner))
-            spinner.update(f"{name} {variant}")
-            result = run_peer(name, MODEL, {**task, "variant": variant})
-            if isinstance(result, str):
-                systems[f"{name} {variant}".strip()] = {"missing": result}
-                continue
-            if "prefill_1024_ms" in result:
-                report["prefill_1024_ms"][name] = result.pop("prefill_1024_ms")
-            systems.update({f"{name} {kind}": found for kind, found in result.items()})
-        spinner.update("ours, after the peers")
-        after = throughput(runners, task["prompts"])
-        spinner.update("windows")
-        report["windows"] = windows(task["prompts"][:1], runner)
-        passes.append(pass_costs(runner))
-        native_passes.append(pass_costs(native))
-    spread = {
-        name: {b: [rate, after[name][b]] for b, rate in rates.items()} for name, rates in before.items()
-    }
-    for name, rates in spread.items():
-        systems[name] |= {b: mean(both) for b, both in rates.items()}
-    for system in systems.values():
-        if "outputs" in system:
-            system["perplexity"] = ours.perplexity(runner, few[1:], system.pop("outputs"))
-    report |= {"systems": systems, "spread": spread}
+        found: list[dict[str, dict[str, Any]]] = []
+        for turn in range(turns):
+            if not systems_only:
+                report["passes_ms"].append(pass_costs(runner))
+                report["native_passes_ms"].append(pass_costs(native))
+            own = {**task, "prompts": rotated(task["prompts"], turn * (FEW + 1))}
+            measured = one_turn(runners, peers, own, turn, spinner.update)
+            for system in measured.values():
+                if "outputs" in system:
+                    few = own["prompts"][1 : FEW + 1]
+                    system["perplexity"] = ours.perplexity(runner, few, system.pop("outputs"))
+                if "prefill_1024_ms" in system:
+                    report["prefill_1024_ms"]["transformers"] = system.pop("prefill_1024_ms")
+            found.append(measured)
+        if not systems_only:
+            spinner.update("long context")
+            report["long_context"] = ours.long_context(runner)
+            spinner.update("windows")
+            report["windows"] = windows(task["prompts"][:1], runner)
+    report |= over_turns(found, list(map(str, BATCHES)))
     publish(out, report, markdown(report))
+
+
+def one_turn(
+    runners: Mapping[str, ModelRunner],
+    peers: Sequence[PeerProcess],
+    task: dict[str, Any],
+    turn: int,
+    show: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """Measure every system once; every second turn in reverse order."""
+    works: list[tuple[str, Callable[[], dict[str, dict[str, Any]]]]] = [
+        *((name, partial(engine, name, runner, task)) for name, runner in runners.items()),
+        *((f"services{kind}", partial(through_services, weights, kind, task)) for weights, kind in SERVICES),
+        *((peer.label, partial(of_peer, peer, task)) for peer in peers),
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    for label, work in works[:: -1 if turn % 2 else 1]:
+        show(f"turn {turn + 1}: {label}")
+        found |= work()
+    return found
+
+
+def engine(name: str, runner: ModelRunner, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Our runtime alone."""
+    few, new_tokens = task["few"], task["new_tokens"]
+    rates = ours.throughput(runner, task["prompts"], BATCHES, few, new_tokens)
+    single = ours.single(runner, task["prompts"][: few + 1], new_tokens)
+    return {name: {**single, **rates, "settings": settings(BLOCKS in name)}}
+
+
+def through_services(weights: str, kind: str, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Our services."""
+    found = services.measure(task["prompts"], BATCHES, task["few"], task["new_tokens"], weights)
+    flags = f"{settings(bool(kind))}, --weights {weights}, default speculators"
+    return {f"specinfer services, {mode}{kind}": {**own, "settings": flags} for mode, own in found.items()}
+
+
+def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A peer's modes, or why there are none."""
+    result = peer.measure(task)
+    if isinstance(result, str):
+        return {peer.label: {"missing": result}}
+    prefill = {"prefill_1024_ms": result.pop("prefill_1024_ms")} if "prefill_1024_ms" in result else {}
+    return {f"{peer.label.split()[0]} {mode}": {**own, **prefill} for mode, own in result.items()}
+
+
+def settings(native: bool) -> str:
+    """Form of our weights, and threads."""
+    weights = "the GGUF file's blocks of 4 bits" if native else "bfloat16"
+    return f"{weights}; {THREADS} threads"
+
+
+def rotated(prompts: list[list[int]], start: int) -> list[list[int]]:
+    """The prompts, beginning elsewhere in every turn."""
+    start %= len(prompts)
+    return prompts[start:] + prompts[:start]
 
 
 def load(kv_window: int = 0, weights: str = "converted") -> ModelRunner:
@@ -104,31 +158,26 @@ def load(kv_window: int = 0, weights: str = "converted") -> ModelRunner:
     return ModelRunner.load(resolve_model(MODEL), options)
 
 
-def throughput(runners: Mapping[str, ModelRunner], prompts: list[list[int]]) -> dict[str, dict[str, float]]:
-    """Tokens per second by runner and batch size."""
-    return {name: ours.throughput(own, prompts, BATCHES, FEW, NEW_TOKENS) for name, own in runners.items()}
-
-
 def pass_costs(runner: ModelRunner) -> dict[str, Any]:
     """Measure what passes take now, by context and tokens."""
     return {str(context): ours.pass_costs(runner, context) for context in CONTEXTS}
 
 
-def make_task() -> dict[str, Any]:
+def make_task(file: Path, new_tokens: int) -> dict[str, Any]:
     """Chat prompts as token ids, one long prompt, and where the weights lie."""
     directory = resolve_model(MODEL)
     tokenizer = Tokenizer.load(directory)
-    turns = read_prompts(ROOT / "tests" / "data" / "prompts.jsonl")
+    turns = read_prompts(file)
     prompts = [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
     text = tokenizer.encode(" ".join(turns))
     return {
         "model": str(directory),
         "prompts": prompts,
         "long_prompt": text[:1024],
-        "new_tokens": NEW_TOKENS,
+        "new_tokens": new_tokens,
         "batches": list(BATCHES),
         "few": FEW,
-        "threads": 2,
+        "threads": THREADS,
     }
 
 
@@ -148,7 +197,10 @@ def markdown(report: dict[str, Any]) -> str:
         "# The runtime on a CPU, beside its peers",
         "",
         f"{origin(report['about'])}. SmolLM2-135M-Instruct, bfloat16 unless said, greedy, "
-        f"{report['task']['new_tokens']} new tokens, different prompts in a batch.",
+        f"{report['task']['new_tokens']} new tokens, different prompts in a batch; medians of "
+        f"{report['task']['turns']} turns, in which the systems alternate, in brackets their range.",
+        "",
+        *settings_list(report["systems"]),
         "",
         "## Throughput, tokens/s",
         "",
@@ -158,13 +210,18 @@ def markdown(report: dict[str, Any]) -> str:
         if "missing" in system:
             lines.append(line(name, [system["missing"], *[""] * (len(BATCHES) - 1)]))
         else:
-            cells = [f"{system[str(b)]:.0f}" if str(b) in system else "" for b in BATCHES]
-            lines.append(line(name, cells))
-    for name, spread in report["spread"].items():
-        rates = ", ".join(f"batch {b}: {lo:.0f} and {hi:.0f}" for b, (lo, hi) in spread.items())
-        lines += ["", f"{name} before and after the peers: {rates}."]
+            lines.append(line(name, [rate_cell(report, name, str(b)) for b in BATCHES]))
     lines.append("")
-    return "\n".join([*lines, *single_table(report), *window_table(report), *pass_tables(report)]) + "\n"
+    alone = [] if "windows" not in report else [*window_table(report), *pass_tables(report)]
+    return "\n".join([*lines, *single_table(report), *alone]) + "\n"
+
+
+def rate_cell(report: dict[str, Any], name: str, batch: str) -> str:
+    """Tokens per second over turns; empty if not measured."""
+    if batch not in report["systems"][name]:
+        return ""
+    low, high = report["spread"][name][batch]
+    return f"{report['systems'][name][batch]:.0f} ({low:.0f} to {high:.0f})"
 
 
 def single_table(report: dict[str, Any]) -> list[str]:

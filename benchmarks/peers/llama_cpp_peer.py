@@ -1,18 +1,17 @@
 """llama.cpp on the task read from standard input: its own 4-bit weights, plain and prompt lookup, batch 1."""
 
-import json
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from measure import Recorder
+from measure import Recorder, Task, answer_tasks
 
 
-def main() -> None:
-    task = json.load(sys.stdin)
-    result = {"plain (Q4_1)": measure(task), "prompt lookup (Q4_1)": measure(task, CountingLookup())}
-    json.dump(result, sys.stdout)
+def load(task: Task) -> Callable[[Task], dict[str, Any]]:
+    lookup = CountingLookup()
+    kinds = {"plain (Q4_1)": (model(task, None), None), "prompt lookup (Q4_1)": (model(task, lookup), lookup)}
+    return lambda task: {kind: measure(llm, task, draft) for kind, (llm, draft) in kinds.items()}
 
 
 class CountingLookup(LlamaPromptLookupDecoding):
@@ -38,9 +37,8 @@ class CountingLlama(Llama):
         super().eval(tokens)
 
 
-def measure(task: dict[str, Any], draft: CountingLookup | None = None) -> dict[str, Any]:
-    """One prompt after another; the first warms up."""
-    llm = CountingLlama(
+def model(task: Task, draft: CountingLookup | None) -> CountingLlama:
+    return CountingLlama(
         task["gguf"],
         n_ctx=2048,
         n_threads=task["threads"],
@@ -49,7 +47,11 @@ def measure(task: dict[str, Any], draft: CountingLookup | None = None) -> dict[s
         draft_model=draft,
         verbose=False,
     )
-    recorder = Recorder()
+
+
+def measure(llm: CountingLlama, task: Task, draft: CountingLookup | None) -> dict[str, Any]:
+    """One prompt after another; the first warms up."""
+    recorder, proposed = Recorder(), draft.proposed if draft else 0
     for prompt in task["prompts"][: task["few"] + 1]:
         llm.reset()
         before, output = llm.passes, []
@@ -60,8 +62,12 @@ def measure(task: dict[str, Any], draft: CountingLookup | None = None) -> dict[s
             if len(output) == task["new_tokens"]:
                 break
         recorder.end(output, llm.passes - before)
-    return {"1": recorder.rate(task["new_tokens"]), **recorder.report(draft.proposed if draft else 0)}
+    settings = f"the GGUF file's blocks of 4 bits; {task['threads']} threads" + (
+        ", num_pred_tokens=4" if draft else ""
+    )
+    found = recorder.report(draft.proposed - proposed if draft else 0)
+    return {"1": recorder.rate(task["new_tokens"]), **found, "settings": settings}
 
 
 if __name__ == "__main__":
-    main()
+    answer_tasks(load)

@@ -1,10 +1,29 @@
 """Measure one request, in every peer script alike. Standard library only: it runs in every environment."""
 
+import json
 import os
 import statistics
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+Task = dict[str, Any]
+
+
+def answer_tasks(load: Callable[[Task], Callable[[Task], dict[str, Any]]]) -> None:
+    """Answer a line of JSON for each line of it; what is loaded for the first serves all.
+
+    What libraries print goes to standard error.
+    """
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    measure = None
+    for line in sys.stdin:
+        task = json.loads(line)
+        measure = measure or load(task)
+        print(json.dumps(measure(task)), file=replies, flush=True)
 
 
 def resident_mib() -> float:

@@ -1,13 +1,12 @@
 """`transformers` on the task read from standard input: plain, assisted, prompt lookup; prefill."""
 
-import json
 import statistics
-import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import Recorder
+from measure import Recorder, Task, answer_tasks
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,
@@ -22,13 +21,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
-    task = json.load(sys.stdin)
+def load(task: Task) -> Callable[[Task], dict[str, Any]]:
     torch.set_num_threads(task["threads"])
     model = AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.bfloat16).eval()
     proposed = Proposed()
-    result = {name: measure(model, task, proposed, **options) for name, options in VARIANTS.items()}
-    json.dump({**result, "prefill_1024_ms": prefill(model, task["long_prompt"])}, sys.stdout)
+
+    def run(task: Task) -> dict[str, Any]:
+        result = {name: measure(model, task, proposed, **options) for name, options in VARIANTS.items()}
+        return {**result, "prefill_1024_ms": prefill(model, task["long_prompt"])}
+
+    return run
 
 
 class Proposed:
@@ -80,7 +82,10 @@ def measure(model: Any, task: dict[str, Any], proposed: Proposed, **options: Any
             **options,
         )
         recorder.end(ids[0, len(prompt) :].tolist())
-    return {"1": recorder.rate(task["new_tokens"]), **recorder.report(proposed.tokens)}
+    given = "".join(f", {name}={value}" for name, value in options.items())
+    settings = f"bfloat16; {task['threads']} threads{given}"
+    found = recorder.report(proposed.tokens)
+    return {"1": recorder.rate(task["new_tokens"]), **found, "settings": settings}
 
 
 @torch.inference_mode()
@@ -95,4 +100,4 @@ def prefill(model: Any, prompt: list[int]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    answer_tasks(load)

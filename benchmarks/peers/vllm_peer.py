@@ -1,42 +1,39 @@
 """vLLM for CPUs on the task read from standard input: plain or n-gram speculation, by batch size."""
 
-import contextlib
-import json
 import os
-import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-from measure import resident_mib
+from measure import Task, answer_tasks, resident_mib
+
+N_GRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 
 
-def main() -> None:
-    task = json.load(sys.stdin)
+def load(task: Task) -> Callable[[Task], dict[str, Any]]:
     cores = ",".join(map(str, range(task["threads"])))
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": cores.replace(",", "-") if task["threads"] == 2 else cores}
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    with contextlib.redirect_stdout(sys.stderr):
-        if task.get("variant") == "n-gram":
-            options = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
-            result = {"n-gram": run(task, speculative_config=options)}
-        else:
-            result = {"plain": run(task)}
-    json.dump(result, sys.stdout)
+    from vllm import LLM
 
-
-def run(task: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Tokens per second by batch size, and what single requests look like."""
-    from vllm import LLM, SamplingParams
-
+    n_gram = task.get("variant") == "n-gram"
     llm = LLM(
         task["model"],
         dtype="bfloat16",
         max_model_len=2048,
         max_num_seqs=max(task["batches"]),
         disable_log_stats=False,
-        **options,
+        **({"speculative_config": N_GRAM} if n_gram else {}),
     )
+    settings = f"bfloat16; threads on cores {cores}" + (f", {N_GRAM}" if n_gram else "")
+    return lambda task: {task.get("variant") or "plain": {**run(llm, task), "settings": settings}}
+
+
+def run(llm: Any, task: Task) -> dict[str, Any]:
+    """Tokens per second by batch size, and what single requests look like."""
+    from vllm import SamplingParams
+
     sampling = SamplingParams(temperature=0, max_tokens=task["new_tokens"], ignore_eos=True)
     result: dict[str, Any] = {}
     for batch in task["batches"]:
@@ -84,4 +81,4 @@ def single(outputs: list[Any], before: dict[str, float], after: dict[str, float]
 
 
 if __name__ == "__main__":
-    main()
+    answer_tasks(load)

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.sweep`: guidellm against our server and vLLM's, on the same prompts."""
