@@ -128,8 +128,6 @@ def _read(url: str) -> str:
     return text
 
 
-
-
 def test_defaults_in_the_operations_page_are_those_of_the_settings() -> None:
     rows = dict(
         re.findall(
