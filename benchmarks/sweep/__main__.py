@@ -53,8 +53,8 @@ def run_guidellm(
     data, out = folder / "prompts.jsonl", folder / "guidellm.json"
     rows = [{"prompt": prompt, "output_tokens_count": new_tokens} for prompt in prompts]
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    backend = {"kind": "openai_http", "target": url, "model": NAME, "extras": {"body": {"temperature": 0}}}
-    command = [str(GUIDELLM), "run", "--disable-console", "--backend", json.dumps(backend)]
+    backend = f"kind=openai_http,target={url},model={NAME},extras.body.temperature=0"
+    command = [str(GUIDELLM), "run", "--disable-console", "--backend", backend]
     command += ["--profile", f"kind=concurrent,streams={streams}"]
     command += ["--constraint", f"kind=max_requests,count={len(prompts)}"]
     command += ["--tokenizer", f"kind=hf_auto,model={resolve_model(DEFAULT_MODEL)}"]
