@@ -201,6 +201,7 @@ class OnlineTraining:
         self._served = load_ssm(directory, self._target)
         """Weights that the service drafts with, as far as is known here."""
         self._draft = self._served
+        self._most_tokens = len(self._served.token_ids) + MOST_NEW_TOKENS
         self.texts: list[Continuation] = []
         self.newest = 0
         self._rng = np.random.default_rng(0)
@@ -220,7 +221,7 @@ class OnlineTraining:
 
     def train(self, seconds: float) -> tuple[float, int]:
         """Train for so many seconds; return the mean loss, and the tokens of answers seen so far."""
-        grown = with_frequent_tokens(self._current(), self.texts, self._target)
+        grown = with_frequent_tokens(self._current(), self.texts, self._target, self._most_tokens)
         if len(grown.token_ids) > len(self._draft.token_ids):
             self._draft = grown
             self._begin()
@@ -281,14 +282,16 @@ def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Ex
     return Examples(texts, [in_draft_vocabulary(each, vocabulary) for each in labels])
 
 
-def with_frequent_tokens(draft: DraftModel, texts: Sequence[Continuation], target: Path) -> DraftModel:
-    """Return an SSM whose draft vocabulary has the tokens that texts have often, too.
+def with_frequent_tokens(
+    draft: DraftModel, texts: Sequence[Continuation], target: Path, most: int
+) -> DraftModel:
+    """Return an SSM whose draft vocabulary has the tokens that texts have often, too, `most` tokens in all.
 
     Their rows of the head begin as the target's.
     """
     known = set(draft.token_ids.tolist())
     counts = Counter(token for text in texts for token in text.output if token not in known)
-    room = MOST_NEW_TOKENS - (len(known) - draft.config.vocab_size)
+    room = max(0, most - len(known))
     new = [token for token, count in counts.most_common(room) if count >= LEAST_OCCURRENCES]
     if not new:
         return draft

@@ -1,0 +1,63 @@
+"""The draft vocabulary grows by tokens that texts have often, within its bound, and keeps what was trained."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specinfer.model.weights.config import load_config
+from specinfer.model.weights.draft_checkpoint import DraftModel
+from specinfer.model.weights.families import open_weights
+from speculator_svc.learning.follow import LEAST_OCCURRENCES, labelled, with_frequent_tokens
+from speculator_svc.training.corpus import Continuation
+from speculator_svc.training.student import Student
+from tests.support.tiny_models import tiny_transformers
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("target")
+    tiny_transformers("llama").save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def draft(target: Path) -> DraftModel:
+    """An SSM that knows the even tokens up to 40, with a head of its own."""
+    config, token_ids = load_config(target), torch.arange(0, 41, 2)
+    weights = open_weights(target, config)
+    student = Student.from_target(config, weights, [0], token_ids)
+    own = {**student.tensors(), "lm_head.weight": torch.randn(len(token_ids), config.hidden_size)}
+    return DraftModel(student.config, {name: weights[name] for name in weights} | own, token_ids)
+
+
+def text(*tokens: int) -> Continuation:
+    return Continuation((1, 2), tokens)
+
+
+def test_rows_of_known_tokens_stay_and_new_ones_are_the_targets(draft: DraftModel, target: Path) -> None:
+    often = text(*[7] * LEAST_OCCURRENCES, *[51] * LEAST_OCCURRENCES, 4, 9)
+    grown = with_frequent_tokens(draft, [often], target, 100)
+    assert grown.token_ids.tolist() == sorted([*draft.token_ids.tolist(), 7, 51])
+    assert grown.config.vocab_size == len(grown.token_ids)
+    head, before = grown.weights["lm_head.weight"], draft.weights["lm_head.weight"]
+    weights = open_weights(target, load_config(target))
+    name = "model.embed_tokens.weight" if load_config(target).tied_embeddings else "lm_head.weight"
+    for row, token in zip(head, grown.token_ids.tolist(), strict=True):
+        known = token % 2 == 0 and token <= 40
+        assert torch.equal(row, before[token // 2] if known else weights[name][token].float())
+
+
+def test_it_never_grows_beyond_its_bound(draft: DraftModel, target: Path) -> None:
+    most = len(draft.token_ids) + 3
+    for first in (41, 51, 61):  # round after round, tokens that were not there before
+        texts = [text(*[token] * LEAST_OCCURRENCES) for token in range(first, first + 10)]
+        draft = with_frequent_tokens(draft, texts, target, most)
+        assert len(draft.token_ids) <= most
+    assert len(draft.token_ids) == most
+
+
+def test_what_it_cannot_guess_teaches_nothing(draft: DraftModel) -> None:
+    examples = labelled([text(4, 9)], draft.token_ids.numpy())
+    assert examples.labels[0].ids[0, 0] == 2
+    assert examples.labels[0].probabilities[:, 0].tolist() == [1, 0]
