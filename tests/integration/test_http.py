@@ -191,8 +191,10 @@ async def test_stops_and_parts_and_roles(redis_url: str) -> None:
         assert answer["choices"][0]["message"]["content"] == text
 
 
-async def test_hundreds_of_streams_at_once(redis_url: str) -> None:
+async def test_hundreds_of_streams_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its own prompt and gets its own answer, whole."""
+    # of the check of the name, beside so many
+    monkeypatch.setattr("specinfer.client.gateways._UNARY_TIMEOUT_S", 120.0)
     count = 500
     async with (
         served(redis_url, max_waiting=1000, max_batch=64, lease_s=30.0) as (system, http),
