@@ -1,10 +1,24 @@
 """Fixtures shared by all tests: a real Redis, and the default model if it is pulled."""
 
+import os
+
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
+# before torch loads OpenMP, which reads this once; of processes that tests start, too: its threads spin while they wait
+# for each other, and workers share the cores. Workers inherit what the process that starts them has set.
+if WORKERS > 1:
+    os.environ["OMP_NUM_THREADS"] = str(_THREADS)
+os.environ.setdefault("OMP_NUM_THREADS", str(_THREADS))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+for _service in ("GATEWAY", "VERIFIER", "SPECULATOR"):
+    # processes that tests start side by side must not meet at the default ports
+    os.environ.setdefault(f"SPECINFER_{_service}_METRICS_PORT", "0")
+os.environ.setdefault("SPECINFER_HTTP_LISTEN", "none")  # of `specinfer up`
+
 import asyncio
 import functools
 import gc
 import inspect
-import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -20,15 +34,6 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.native.build import load_library
 
 gc.disable()  # while tests are collected: looking for garbage among what is imported takes a third of that time
-WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-_THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
-# of processes that tests start, too: OpenMP's threads spin while they wait for each other, and workers share the cores
-os.environ.setdefault("OMP_NUM_THREADS", str(_THREADS))
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-for _service in ("GATEWAY", "VERIFIER", "SPECULATOR"):
-    # processes that tests start side by side must not meet at the default ports
-    os.environ.setdefault(f"SPECINFER_{_service}_METRICS_PORT", "0")
-os.environ.setdefault("SPECINFER_HTTP_LISTEN", "none")  # of `specinfer up`
 torch.set_num_threads(_THREADS)
 # how long an example takes depends on the machine
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -46,6 +51,12 @@ def _why_not_native() -> str | None:
             raise  # there is a compiler: kernels that it rejects are a mistake, not a reason to skip
         return str(error)
     return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the kernels once, before workers start that would all do it at the same time."""
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        _why_not_native()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
