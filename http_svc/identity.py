@@ -43,11 +43,9 @@ def with_headers(
     Raises:
         InvalidInputError: if a header has a value that it cannot have.
     """
-    value = request.headers.get(NO_TRAINING_HEADER)
-    if value is None:
-        return asked
-    if value.lower() not in _FLAGS:
-        raise InvalidInputError(NO_TRAINING_HEADER, value, "must be true or false")
-    for each in asked:
-        each.no_training = each.no_training or _FLAGS[value.lower()]
+    for value in request.headers.getlist(NO_TRAINING_HEADER):
+        if value.lower() not in _FLAGS:
+            raise InvalidInputError(NO_TRAINING_HEADER, value, "must be true or false")
+        for each in asked:
+            each.no_training = each.no_training or _FLAGS[value.lower()]
     return asked

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from specinfer.drafters import make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.warm_up import warm_up
-from specinfer.errors import SettingError
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
@@ -59,10 +58,7 @@ def build_learner(
     from speculator_svc.learning.learner import DRAFTER, Learner, check_learnable  # it loads torch
 
     check_learnable(settings.drafters, settings.model)
-    try:
-        checkpoints = Checkpoints(Path(settings.learn))
-    except OSError as error:
-        raise SettingError("learn", settings.learn, error.strerror or "cannot be made") from error
+    checkpoints = Checkpoints(Path(settings.learn))
     replay = Replay(
         settings.learn_tokens, 60 * settings.learn_minutes, time.monotonic, begins=round(1000 * time.time())
     )
@@ -84,6 +80,8 @@ async def serve(settings: SpeculatorSettings) -> None:
     server = ServiceServer(settings, [SERVICE, *([LEARNING] if learner is not None else [])])
     description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
     description.learns = learner is not None
+    if learner is not None:  # of whatever version, it is named as it was asked for
+        description.speculators[settings.drafters.index("ssm")].model = settings.model
     metrics = SpeculatorMetrics(registry, settings.names, learner)
     servicer = SpeculatorServicer(engine, thread, metrics, description, tracer, learner)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
@@ -91,6 +89,7 @@ async def serve(settings: SpeculatorSettings) -> None:
         if learner is not None:
             learning_pb2_grpc.add_LearningServicer_to_server(LearningServicer(learner), server.grpc)  # type: ignore[no-untyped-call]
             watching = asyncio.create_task(learner.watch())
+            stack.callback(learner.close)
             stack.callback(watching.cancel)
         await run_until_signalled(server)
     thread.stop()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecinfer/v1/learning.proto\x12\x0cspecinfer.v1\"\x1e\n\rReplayRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\"P\n\x07\x45pisode\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61ller\x18\x04 \x01(\x04\",\n\x0e\x43heckpointPart\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x84\x01\n\nOfferReply\x12\r\n\x05taken\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\x12\x17\n\x0ftokens_per_step\x18\x04 \x01(\x01\x12\x1e\n\x16tokens_per_step_before\x18\x05 \x01(\x01\x12\x10\n\x08\x65pisodes\x18\x06 \x01(\r2\x8d\x01\n\x08Learning\x12>\n\x06Replay\x12\x1b.specinfer.v1.ReplayRequest\x1a\x15.specinfer.v1.Episode0\x01\x12\x41\n\x05Offer\x12\x1c.specinfer.v1.CheckpointPart\x1a\x18.specinfer.v1.OfferReply(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecinfer/v1/learning.proto\x12\x0cspecinfer.v1\"\x1e\n\rReplayRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\"i\n\x07\x45pisode\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61ller\x18\x04 \x01(\x04\x12\x17\n\x0f\x65xpires_seconds\x18\x05 \x01(\r\",\n\x0e\x43heckpointPart\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x84\x01\n\nOfferReply\x12\r\n\x05taken\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\x12\x17\n\x0ftokens_per_step\x18\x04 \x01(\x01\x12\x1e\n\x16tokens_per_step_before\x18\x05 \x01(\x01\x12\x10\n\x08\x65pisodes\x18\x06 \x01(\r2\x8d\x01\n\x08Learning\x12>\n\x06Replay\x12\x1b.specinfer.v1.ReplayRequest\x1a\x15.specinfer.v1.Episode0\x01\x12\x41\n\x05Offer\x12\x1c.specinfer.v1.CheckpointPart\x1a\x18.specinfer.v1.OfferReply(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLAYREQUEST']._serialized_start=45
   _globals['_REPLAYREQUEST']._serialized_end=75
   _globals['_EPISODE']._serialized_start=77
-  _globals['_EPISODE']._serialized_end=157
-  _globals['_CHECKPOINTPART']._serialized_start=159
-  _globals['_CHECKPOINTPART']._serialized_end=203
-  _globals['_OFFERREPLY']._serialized_start=206
-  _globals['_OFFERREPLY']._serialized_end=338
-  _globals['_LEARNING']._serialized_start=341
-  _globals['_LEARNING']._serialized_end=482
+  _globals['_EPISODE']._serialized_end=182
+  _globals['_CHECKPOINTPART']._serialized_start=184
+  _globals['_CHECKPOINTPART']._serialized_end=228
+  _globals['_OFFERREPLY']._serialized_start=231
+  _globals['_OFFERREPLY']._serialized_end=363
+  _globals['_LEARNING']._serialized_start=366
+  _globals['_LEARNING']._serialized_end=507
 # @@protoc_insertion_point(module_scope)

@@ -13,16 +13,18 @@ class ReplayRequest(_message.Message):
     def __init__(self, after: _Optional[int] = ...) -> None: ...
 
 class Episode(_message.Message):
-    __slots__ = ("number", "token_ids", "prompt_len", "caller")
+    __slots__ = ("number", "token_ids", "prompt_len", "caller", "expires_seconds")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     CALLER_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_SECONDS_FIELD_NUMBER: _ClassVar[int]
     number: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
     caller: int
-    def __init__(self, number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., caller: _Optional[int] = ...) -> None: ...
+    expires_seconds: int
+    def __init__(self, number: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., caller: _Optional[int] = ..., expires_seconds: _Optional[int] = ...) -> None: ...
 
 class CheckpointPart(_message.Message):
     __slots__ = ("file", "data")

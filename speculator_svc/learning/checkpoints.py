@@ -1,27 +1,58 @@
 """The directory of a service that learns: a checkpoint that is being offered, and the versions that draft."""
 
+import fcntl
 import shutil
 from pathlib import Path
 
-from specinfer.errors import InvalidInputError
+from specinfer.errors import InvalidInputError, SettingError
 
 FILES = ("config.json", "model.safetensors")
-MOST_BYTES = 2**30
-"""Most bytes of an offered checkpoint."""
+MOST_BYTES, MOST_PART_BYTES = 2**30, 2**20
+"""Most bytes of an offered checkpoint, and of a part of it."""
 
 
 class Checkpoints:
     """Files of offered weights, and of those that were taken."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep checkpoints in a directory, which is made if it is not there."""
-        directory.mkdir(parents=True, exist_ok=True)
+        """Keep checkpoints in a directory, which is made if it is not there.
+
+        Raises:
+            SettingError: if it cannot be made or written, or another service has it.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = (directory / ".lock").open("w")
+        except OSError as error:
+            raise SettingError("learn", str(directory), error.strerror or "cannot be written") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise SettingError("learn", str(directory), "another service has this directory") from error
         self._directory, self._size = directory, 0
+
+    def close(self) -> None:
+        """Leave the directory to others."""
+        self._lock.close()
 
     @property
     def offered(self) -> Path:
         """Directory of the checkpoint that is being offered."""
-        return self._directory / "offered"
+        return self._directory / ".offered"
+
+    @property
+    def current(self) -> int:
+        """Number of the version that drafted last; 0 for the weights of the start."""
+        path = self._directory / "current"
+        text = path.read_text() if path.is_file() else "0"
+        return int(text) if text.strip().isdecimal() else 0
+
+    def mark(self, number: int) -> None:
+        """Note the version that drafts now."""
+        partial = self._directory / ".current"
+        partial.write_text(f"{number}\n")
+        partial.replace(self._directory / "current")
 
     @property
     def versions(self) -> list[int]:
@@ -47,6 +78,8 @@ class Checkpoints:
         """
         if name not in FILES:
             raise InvalidInputError("file", name, f"must be one of {', '.join(FILES)}")
+        if len(data) > MOST_PART_BYTES:
+            raise InvalidInputError("data", len(data), f"bytes, at most {MOST_PART_BYTES} in a part")
         self._size += len(data)
         if self._size > MOST_BYTES:
             raise InvalidInputError("data", self._size, f"bytes, at most {MOST_BYTES}")
@@ -63,9 +96,9 @@ class Checkpoints:
             if not (self.offered / name).is_file():
                 raise InvalidInputError("file", name, "is missing")
 
-    def keep(self, version: int) -> Path:
+    def keep(self, number: int) -> Path:
         """Make the offer the version of this number; return its directory."""
-        kept = self.version(version)
+        kept = self.version(number)
         shutil.rmtree(kept, ignore_errors=True)
         self.offered.rename(kept)
         return kept
@@ -74,8 +107,7 @@ class Checkpoints:
         """Remove the offer."""
         shutil.rmtree(self.offered, ignore_errors=True)
 
-    def keep_only(self, *models: str) -> None:
+    def keep_only(self, *numbers: int) -> None:
         """Remove all versions but these."""
-        for path in self._directory.glob("version-*"):
-            if str(path) not in models:
-                shutil.rmtree(path, ignore_errors=True)
+        for number in set(self.versions) - set(numbers):
+            shutil.rmtree(self.version(number), ignore_errors=True)

@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 from specinfer.errors import FaultError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
 from specinfer.model.weights.config import load_config
-from specinfer.model.weights.draft_checkpoint import DraftModel, load_ssm, save_ssm, verifier_of
+from specinfer.model.weights.draft_checkpoint import (
+    DraftModel,
+    is_draft_checkpoint,
+    load_ssm,
+    save_ssm,
+    verifier_of,
+)
 from specinfer.model.weights.families import EMBEDDING, open_weights
 from specinfer.service.channel import check_target, open_channel
 from specinfer.service.tls import ClientTls
@@ -55,7 +61,7 @@ MOMENTARY = (
 """Statuses of calls that are made again."""
 PART_BYTES = 2**20
 REFUSALS = 5
-"""Offers refused one after another behind which training begins anew at the weights that draft."""
+"""Offers refused one after another behind which training begins anew at the last weights that were taken."""
 NICENESS = 19
 
 
@@ -64,11 +70,12 @@ def train_follow(
     out: Annotated[Path, typer.Option(help="Directory of the checkpoint that was offered last.")],
     minutes: Annotated[float, typer.Option(min=0, help="Time to go on; 0: until Ctrl-C.")] = 0.0,
     round_seconds: Annotated[float, typer.Option(min=1, help="Time to train between two offers.")] = 60.0,
-    learning_rate: Annotated[
-        float, typer.Option(help="Learning rate, constant behind the first steps.")
-    ] = 3e-4,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate; it stays the same.")] = 3e-4,
     start: Annotated[
-        str, typer.Option(help="The SSM that the service started with; not given: as it calls it.")
+        str,
+        typer.Option(
+            help="The SSM to begin at; not given: that in --out, else the one the service started with."
+        ),
     ] = "",
     tls_ca: Annotated[Path | None, typer.Option(help="Authorities of the service's certificate.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Own certificate, for mutual TLS.")] = None,
@@ -84,7 +91,7 @@ def train_follow(
     place = place_for(device, threads)
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     link = LearningLink(address, ClientTls(tls_ca, tls_cert, tls_key))
-    name = asyncio.run(link.model(start))
+    name = asyncio.run(link.model(start or (str(out) if is_draft_checkpoint(out) else "")))
     console.print(f"learns from {address}, begins at {name}")
     training = OnlineTraining(name, out, learning_rate, place)
     ends = time.monotonic() + 60 * minutes if minutes else np.inf
@@ -105,12 +112,13 @@ def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, secon
     """
     training.add(asyncio.run(link.texts(training.newest)))
     if len(training.texts) < LEAST_TEXTS:
-        time.sleep(seconds)
+        time.sleep(max(0.0, seconds))
         return f"{len(training.texts)} texts, {LEAST_TEXTS} are needed: waits"
     loss, seen = training.train(seconds)
     training.save()
     reply = asyncio.run(link.offer(out))
-    training.note(taken=reply.taken)
+    if reply.taken or reply.tokens_per_step:  # it was judged
+        training.note(taken=reply.taken)
     verdict = f"drafts with version {reply.version}" if reply.taken else f"refused: {reply.why}"
     rates = (
         f"{reply.tokens_per_step_before:.3f} -> {reply.tokens_per_step:.3f} tokens a step on {reply.episodes}"
@@ -203,20 +211,26 @@ class OnlineTraining:
         self._draft = self._served
         self._most_tokens = len(self._served.token_ids) + MOST_NEW_TOKENS
         self.texts: list[Continuation] = []
+        self._expire: list[float] = []
+        """Times at which the texts are forgotten, as the service forgets them."""
         self.newest = 0
         self._rng = np.random.default_rng(0)
         self._refusals = self._seen = 0
+        self._taken = False
+        """True if the service has taken an offer of this training: then its weights are known here."""
         self._begin()
 
     def add(self, episodes: Sequence[learning_pb2.Episode]) -> None:
-        """Add texts, and drop the oldest of too many."""
+        """Add texts, and drop the oldest of too many, and those whose time is over."""
         for each in episodes:
             tokens = tuple(each.token_ids)
             self.texts.append(Continuation(tokens[: each.prompt_len], tokens[each.prompt_len :]))
+            self._expire.append(time.monotonic() + each.expires_seconds)
             self.newest = each.number
-        size = sum(len(text.prompt) + len(text.output) for text in self.texts)
-        while size > REPLAY_TOKENS:
+        size, now = sum(len(text.prompt) + len(text.output) for text in self.texts), time.monotonic()
+        while self.texts and (size > REPLAY_TOKENS or self._expire[0] < now):
             oldest = self.texts.pop(0)
+            self._expire.pop(0)
             size -= len(oldest.prompt) + len(oldest.output)
 
     def train(self, seconds: float) -> tuple[float, int]:
@@ -227,7 +241,7 @@ class OnlineTraining:
             self._begin()
         examples = labelled(self.texts, self._draft.token_ids.numpy())
         ends, losses = time.monotonic() + seconds, list[float]()
-        while time.monotonic() < ends:
+        while not losses or time.monotonic() < ends:
             for _, batch in batches(examples, TOKENS_PER_BATCH, self._rng):
                 losses.append(self._step(batch))
                 self._seen += len(batch.next_tokens)
@@ -245,10 +259,10 @@ class OnlineTraining:
     def note(self, taken: bool) -> None:
         """Note whether the service drafts with what was saved last."""
         if taken:
-            self._served, self._refusals = self._current(), 0
+            self._served, self._taken, self._refusals = self._current(), True, 0
             return
         self._refusals += 1
-        if self._refusals % REFUSALS == 0:
+        if self._taken and self._refusals % REFUSALS == 0:
             self._draft = self._served
             self._begin()
 

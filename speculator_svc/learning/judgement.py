@@ -14,7 +14,7 @@ LEAST_GAIN = 0.01
 MOST_LOSS = 0.02
 """Part of its tokens a step that a caller may lose."""
 LEAST_TEXTS_OF_CALLER = 4
-"""Held-out texts below which a caller's own loss says nothing."""
+"""Held-out texts below which a caller's own loss says nothing; callers with fewer are looked at together."""
 
 
 class Trial(NamedTuple):
@@ -74,9 +74,10 @@ def _by_caller(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 def _costs_a_caller(own: Sequence[Sequence[Trial]]) -> bool:
     """Return whether a caller loses more than it may, against the weights of the start or those that draft."""
+    small = [trial for each in own if len(each) < LEAST_TEXTS_OF_CALLER for trial in each]
     return any(
         _loses(each, before)
-        for each in own
+        for each in (*own, small)
         if len(each) >= LEAST_TEXTS_OF_CALLER
         for before in ([t.start_steps for t in each], [t.served_steps for t in each])
     )

@@ -8,16 +8,19 @@ first drafted for. Whatever they guess, the verifier's text stays the same.
 """
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.errors import ExhaustedError, InvalidInputError, SettingError, SpecInferError
+from specinfer.errors import ExhaustedError, InvalidInputError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
-from specinfer.model.weights.draft_checkpoint import ALGORITHM, algorithm_of, load_ssm, verifier_of
+from specinfer.model.weights.draft_checkpoint import ALGORITHM, KIND, algorithm_of, load_ssm, verifier_of
 from specinfer.service.threads import EngineThread
 from specinfer.v1 import common_pb2, learning_pb2
 from speculator_svc.learning import judgement
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 DRAFTER = "ssm"
 """The method whose weights are learnt."""
 LOOK_EVERY_S = 30.0
+RECEIVE_S = 120.0
+"""Seconds in which the parts of an offer must come."""
 IDLE_S = 300.0
 """Seconds without tokens after which a request counts as ended, as for the engine."""
 Trials = Callable[[str, DrafterOptions, Sequence[str], Sequence[Episode]], Awaitable[list[Sequence[int]]]]
@@ -79,7 +84,7 @@ class Learner:
         self.held_out_rate = 0.0
         """Tokens a step of the weights that draft, when they were last judged."""
         self._busy = asyncio.Lock()
-        self._target = resolve_model(verifier_of(resolve_model(options.model)))
+        self._target_name = verifier_of(resolve_model(options.model))
 
     @property
     def state(self) -> common_pb2.LearningState:
@@ -113,7 +118,7 @@ class Learner:
                 await self._receive(parts)
                 found = await self._judged(self._checkpoints.offered)
                 if found.better:
-                    await self._take(found)
+                    await unbroken(self._take(found))
             finally:
                 await asyncio.to_thread(self._checkpoints.drop)
             return learning_pb2.OfferReply(
@@ -129,54 +134,68 @@ class Learner:
         """Take weights back where texts that came after the swap say that those before were better. Never returns."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
+            self.replay.end_idle(IDLE_S)
             try:
                 await self.look_back()
-            except (SpecInferError, OSError):
+            except Exception:  # whatever the weights do, the service goes on, and looks again
                 log.exception("the weights could not be compared with those before them")
 
     async def look_back(self) -> None:
         """Compare the weights that draft with those before, once enough held-out texts have come since the swap."""
-        self.replay.end_idle(IDLE_S)
-        newer = self.replay.held_out(self._swapped_at)[-MOST_TEXTS:]
-        if self._before is None or len(newer) < judgement.LEAST_TEXTS or self._busy.locked():
-            return
         async with self._busy:
-            before = self._before
+            before, newer = self._before, self.replay.held_out(self._swapped_at, MOST_TEXTS)
+            if before is None or len(newer) < judgement.LEAST_TEXTS:
+                return
             trials = await self._trials(before.model, self._served.model, newer)
-            self.held_out_rate = judge(trials).offered
+            found = judge(trials)
             if loses(trials):
-                log.warning(
-                    "took back version %d of the weights: now version %d", self.version, before.version
-                )
-                self.counts.take_backs += 1
-                await self._swap(before)
-                self._before = None
+                await unbroken(self._take_back(before))
+            self.held_out_rate = found.served if self._served is before else found.offered
             self._swapped_at = self.replay.newest
+
+    async def _take_back(self, before: Weights) -> None:
+        log.warning("takes back version %d of the weights: now version %d", self.version, before.version)
+        await self._swap(before)
+        self.counts.take_backs += 1
+        self._before = None
+        self._checkpoints.keep_only(before.version)
 
     async def _receive(self, parts: AsyncIterator[learning_pb2.CheckpointPart]) -> None:
         checkpoints = self._checkpoints
         await asyncio.to_thread(checkpoints.begin)
-        async for part in parts:
-            await asyncio.to_thread(checkpoints.add, part.file, part.data)
+        try:
+            async with asyncio.timeout(RECEIVE_S):
+                async for part in parts:
+                    await asyncio.to_thread(checkpoints.add, part.file, part.data)
+        except TimeoutError as error:
+            raise UnavailableError(f"the offer did not come within {RECEIVE_S:g} seconds") from error
         checkpoints.check_whole()
         await asyncio.to_thread(self._check, checkpoints.offered)
 
     def _check(self, offered: Path) -> None:
-        """Check that a checkpoint is an SSM for the target of the one that drafts."""
+        """Check that a checkpoint is an SSM for the target of the one that drafts, and name this target in it.
+
+        The trainer's name of it may be a path of another machine.
+        """
+        path = offered / "config.json"
         try:
-            found = algorithm_of(offered)
-        except ValueError as error:
-            raise InvalidInputError("config.json", "", f"no JSON: {error}") from error
-        if found != ALGORITHM:
-            raise InvalidInputError("config.json: speculators_model_type", found, f"must be {ALGORITHM!r}")
-        load_ssm(offered, self._target)
+            config = json.loads(path.read_text())
+            found = config[KIND]
+            config["speculators_config"]["verifier"]["name_or_path"] = self._target_name
+            if found != ALGORITHM:
+                raise InvalidInputError(f"config.json: {KIND}", found, f"must be {ALGORITHM!r}")
+            path.write_text(json.dumps(config))
+            load_ssm(offered, resolve_model(self._target_name))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            why = f"cannot be read: {type(error).__name__}: {error}"
+            raise InvalidInputError("config.json", "", why) from error
 
     async def _judged(self, offered: Path) -> Judgement:
-        texts = self.replay.held_out()[-MOST_TEXTS:]
+        texts = self.replay.held_out(0, MOST_TEXTS)
         if len(texts) < judgement.LEAST_TEXTS:
             return judge([Trial(each.caller, 0, 0, 0, 0) for each in texts])
         found = judge(await self._trials(self._served.model, str(offered), texts))
-        self.held_out_rate = found.offered if found.better else found.served
+        self.held_out_rate = found.served
         return found
 
     async def _trials(self, served: str, offered: str, texts: Sequence[Episode]) -> list[Trial]:
@@ -193,8 +212,13 @@ class Learner:
         self._newest_version += 1
         kept = await asyncio.to_thread(self._checkpoints.keep, self._newest_version)
         before = self._served
-        await self._swap(Weights(self._newest_version, str(kept)))
-        self._checkpoints.keep_only(before.model, self._served.model)
+        try:
+            await self._swap(Weights(self._newest_version, str(kept)))
+        except Exception:
+            shutil.rmtree(kept, ignore_errors=True)
+            raise
+        self.held_out_rate = found.offered
+        self._checkpoints.keep_only(before.version, self.version)
         self._before, self._swapped_at = before, self.replay.newest
         self.counts.swaps += 1
         log.info(
@@ -202,20 +226,25 @@ class Learner:
             *(self._served.version, found.offered, found.texts, found.served),
         )
 
+    def close(self) -> None:
+        """Leave the directory to others."""
+        self._checkpoints.close()
+
     def resume(self) -> None:
-        """Draft with the newest weights that an earlier service left in the directory, if there are any.
+        """Draft with the weights with which an earlier service ended in this directory, if it learnt any.
 
         On the engine's thread, before anything is drafted.
 
         Raises:
             SettingError: if they cannot be loaded, as when the target was replaced.
         """
-        if not self._newest_version:
+        number = self._checkpoints.current
+        if not number:
             return
-        weights = Weights(self._newest_version, str(self._checkpoints.version(self._newest_version)))
+        weights = Weights(number, str(self._checkpoints.version(number)))
         try:
             self._engine.replace(self._place, self._load(weights))
-        except SpecInferError as error:
+        except Exception as error:  # whatever is wrong with the files, the operator decides
             raise SettingError("learn", weights.model, f"cannot be gone on with: {error}") from error
         self._served = weights
         log.info("drafts with version %d of the weights, which an earlier service learnt", weights.version)
@@ -224,9 +253,20 @@ class Learner:
         drafter = await asyncio.to_thread(self._load, weights)
         await self._thread.call(self._engine.replace, self._place, drafter)
         self._served = weights
+        self._checkpoints.mark(weights.version)
 
     def _load(self, weights: Weights) -> Drafter:
         return make_drafter(DRAFTER, replace(self._options, model=weights.model))
+
+
+async def unbroken(work: Coroutine[Any, Any, None]) -> None:
+    """Do work to its end, whether or not who waits for it is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 def check_learnable(drafters: Sequence[str], model: str) -> None:

@@ -21,6 +21,8 @@ def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Seque
             continue
         if entry.base_len:
             replay.go_on(own, entry.base_len, entry.delta_token_ids)
-        elif entry.HasField("learning") and entry.sampling.temperature <= MOST_TEMPERATURE:
+            continue
+        replay.forget(own)  # an earlier request of this id, whose release was lost
+        if entry.HasField("learning") and entry.sampling.temperature <= MOST_TEMPERATURE:
             consent = entry.learning
             replay.begin(own, consent.caller, consent.prompt_len, entry.delta_token_ids)

@@ -1,19 +1,22 @@
 """Texts that a speculator service keeps to learn from: in memory, bounded, for a limited time. Pure.
 
-Every fifth text of a caller is held out: candidates are judged by it, and it is never given away, so no weights
-were trained on what judges them. When there is no more room, the caller with the most tokens loses its oldest text,
+One text in five is held out, at random: candidates are judged by it, and it is never given away, so weights are judged
+by what they were not trained on. When there is no more room, the caller with the most tokens loses its oldest text,
 so a caller that sends much does not displace the others.
 """
 
-from collections import deque
+import random
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from threading import Lock
 
-HELD_OUT_EVERY = 5
-"""One text in so many is held out."""
+HELD_OUT = 0.2
+"""Part of the texts that is held out."""
 MOST_LENGTH = 1024
 """Most tokens of a text; of a longer one the last are kept."""
+EXPIRE_EVERY_S = 1.0
 LEAST_OUTPUT = 8
 """Least tokens of an answer that is kept: shorter ones are mostly an end."""
 
@@ -47,7 +50,6 @@ class _Shelf:
 
     training: deque[Episode] = field(default_factory=deque)
     held_out: deque[Episode] = field(default_factory=deque)
-    seen: int = 0
     tokens: int = 0
 
     def oldest(self) -> deque[Episode]:
@@ -59,21 +61,37 @@ class _Shelf:
 class Replay:
     """Collects the texts of requests while they are drafted for. Threads may share it."""
 
-    def __init__(self, most_tokens: int, keep_s: float, clock: Callable[[], float], begins: int = 0) -> None:
+    def __init__(
+        self,
+        most_tokens: int,
+        keep_s: float,
+        clock: Callable[[], float],
+        begins: int = 0,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
         """Keep `most_tokens` tokens of ended requests, and none longer than `keep_s` seconds.
 
         Numbers go on from `begins`: above those of an earlier process, so that a training that knows these asks on.
+        `draw` returns numbers from 0 to 1 by which texts are held out.
         """
         self._most, self._keep_s, self._clock = most_tokens, keep_s, clock
         self._open: dict[str, _Open] = {}
         self._shelves: dict[int, _Shelf] = {}
-        self._number = begins
+        self._number, self._draw = begins, draw
+        self._tokens = 0
+        """Tokens of all episodes that are kept."""
+        self._expired = clock()
         self._lock = Lock()
 
     def begin(self, request_id: str, caller: int, prompt_len: int, tokens: Sequence[int]) -> None:
         """Note that a context starts, or starts over, with these tokens."""
         with self._lock:
             self._open[request_id] = _Open(caller, prompt_len, list(tokens), self._clock())
+
+    def forget(self, request_id: str) -> None:
+        """Drop what was noted of a request that goes on."""
+        with self._lock:
+            self._open.pop(request_id, None)
 
     def go_on(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
         """Append tokens of a request that began here; of others, and behind a gap, nothing is kept."""
@@ -94,7 +112,8 @@ class Replay:
                 found = self._open.pop(request_id, None)
                 if found is not None:
                     self._keep(found)
-            self._expire()
+            if self._clock() - self._expired >= EXPIRE_EVERY_S:
+                self._expire()
 
     def end_idle(self, seconds: float) -> None:
         """End requests that got no tokens for so long: their gateway may be gone."""
@@ -107,9 +126,21 @@ class Replay:
         """Return the episodes that may be trained on and have higher numbers, oldest first."""
         return self._newer(after, lambda shelf: shelf.training)
 
-    def held_out(self, after: int = 0) -> list[Episode]:
-        """Return the held-out episodes with higher numbers, oldest first."""
-        return self._newer(after, lambda shelf: shelf.held_out)
+    def held_out(self, after: int, most: int) -> list[Episode]:
+        """Return the newest held-out episodes with higher numbers, `most` at most, as many of each caller as there are.
+
+        Oldest first.
+        """
+        own = defaultdict[int, list[Episode]](list)
+        for each in self._newer(after, lambda shelf: shelf.held_out):
+            own[each.caller].append(each)
+        rows = zip_longest(*(reversed(episodes) for episodes in own.values()))
+        chosen = [each for row in rows for each in row if each is not None][:most]
+        return sorted(chosen, key=lambda each: each.number)
+
+    def expires_s(self, episode: Episode) -> float:
+        """Return the seconds after which an episode is forgotten."""
+        return max(0.0, episode.ended + self._keep_s - self._clock())
 
     @property
     def newest(self) -> int:
@@ -119,9 +150,7 @@ class Replay:
     @property
     def tokens(self) -> int:
         """Tokens of all episodes that are kept."""
-        with self._lock:
-            self._expire()
-            return sum(shelf.tokens for shelf in self._shelves.values())
+        return self._tokens
 
     def _newer(self, after: int, part: Callable[[_Shelf], deque[Episode]]) -> list[Episode]:
         with self._lock:
@@ -137,14 +166,15 @@ class Replay:
         self._number += 1
         episode = Episode(self._number, found.caller, tuple(found.tokens[cut:]), prompt_len, self._clock())
         shelf = self._shelves.setdefault(found.caller, _Shelf())
-        shelf.seen += 1
-        (shelf.training if shelf.seen % HELD_OUT_EVERY else shelf.held_out).append(episode)
+        (shelf.held_out if self._draw() < HELD_OUT else shelf.training).append(episode)
         shelf.tokens += len(episode.tokens)
-        while sum(each.tokens for each in self._shelves.values()) > self._most:
+        self._tokens += len(episode.tokens)
+        while self._tokens > self._most:
             self._drop(max(self._shelves.values(), key=lambda each: each.tokens))
 
     def _expire(self) -> None:
-        before = self._clock() - self._keep_s
+        self._expired = self._clock()
+        before = self._expired - self._keep_s
         for shelf in self._filled():
             while shelf.tokens and shelf.oldest()[0].ended < before:
                 self._drop(shelf)
@@ -153,6 +183,7 @@ class Replay:
     def _filled(self) -> Iterator[_Shelf]:
         return (shelf for shelf in self._shelves.values() if shelf.tokens)
 
-    @staticmethod
-    def _drop(shelf: _Shelf) -> None:
-        shelf.tokens -= len(shelf.oldest().popleft().tokens)
+    def _drop(self, shelf: _Shelf) -> None:
+        tokens = len(shelf.oldest().popleft().tokens)
+        shelf.tokens -= tokens
+        self._tokens -= tokens

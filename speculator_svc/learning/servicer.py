@@ -25,9 +25,14 @@ class LearningServicer(learning_pb2_grpc.LearningServicer):
         self, request: learning_pb2.ReplayRequest, context: Context
     ) -> AsyncIterator[learning_pb2.Episode]:
         """Return the texts that may be trained on."""
-        for each in self._learner.replay.training(request.after):
+        replay = self._learner.replay
+        for each in replay.training(request.after):
             yield learning_pb2.Episode(
-                number=each.number, token_ids=each.tokens, prompt_len=each.prompt_len, caller=each.caller
+                number=each.number,
+                token_ids=each.tokens,
+                prompt_len=each.prompt_len,
+                caller=each.caller,
+                expires_seconds=round(replay.expires_s(each)),
             )
 
     async def Offer(

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,6 +23,8 @@ from speculator_svc.learning.replay import Episode
 LIMITS = TreeLimits(nodes=8, depth=6)
 """Trees by which weights are compared."""
 NICENESS = 19
+SPARE_TOKENS = 64
+"""Tokens of the cache beside a text: a tree, and what is left of blocks."""
 
 
 async def run_trials(
@@ -51,6 +53,20 @@ async def run_trials(
         raise FaultError("checkpoints could not be compared", RuntimeError(f"exit {process.returncode}"))
     rows: list[Sequence[int]] = json.loads(told)
     return rows
+
+
+def parts_of_room(texts: Sequence[tuple[Sequence[int], int]], room: int) -> Iterator[list[int]]:
+    """Yield the places of texts that fit into a cache of so many tokens together, in order; at least one at a time."""
+    part, taken = list[int](), 0
+    for place, (tokens, _) in enumerate(texts):
+        needed = len(tokens) + SPARE_TOKENS
+        if part and taken + needed > room:
+            yield part
+            part, taken = [], 0
+        part.append(place)
+        taken += needed
+    if part:
+        yield part
 
 
 def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> list[int]:
@@ -92,7 +108,10 @@ def main() -> None:
     columns = []
     for model in asked["models"]:
         options = DrafterOptions(**asked["options"] | {"model": model})
-        columns.append(steps_of(make_drafter(asked["drafter"], options), texts))
+        drafter, steps = make_drafter(asked["drafter"], options), list[int]()
+        for part in parts_of_room(texts, options.kv_tokens):
+            steps += steps_of(drafter, [texts[place] for place in part])
+        columns.append(steps)
     json.dump(list(zip(*columns, strict=True)), sys.stdout)
 
 

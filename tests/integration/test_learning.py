@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import grpc
@@ -27,7 +28,7 @@ from speculator_svc.learning.checkpoints import Checkpoints
 from speculator_svc.learning.follow import LearningLink, OnlineTraining, parts_of, train_follow
 from speculator_svc.learning.judgement import Trial
 from speculator_svc.learning.learner import Learner, Weights
-from speculator_svc.learning.replay import HELD_OUT_EVERY, Episode, Replay
+from speculator_svc.learning.replay import Episode, Replay
 from speculator_svc.learning.trials import run_trials, steps_of
 from speculator_svc.training.student import Student
 from tests.support.http_service import CHAT, http_service
@@ -44,7 +45,7 @@ from tests.support.system import (
 from tests.support.tiny_models import tiny_transformers
 
 TOKENS, LEAST_TEXTS = 16, 4
-PROMPTS = [[5 + i, 41, 60 + i % 30, 7, 9 + i % 20] for i in range(HELD_OUT_EVERY * LEAST_TEXTS)]
+PROMPTS = [[5 + i, 41, 60 + i % 30, 7, 9 + i % 20] for i in range(5 * LEAST_TEXTS)]
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +129,8 @@ def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]
         made: list[Learner] = []
 
         def learner_of(engine: SpeculatorEngine, thread: EngineThread) -> Learner:
-            replay = Replay(100_000, 3600.0, asyncio.get_running_loop().time)
+            draw = cycle([0.5, 0.5, 0.5, 0.5, 0.1]).__next__
+            replay = Replay(100_000, 3600.0, asyncio.get_running_loop().time, draw=draw)
             checkpoints = Checkpoints(tmp_path / "learn")
             made.append(Learner(replay, engine, thread, 0, chosen, checkpoints, trials))  # type: ignore[arg-type]
             return made[-1]
@@ -136,6 +138,7 @@ def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]
         drafters = {"ssm": make_drafter("ssm", chosen)}
         async with running_system(redis_url, drafters, learner_of=learner_of, **options) as system:  # type: ignore[arg-type]
             yield Learning(system, made[0])
+        made[0].close()
 
     return start
 
@@ -165,7 +168,7 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
 ) -> None:
     async with learning() as found:  # type: ignore[attr-defined]
         await found.serve(PROMPTS)
-        assert len(found.learner.replay.held_out()) == LEAST_TEXTS
+        assert len(found.learner.replay.held_out(0, 100)) == LEAST_TEXTS
         before = await found.steps()
         link, training = (
             LearningLink(found.address, ClientTls()),
@@ -278,7 +281,7 @@ def test_weights_of_no_numbers_are_no_better(ssm: Path, target: Path, tmp_path: 
 
 
 async def test_weights_are_taken_back_when_newer_texts_say_so(
-    learning: Callable[..., object], ssm: Path
+    learning: Callable[..., object], ssm: Path, tmp_path: Path
 ) -> None:
     trials = Scripted(20, 25)
     async with learning(trials) as found:  # type: ignore[attr-defined]
@@ -299,12 +302,19 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
         await found.serve([[*prompt, 3] for prompt in PROMPTS])
         await learner.look_back()
         assert (learner.version, learner.counts.take_backs) == (0, 1)
+        assert learner._checkpoints.current == 0  # a service that starts now does not go on with them
+        assert learner._checkpoints.versions == []
         await found.serve(PROMPTS[:4])
         assert (await found.offer(sent(parts_of(ssm)))).version == 0
         trials.steps = 20, 10
         assert (await found.offer(sent(parts_of(ssm)))).version == 2
 
-    engine, checkpoints = SpeculatorEngine([learner._load(Weights(0, str(ssm)))]), learner._checkpoints
+    engine, checkpoints = (
+        SpeculatorEngine([learner._load(Weights(0, str(ssm)))]),
+        Checkpoints(tmp_path / "learn"),
+    )
+    with pytest.raises(SettingError, match=r"learn = .*another service has this directory"):
+        Checkpoints(tmp_path / "learn")
     first, thread = engine.drafters[0], EngineThread("again")
     again = Learner(learner.replay, engine, thread, 0, learner._options, checkpoints, run_trials)
     again.resume()
@@ -313,6 +323,7 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
     (checkpoints.version(2) / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(SettingError, match=r"learn = .*version-2.*cannot be gone on with"):
         Learner(learner.replay, engine, thread, 0, learner._options, checkpoints, run_trials).resume()
+    checkpoints.close()
     thread.stop()
 
 

@@ -42,8 +42,9 @@ class Context:
         """Take over the tokens of its row, and return the new ones."""
         new: list[int] = tokens[len(self.tokens) :].tolist()
         if self.state is None:
-            # vLLM does not say how it samples, nor how long it goes on: greedy drafts of one more token
-            request = GenerationRequest(self.request_id, tuple(new), 1, GREEDY)
+            # vLLM does not say how it samples, nor how long it goes on: greedy drafts of one more token; nor who
+            # asks, and whether its text may be learnt from
+            request = GenerationRequest(self.request_id, tuple(new), 1, GREEDY, no_training=True)
             self.state = RequestState.new(request, 0.0, 0, drawn_for=False)
         else:
             self.state.tokens += new

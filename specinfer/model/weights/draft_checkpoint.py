@@ -201,6 +201,9 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
     target = load_config(target_directory)
     target_weights = open_weights(target_directory, target)
     own = SafetensorsWeights(directory)
+    for name in (_OFFSETS, "lm_head.weight"):
+        if name not in own:
+            raise IncompatibleError(f"{directory}: {name} is missing")
     offsets = own[_OFFSETS]
     shape = replace(
         with_shape(target, config["transformer_layer_config"]),
@@ -208,7 +211,27 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
         tied_embeddings=False,
     )
     weights = _Overlay(own, target_weights, frozen_names(target))
-    return DraftModel(shape, weights, offsets + torch.arange(len(offsets)))
+    token_ids = offsets + torch.arange(len(offsets))
+    _check_vocabulary(directory, token_ids, shape, len(own["lm_head.weight"]), target.vocab_size)
+    return DraftModel(shape, weights, token_ids)
+
+
+def _check_vocabulary(
+    directory: Path, token_ids: torch.Tensor, config: ModelConfig, rows: int, most: int
+) -> None:
+    """Check the draft vocabulary: one row of the head for each token, ascending tokens of the target.
+
+    Raises:
+        IncompatibleError: naming what does not fit.
+    """
+    if not len(token_ids) == config.vocab_size == rows:
+        sizes = f"{len(token_ids)} tokens, draft_vocab_size = {config.vocab_size}, a head of {rows} rows"
+        raise IncompatibleError(f"{directory}: {_OFFSETS}: {sizes}: must be equal")
+    ascending = bool((token_ids[1:] > token_ids[:-1]).all())
+    if not ascending or int(token_ids[0]) < 0 or int(token_ids[-1]) >= most:
+        raise IncompatibleError(
+            f"{directory}: {_OFFSETS}: must give ascending tokens of the target, below {most}"
+        )
 
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:

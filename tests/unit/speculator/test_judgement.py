@@ -40,6 +40,14 @@ def test_a_gain_of_many_texts_of_one_caller_does_not_pay_for_anothers_loss() -> 
     assert "a caller would lose" in found.why_not
 
 
+def test_callers_with_few_texts_are_protected_together() -> None:
+    gains = trials(1, 60, 20)
+    light = [trial for caller in range(2, 14) for trial in trials(caller, 25, 30, 2)]
+    found = judge([*gains, *light])
+    assert "a caller would lose" in judge([*gains * 9, *light]).why_not or not found.better
+    assert judge([*gains, *(trial for caller in range(2, 14) for trial in trials(caller, 30, 25, 2))]).better
+
+
 def test_small_losses_do_not_add_up() -> None:
     """Each offer costs one caller less than it may lose, and the third is more than that against the start."""
     gains = [trial._replace(caller=1) for trial in trials(1, 40, 30)]
