@@ -63,6 +63,10 @@ class LearningMetrics(Collector):
     def __init__(self, learner: "Learner") -> None:
         self._learner = learner
 
+    def describe(self) -> Iterator[Metric]:
+        """Yield the metrics by their names."""
+        return self.collect()
+
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they are now."""
         learner, prefix = self._learner, "specinfer_speculator_learning"

@@ -2,15 +2,13 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from gateway.observability.metrics import GatewayMetrics
 from http_svc.entry.middleware import HttpMetrics
-from speculator_svc.learning.learner import LearningCounts
 from speculator_svc.metrics import SpeculatorMetrics
+from tests.support.idle_learner import idle_learner
 from verifier_svc.metrics import VerifierMetrics
 
 OPERATIONS = (Path(__file__).resolve().parents[1] / "docs" / "operations.md").read_text()
@@ -21,7 +19,7 @@ def declared(registry: CollectorRegistry) -> dict[str, frozenset[str]]:
     """Names on the wire, counters with `_total`, and their labels."""
     found = {}
     for collector in registry._collector_to_names:
-        for family in getattr(collector, "describe", collector.collect)():
+        for family in collector.describe():
             suffix = "_total" if family.type == "counter" else ""
             labels = getattr(collector, "_labelnames", None) or getattr(family, "_labelnames", ())
             found[family.name + suffix] = frozenset(labels)
@@ -40,13 +38,6 @@ def told(section: str) -> dict[str, frozenset[str]]:
                 labels if braces or name.startswith("spec_decode") else frozenset()
             )
     return found
-
-
-def idle_learner() -> Any:
-    """Stand in for a learner that nothing happened to."""
-    return SimpleNamespace(
-        version=0, held_out_rate=0.0, replay=SimpleNamespace(tokens=0), counts=LearningCounts()
-    )
 
 
 def test_the_tables_are_what_services_declare() -> None:

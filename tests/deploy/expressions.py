@@ -14,6 +14,7 @@ from gateway.observability.metrics import GatewayMetrics
 from http_svc.entry.middleware import HttpMetrics
 from specinfer.service.metrics import service_registry
 from speculator_svc.metrics import SpeculatorMetrics
+from tests.support.idle_learner import idle_learner
 from verifier_svc.metrics import VerifierMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +81,7 @@ def declared_metrics() -> set[str]:
     registries = service_registry(), CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     GatewayMetrics(registries[0])
     VerifierMetrics(registries[1])
-    SpeculatorMetrics(registries[2], ["ngram"])
+    SpeculatorMetrics(registries[2], ["ngram"], idle_learner())
     HttpMetrics(registries[3])
     declared = {name for registry in registries for name in registry._names_to_collectors}
     of_process = {sample.name for family in registries[0].collect() for sample in family.samples}

@@ -214,7 +214,12 @@ def test_every_service_is_scraped(evaluation: Evaluation) -> None:
 @pytest.mark.slow
 @needs_prometheus
 def test_every_expression_has_data(evaluation: Evaluation) -> None:
-    assert evaluation.without_data == []
+    """All but those of learning: a service learns only with a trained speculator, which the tiny target has not."""
+    learning = "specinfer_speculator_learning_"
+    empty = [
+        each for each in evaluation.without_data if not all(m.startswith(learning) for m in each.metrics)
+    ]
+    assert empty == []
 
 
 @pytest.mark.slow

@@ -103,10 +103,15 @@ async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
         session = system.loop
         request = request_for(PROMPT, request_id="poison", max_new_tokens=150, stop_strings=["~"])
         poison = aiter(system.stub.Generate(request))
-        others = [asyncio.create_task(system.tokens([3 + i, 5], max_new_tokens=40)) for i in range(3)]
-        await anext(poison)
+        asked = [request_for([3 + i, 5], max_new_tokens=40) for i in range(3)]
+        others = [aiter(system.stub.Generate(one)) for one in asked]
+        for each in (poison, *others):
+            await anext(each)  # it is accepted, and without tokens yet
         _fault_for_poison(monkeypatch, where)
-        assert await asyncio.gather(*others) == [greedy([3 + i, 5], 40) for i in range(3)]
+        texts = await asyncio.gather(*map(rest_of, others))
+        assert [[t for reply in text for t in reply.token_ids] for text in texts] == [
+            greedy([3 + i, 5], 40) for i in range(3)
+        ]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(rest_of(poison), 60)
         assert system.loop is session, "it goes on"
