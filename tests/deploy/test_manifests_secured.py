@@ -17,7 +17,7 @@ from tests.deploy.rendered import Rendered
 from tests.support.certificates import Authority, Pair
 from tests.support.system import request_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.native, pytest.mark.timeout(300)]
 
 
 class Secrets:

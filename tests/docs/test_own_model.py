@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from specinfer.cli.local.processes import free_ports
 from tests.chaos.model_directory import write_model
@@ -18,6 +19,7 @@ START = ROOT / "docs" / "start.md"
 PROMPTS = [f"prompt {i}: {'abc' * i}" for i in range(12)]
 
 
+@pytest.mark.thorough
 async def test_the_commands_lead_to_a_server_with_a_speculator_of_its_own(tmp_path: Path) -> None:
     write_model(tmp_path / "MODEL")
     lines = [json.dumps({"turns": [text]}) for text in PROMPTS]

@@ -159,6 +159,7 @@ def test_status_shows_the_system(system: LocalSystem) -> None:
         assert word in done.stdout
 
 
+@pytest.mark.thorough
 def test_generate_local_leaves_nothing_behind(default_model: Path, tmp_path: Path) -> None:
     flags = ["--local", "--weights", "native", "--json", "--max-new-tokens", "24"]
     done = specinfer("generate", "Count from one to ten.", *flags, TMPDIR=str(tmp_path))

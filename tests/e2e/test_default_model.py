@@ -189,6 +189,7 @@ def test_batched_plain_decoding_is_the_same(
     assert decode(engine, prompts, batch=8) == plain
 
 
+@pytest.mark.thorough
 def test_eight_thousand_tokens_of_context(default_model: Path, prompts: list[list[int]]) -> None:
     """Read in chunks of two sizes; behind them a chain scored in one pass says what single steps say. Six
     layers, to be quick."""

@@ -111,6 +111,7 @@ def test_services_run_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     assert [run["new_tokens"] for run in runs] == [16, 16, 16]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("default_model")
 def test_the_library_runs_from_the_wheel(environment: Path) -> None:
     code = """

@@ -97,6 +97,7 @@ def test_the_report_says_what_the_store_takes_and_who_waited() -> None:
     assert "| modest: 9 requests | 2.00 [1.00, 3.00] | 12.2 | 0 |" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_measures_and_reports(setup: Setup, tmp_path: Path) -> None:
     import typer

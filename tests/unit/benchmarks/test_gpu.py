@@ -213,6 +213,7 @@ def test_trees_of_a_pass_differ_and_blocks_lie_mixed_up() -> None:
 # the run
 
 
+@pytest.mark.thorough
 def test_a_whole_run_has_every_section_and_every_table(tmp_path: Path) -> None:
     """All but the services, in the interpreter."""
     run = run_of(tmp_path / "gpu", MadeUpTimer(), scale=INTERPRETED)

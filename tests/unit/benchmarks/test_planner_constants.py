@@ -30,8 +30,8 @@ Speeds with 0, 2, 4, 8, 16 nodes: 220, 245, 261, 269, 238 at batch 1; 877, 680, 
 """
 
 
-@pytest.mark.parametrize("policy", [AcceptanceModel, learned])
-@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("policy", [AcceptanceModel, pytest.param(learned, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.thorough), 16])
 def test_no_constant_choice_is_faster_by_more_than_its_trials(
     batch: int, policy: Callable[[], AcceptanceModel]
 ) -> None:
