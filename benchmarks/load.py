@@ -20,6 +20,8 @@ class Load:
     temperature: float = 0.0
     ignore_eos: bool = True
     """True if answers go on where the model would end them, so that all are of `new_tokens`."""
+    no_training: bool = False
+    """True if speculators may not learn from them."""
 
 
 async def generate_all(
@@ -45,6 +47,7 @@ async def generate_all(
                     sampling=common_pb2.SamplingParams(temperature=load.temperature, seed=_seed(prompt)),
                     speculation=load.speculation,
                     ignore_eos=load.ignore_eos,
+                    no_training=load.no_training,
                 )
             )
             ended += 1

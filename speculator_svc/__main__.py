@@ -73,15 +73,14 @@ async def serve(settings: SpeculatorSettings) -> None:
     tracer = open_tracer(PROGRAM, settings)
     thread = EngineThread("speculator-engine")
     engine = await thread.call(build_engine, settings)
+    # before an earlier service's weights are taken up: it names the model that was asked for
+    description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
     learner = build_learner(settings, engine, thread)
+    description.learns = learner is not None
     if learner is not None:
         await thread.call(learner.resume)
     await thread.call(warm_up, engine)
     server = ServiceServer(settings, [SERVICE, *([LEARNING] if learner is not None else [])])
-    description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
-    description.learns = learner is not None
-    if learner is not None:  # of whatever version, it is named as it was asked for
-        description.speculators[settings.drafters.index("ssm")].model = settings.model
     metrics = SpeculatorMetrics(registry, settings.names, learner)
     servicer = SpeculatorServicer(engine, thread, metrics, description, tracer, learner)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]

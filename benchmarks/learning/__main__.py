@@ -16,12 +16,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.learning.traffic import noise, prompts
+from benchmarks.load import Load, generate_all
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
@@ -33,25 +35,12 @@ from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.pools import trained_for
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.api_keys import make_key, write_keys
+from specinfer.v1 import generation_pb2
 from speculator_svc.learning.trials import LIMITS, steps_of
 
 FIXED = {"adaptive": "false", "tree-nodes": "4", "step-nodes": "16", "max-batch": "8"}
 """Trees of one size, whatever the planner would choose beside a training."""
 OTHERS, POISONER = "others", "poisoner"
-
-
-async def answers(
-    client: AsyncClient, asked: Sequence[Sequence[int]], new_tokens: int, batch: int, **options: Any
-) -> list[tuple[list[int], int]]:
-    """Greedy answers, so many at a time: tokens with the prompt, and the prompt's length."""
-    slots = asyncio.Semaphore(batch)
-
-    async def one(prompt: Sequence[int]) -> tuple[list[int], int]:
-        async with slots:
-            answer = await client.generate(list(prompt), max_new_tokens=new_tokens, **options)
-            return [*prompt, *answer.token_ids], len(prompt)
-
-    return list(await asyncio.gather(*map(one, asked)))
 
 
 @contextmanager
@@ -99,28 +88,31 @@ async def run(
     system: LocalSystem, speculator: str, directory: Path, keys: dict[str, str], plan: dict[str, Any]
 ) -> tuple[Marks, list[tuple[list[int], int]]]:
     """Serve the requests while a training follows; return the weights by time, and held-out answers."""
-    asked, tokens, batch = prompts(plan["requests"] + plan["held_out"]), plan["new_tokens"], plan["batch"]
+    asked, tree = prompts(plan["requests"] + plan["held_out"]), generation_pb2.SPECULATION_TREE
+    load = Load(plan["batch"], tree, plan["new_tokens"], ignore_eos=False)
+    held_out = asked[plan["requests"] :]
     poison = noise(plan["poison"] * plan["requests"])
     async with (
         AsyncClient(system.address, api_key=keys[OTHERS]) as client,
         AsyncClient(system.address, api_key=keys[POISONER]) as other,
     ):
-        held = await answers(client, asked[plan["requests"] :], tokens, batch, no_training=True)
+        answers = await generate_all(client, held_out, replace(load, no_training=True))
         with trainer(speculator, directory, plan["round_seconds"]):
             marks = Marks(directory, time.monotonic())
             await marks.note(client, 0)
             for start in range(0, plan["requests"], plan["every"]):
                 end = min(start + plan["every"], plan["requests"])
-                work = [answers(client, asked[start:end], tokens, batch)]
+                work = [generate_all(client, asked[start:end], load)]
                 if share := plan["poison"]:
-                    work.append(
-                        answers(other, poison[share * start : share * end], tokens, batch, temperature=1.0)
-                    )
+                    noisy = replace(load, temperature=1.0)
+                    work.append(generate_all(other, poison[share * start : share * end], noisy))
                 await asyncio.gather(*work)
                 await marks.note(client, end)
             await asyncio.sleep(plan["after_seconds"])  # nobody asks: the training has the machine
             await marks.note(client, plan["requests"])
-    return marks, held
+    return marks, [
+        ([*prompt, *answer.token_ids], len(prompt)) for prompt, answer in zip(held_out, answers, strict=True)
+    ]
 
 
 def judged(marks: Marks, held: Sequence[tuple[list[int], int]]) -> None:

@@ -136,8 +136,7 @@ class AheadDrafts:
             )
         finally:
             service.busy = False
-        compute_s = service.note_wire(time.perf_counter() - started, reply)
-        service.note_learning(reply)
+        compute_s = service.note_reply(time.perf_counter() - started, reply)
         self._counts.idle_s += max(0.0, usual_s - compute_s)
         self._keep(service, orders, reply)
 

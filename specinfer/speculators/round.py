@@ -73,8 +73,7 @@ class DraftRound:
             service.busy = False
         self._take(service, asked, reply, features_until)
         service.last_seconds = time.perf_counter() - started
-        service.note_wire(service.last_seconds, reply)
-        service.note_learning(reply)
+        service.note_reply(service.last_seconds, reply)
         read = tokens_read([len(entry.delta_token_ids) for entry in request.entries])
         self._times.append(service.draft_time(reply, read))
 

@@ -130,17 +130,14 @@ class SpeculatorService:
         """True if all its speculators can draft ahead of a verdict."""
         return self.description is not None and all(s.drafts_ahead for s in self.description.speculators)
 
-    def note_wire(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
-        """Note the duration of an exchange; return the seconds of it that the service computed."""
+    def note_reply(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
+        """Note a reply and the duration of its exchange; return the seconds of it that the service computed."""
         compute_s = min(reply.compute_us / 1e6, seconds)
         wire_s = seconds - compute_s
         self.wire_s = wire_s if not self.wire_s else self.wire_s + _NEWEST * (wire_s - self.wire_s)
-        return compute_s
-
-    def note_learning(self, reply: speculator_pb2.DraftReply) -> None:
-        """Note the state of its learning, if a reply has it."""
         if reply.HasField("learning"):
             self.learning = reply.learning
+        return compute_s
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

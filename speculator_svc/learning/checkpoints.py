@@ -98,10 +98,8 @@ class Checkpoints:
 
     def keep(self, number: int) -> Path:
         """Make the offer the version of this number; return its directory."""
-        kept = self.version(number)
-        shutil.rmtree(kept, ignore_errors=True)
-        self.offered.rename(kept)
-        return kept
+        self.remove(number)
+        return self.offered.rename(self.version(number))
 
     def drop(self) -> None:
         """Remove the offer."""
@@ -110,4 +108,8 @@ class Checkpoints:
     def keep_only(self, *numbers: int) -> None:
         """Remove all versions but these."""
         for number in set(self.versions) - set(numbers):
-            shutil.rmtree(self.version(number), ignore_errors=True)
+            self.remove(number)
+
+    def remove(self, number: int) -> None:
+        """Remove a version, if it is there."""
+        shutil.rmtree(self.version(number), ignore_errors=True)

@@ -8,7 +8,6 @@ that the texts have and the SSM could not guess.
 """
 
 import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,10 @@ import torch
 import typer
 from numpy.typing import NDArray
 
+from specinfer.constraints.background_work import LAST, give_way
 from specinfer.errors import FaultError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
+from specinfer.model.heads import output_head
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import (
     DraftModel,
@@ -33,13 +34,13 @@ from specinfer.model.weights.draft_checkpoint import (
     save_ssm,
     verifier_of,
 )
-from specinfer.model.weights.families import EMBEDDING, open_weights
+from specinfer.model.weights.families import open_weights
 from specinfer.service.channel import check_target, open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import learning_pb2, learning_pb2_grpc, speculator_pb2, speculator_pb2_grpc
 from speculator_svc.learning.checkpoints import FILES
-from speculator_svc.training.corpus import Continuation, Examples, Labels, TrainingBatch, batches
-from speculator_svc.training.distil import console, ssm_loss
+from speculator_svc.training.corpus import Continuation, Examples, Labels, batches
+from speculator_svc.training.distil import console, ssm_loss, train_step
 from speculator_svc.training.generate import in_draft_vocabulary
 from speculator_svc.training.run import Device, Threads, place_for
 from speculator_svc.training.student import Student
@@ -62,7 +63,6 @@ MOMENTARY = (
 PART_BYTES = 2**20
 REFUSALS = 5
 """Offers refused one after another behind which training begins anew at the last weights that were taken."""
-NICENESS = 19
 
 
 def train_follow(
@@ -89,7 +89,7 @@ def train_follow(
     """
     check_target("ADDRESS", address)
     place = place_for(device, threads)
-    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    give_way(LAST)
     link = LearningLink(address, ClientTls(tls_ca, tls_cert, tls_key))
     name = asyncio.run(link.model(start or (str(out) if is_draft_checkpoint(out) else "")))
     console.print(f"learns from {address}, begins at {name}")
@@ -146,8 +146,7 @@ class LearningLink:
                 told = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
         if not told.learns:
             raise SettingError("ADDRESS", self.address, "was not started with --learn")
-        names = [given] if given else [str(each.model) for each in told.speculators if each.drafter == "ssm"]
-        return names[0]
+        return given or next(str(each.model) for each in told.speculators if each.drafter == "ssm")
 
     async def texts(self, after: int) -> list[learning_pb2.Episode]:
         """Return the texts with higher numbers.
@@ -243,7 +242,7 @@ class OnlineTraining:
         ends, losses = time.monotonic() + seconds, list[float]()
         while not losses or time.monotonic() < ends:
             for _, batch in batches(examples, TOKENS_PER_BATCH, self._rng):
-                losses.append(self._step(batch))
+                losses.append(train_step(self._student, self._optimizer, batch, ssm_loss))
                 self._seen += len(batch.next_tokens)
                 if time.monotonic() >= ends:
                     break
@@ -278,14 +277,6 @@ class OnlineTraining:
         own = {name: tensor.clone().cpu() for name, tensor in self._student.tensors().items()}
         return replace(self._draft, weights={**self._draft.weights, **own})
 
-    def _step(self, batch: TrainingBatch) -> float:
-        loss = ssm_loss(self._student, batch.to(self._student.device))
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
-        self._optimizer.step()
-        return float(loss.detach())
-
 
 def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Examples:
     """Return texts with the target's choices as labels; `vocabulary` [draft vocabulary] is ascending."""
@@ -310,8 +301,7 @@ def with_frequent_tokens(
     if not new:
         return draft
     config = load_config(target)
-    weights = open_weights(target, config)
-    rows = weights[EMBEDDING if config.tied_embeddings else "lm_head.weight"][torch.tensor(new)]
+    rows = output_head(config, open_weights(target, config))[torch.tensor(new)]
     token_ids = torch.cat([draft.token_ids, torch.tensor(new)])
     head = torch.cat([draft.weights["lm_head.weight"].float(), rows.float()])
     order = token_ids.argsort()

@@ -10,7 +10,6 @@ first drafted for. Whatever they guess, the verifier's text stays the same.
 import asyncio
 import json
 import logging
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -215,7 +214,7 @@ class Learner:
         try:
             await self._swap(Weights(self._newest_version, str(kept)))
         except Exception:
-            shutil.rmtree(kept, ignore_errors=True)
+            self._checkpoints.remove(self._newest_version)
             raise
         self.held_out_rate = found.offered
         self._checkpoints.keep_only(before.version, self.version)

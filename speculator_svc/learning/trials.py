@@ -6,13 +6,13 @@ JSON object from standard input and writes one list to standard output.
 
 import asyncio
 import json
-import os
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from specinfer.constraints.background_work import LAST, give_way
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.errors import FaultError
 from specinfer.parent_process import ending_with_us
@@ -22,7 +22,6 @@ from speculator_svc.learning.replay import Episode
 
 LIMITS = TreeLimits(nodes=8, depth=6)
 """Trees by which weights are compared."""
-NICENESS = 19
 SPARE_TOKENS = 64
 """Tokens of the cache beside a text: a tree, and what is left of blocks."""
 
@@ -102,7 +101,7 @@ def matched(tree: TokenTree, tokens: Sequence[int]) -> int:
 
 def main() -> None:
     """Compare checkpoints."""
-    os.nice(NICENESS)
+    give_way(LAST)
     asked: dict[str, Any] = json.load(sys.stdin)
     texts = [(tokens, prompt_len) for tokens, prompt_len in asked["texts"]]
     columns = []

@@ -178,7 +178,7 @@ def distil(
                 group["lr"] = options.learning_rate * _schedule(
                     minutes / options.minutes, options.warmup_share
                 )
-            loss = _step(student, optimizer, batch, loss_of)
+            loss = train_step(student, optimizer, batch, loss_of)
             seen += len(batch.next_tokens)
             report(minutes, loss, seen)
     if minutes < options.minutes and not late:
@@ -199,12 +199,13 @@ def _epochs(examples: Material[B], options: DistilOptions, first: int) -> Iterat
             yield epoch, batch
 
 
-def _step(
+def train_step(
     student: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Teaching,
     loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> float:
+    """Change the student by one batch; return its loss before."""
     loss = loss_of(student, batch.to(next(student.parameters()).device))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]

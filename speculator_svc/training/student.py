@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.heads import output_head
 from specinfer.model.torch.layer import LAYER_MODULES, Attend
 from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.transformer import Transformer
@@ -80,8 +81,8 @@ class Student(nn.Module):
         cls, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
     ) -> "Student":
         """Start as some of the target's layers, with its head's rows of the draft vocabulary."""
-        head = target["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
-        return cls(config, target, [LayerStart(target, layer) for layer in layers], head[vocabulary])
+        head = output_head(config, target)[vocabulary]
+        return cls(config, target, [LayerStart(target, layer) for layer in layers], head)
 
     @classmethod
     def from_draft(

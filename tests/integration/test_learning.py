@@ -33,16 +33,15 @@ from speculator_svc.learning.trials import run_trials, steps_of
 from speculator_svc.training.student import Student
 from tests.support.http_service import CHAT, http_service
 from tests.support.oracle import greedy
+from tests.support.saved_model import save_target
 from tests.support.system import (
     VOCABULARY,
     System,
-    ascii_tokenizer,
     request_for,
     running_system,
     text_of,
     until,
 )
-from tests.support.tiny_models import tiny_transformers
 
 TOKENS, LEAST_TEXTS = 16, 4
 PROMPTS = [[5 + i, 41, 60 + i % 30, 7, 9 + i % 20] for i in range(5 * LEAST_TEXTS)]
@@ -55,10 +54,7 @@ def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("target")
-    tiny_transformers("llama").save_pretrained(directory)
-    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
-    return directory
+    return save_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")

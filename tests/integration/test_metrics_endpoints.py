@@ -14,9 +14,9 @@ from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2_grpc
 from speculator_svc.settings import SpeculatorSettings
 from tests.support.preloaded import run_preloaded
+from tests.support.saved_model import save_target
 from tests.support.scrape import Scrape
-from tests.support.system import ascii_tokenizer, request_for
-from tests.support.tiny_models import tiny_transformers
+from tests.support.system import request_for
 from verifier_svc.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +36,7 @@ def test_each_service_has_a_port_of_its_own_on_loopback(monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tiny_transformers("llama").save_pretrained(directory)
-    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
-    return directory
+    return save_target(tmp_path_factory.mktemp("model"))
 
 
 def test_real_services_are_scraped_after_a_request(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from speculator_svc.training.corpus import finished_jobs
 from speculator_svc.training.run import InterruptionError
 from speculator_svc.training.train_speculator import SpeculatorMethod, train_speculator
 from tests.support.oracle import greedy
+from tests.support.saved_model import save_target
 from tests.support.system import ascii_tokenizer, running_system
 from tests.support.tiny_models import tiny_transformers
 
@@ -26,10 +27,7 @@ PROMPTS = [f"prompt {i}: {'abc' * i}" for i in range(12)]
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("target")
-    tiny_transformers("llama").save_pretrained(directory)
-    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
-    return directory
+    return save_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture

@@ -20,18 +20,14 @@ from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from tests.support.background import in_background
-from tests.support.system import ascii_tokenizer
-from tests.support.tiny_models import tiny_transformers
+from tests.support.saved_model import save_target
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tiny_transformers("llama").save_pretrained(directory)
-    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
-    return directory
+    return save_target(tmp_path_factory.mktemp("model"))
 
 
 def up(*flags: str) -> list[str]:

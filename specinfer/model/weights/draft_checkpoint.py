@@ -158,8 +158,12 @@ def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor 
     """Return a checkpoint's tensors, and the target token of each draft token, if it has a vocabulary."""
     stored = SafetensorsWeights(directory)
     tensors = {name: stored[name] for name in stored if name not in (_OFFSETS, _DRAFTED)}
+    return tensors, _token_ids(stored)
+
+
+def _token_ids(stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     offsets = stored.get(_OFFSETS)
-    return tensors, None if offsets is None else offsets + torch.arange(len(offsets))
+    return None if offsets is None else offsets + torch.arange(len(offsets))
 
 
 def check_target(config: Mapping[str, Any], directory: Path, target_directory: Path) -> None:
@@ -201,37 +205,33 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
     target = load_config(target_directory)
     target_weights = open_weights(target_directory, target)
     own = SafetensorsWeights(directory)
-    for name in (_OFFSETS, "lm_head.weight"):
-        if name not in own:
-            raise IncompatibleError(f"{directory}: {name} is missing")
-    offsets = own[_OFFSETS]
     shape = replace(
         with_shape(target, config["transformer_layer_config"]),
         vocab_size=config["draft_vocab_size"],
         tied_embeddings=False,
     )
     weights = _Overlay(own, target_weights, frozen_names(target))
-    token_ids = offsets + torch.arange(len(offsets))
-    _check_vocabulary(directory, token_ids, shape, len(own["lm_head.weight"]), target.vocab_size)
+    token_ids = checked_tokens(_token_ids(own), shape.vocab_size, target.vocab_size)
+    if not bool((token_ids[1:] > token_ids[:-1]).all()):
+        raise IncompatibleError(f"{directory}: {_OFFSETS} does not name ascending tokens")
+    rows = len(own["lm_head.weight"]) if "lm_head.weight" in own else 0
+    if rows != len(token_ids):
+        raise IncompatibleError(f"{directory}: lm_head.weight has {rows} rows for {len(token_ids)} tokens")
     return DraftModel(shape, weights, token_ids)
 
 
-def _check_vocabulary(
-    directory: Path, token_ids: torch.Tensor, config: ModelConfig, rows: int, most: int
-) -> None:
-    """Check the draft vocabulary: one row of the head for each token, ascending tokens of the target.
+def checked_tokens(found: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
+    """Return the target token of each draft token, as `d2t` gives them.
 
     Raises:
-        IncompatibleError: naming what does not fit.
+        IncompatibleError: if they are not as many as `config.json` says, or not different tokens of the target.
     """
-    if not len(token_ids) == config.vocab_size == rows:
-        sizes = f"{len(token_ids)} tokens, draft_vocab_size = {config.vocab_size}, a head of {rows} rows"
-        raise IncompatibleError(f"{directory}: {_OFFSETS}: {sizes}: must be equal")
-    ascending = bool((token_ids[1:] > token_ids[:-1]).all())
-    if not ascending or int(token_ids[0]) < 0 or int(token_ids[-1]) >= most:
-        raise IncompatibleError(
-            f"{directory}: {_OFFSETS}: must give ascending tokens of the target, below {most}"
-        )
+    if found is None or len(found) != draft_vocabulary:
+        what = "nothing" if found is None else f"{len(found)} tokens"
+        raise IncompatibleError(f"draft_vocab_size = {draft_vocabulary}, but d2t says {what}")
+    if len(set(found.tolist())) < len(found) or int(found.min()) < 0 or int(found.max()) >= vocabulary:
+        raise IncompatibleError(f"d2t does not name different tokens below {vocabulary}")
+    return found
 
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:

@@ -11,14 +11,12 @@ from specinfer.model.weights.families import open_weights
 from speculator_svc.learning.follow import LEAST_OCCURRENCES, labelled, with_frequent_tokens
 from speculator_svc.training.corpus import Continuation
 from speculator_svc.training.student import Student
-from tests.support.tiny_models import tiny_transformers
+from tests.support.saved_model import save_target
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("target")
-    tiny_transformers("llama").save_pretrained(directory)
-    return directory
+    return save_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture

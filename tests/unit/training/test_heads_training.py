@@ -108,18 +108,18 @@ def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
         given: dict[str, Any] = {"corpus": [lines], "model": str(target), "vocabulary": 40, "device": "cpu"}
         COMMANDS[method](out=tmp_path / "heads", work=work, minutes=minutes, heads=heads, **given)
 
-    step = distil._step
+    step = distil.train_step
 
     def interrupted(*arguments: Any) -> float:
         os.kill(os.getpid(), signal.SIGINT)
         return step(*arguments)
 
-    monkeypatch.setattr(distil, "_step", interrupted)
+    monkeypatch.setattr(distil, "train_step", interrupted)
     with pytest.raises(
         InterruptionError, match=f"are saved in .*state-{method}.pt; the same command goes on"
     ):
         train(1.0)
-    monkeypatch.setattr(distil, "_step", step)
+    monkeypatch.setattr(distil, "train_step", step)
     monkeypatch.setattr(ModelRunner, "forward_with_features", None)  # they are kept
     with pytest.raises(SettingError, match=r"work = .*: is the state of a run with other options"):
         train(1.0, heads=3)

@@ -158,7 +158,7 @@ def test_train_ssm_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_
     rows = [(str(i), Continuation((5, i + 3), (i + 3, 4, 5, 6), labels)) for i in range(12)]
     write_continuations(lines, rows)
     flags = ["ssm", "--corpus", lines, "--out", out, "--work", work, "--model", target, "--vocabulary", 40]
-    done = run("distil", "_step", STEP, signal.SIGTERM, *flags, "--device", "cpu", "--minutes", 0.05)
+    done = run("distil", "train_step", STEP, signal.SIGTERM, *flags, "--device", "cpu", "--minutes", 0.05)
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[-1].startswith("specinfer train: interrupted: after 0.0 of 0.05 minutes")
     assert torch.load(work / "state.pt")["at"][1] > 0

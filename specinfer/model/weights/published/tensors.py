@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.draft_checkpoint import own_tensors
+from specinfer.model.weights.draft_checkpoint import checked_tokens, own_tensors
 from specinfer.model.weights.published.layers import Shapes
 
 _OF_TARGET = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
@@ -38,12 +38,7 @@ def read_tensors(
 def _token_ids(found: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
     if found is None and draft_vocabulary == vocabulary:
         return torch.arange(vocabulary)
-    if found is None or len(found) != draft_vocabulary:
-        what = "nothing" if found is None else f"{len(found)} tokens"
-        raise IncompatibleError(f"draft_vocab_size = {draft_vocabulary}, but d2t says {what}")
-    if len(set(found.tolist())) < len(found) or int(found.min()) < 0 or int(found.max()) >= vocabulary:
-        raise IncompatibleError(f"d2t does not name different tokens below {vocabulary}")
-    return found
+    return checked_tokens(found, draft_vocabulary, vocabulary)
 
 
 def in_llama_names(tensors: Mapping[str, torch.Tensor], prefix: str = "layers.") -> dict[str, torch.Tensor]:
