@@ -57,7 +57,7 @@ def main(
 ) -> None:
     """Measure in turns: every cell has each text in every way, one after another."""
     prompts = [prompt.tokens for prompt in load_prompts(PROMPTS, 1)][:texts]
-    known = _continued(prompts, new_tokens + 32)
+    known = continued(prompts, new_tokens + 32)
     fixed = {"adaptive": "false", "tree-nodes": str(nodes), "step-nodes": str(nodes)}
     ways = {TREES: "never", "auto": "auto"} if adaptive else WAYS
     gateways = {way: {**({} if adaptive else fixed), "draft-ahead": mode} for way, mode in ways.items()}
@@ -69,9 +69,7 @@ def main(
         _measure(FarSpeculators(Path(directory), gateways, ssm), round_trips, passes, prompts, found, out)
 
 
-def _continued(
-    prompts: Sequence[Sequence[int]], new_tokens: int
-) -> list[tuple[Sequence[int], Sequence[int]]]:
+def continued(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[tuple[Sequence[int], Sequence[int]]]:
     """Each prompt with what the target says, greedily."""
     llm = LLM()
     wanted = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)

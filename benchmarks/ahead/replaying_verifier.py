@@ -1,9 +1,11 @@
 """A verifier that knows what its target says to some prompts, and says so after a fixed time.
 
-    python -m benchmarks.ahead.replaying_verifier LISTEN TEXTS PASS_MS_FILE
+    python -m benchmarks.ahead.replaying_verifier LISTEN[,LISTEN] TEXTS PASS_MS_FILE
 
 TEXTS is a file of JSON: pairs of prompt and greedy continuation by the real target. A pass sleeps, as if it ran on a
-device of its own, so that the processor is the speculators'. The file with its milliseconds is read before every pass.
+device of its own, so that the processor is the speculators'. The file is read before every pass: milliseconds of a
+pass, then, if there is a second number, those of each of its requests. At several addresses there are as many batches
+of requests, which share the device: one pass at a time.
 """
 
 import asyncio
@@ -28,8 +30,9 @@ Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 class ReplayingVerifier(FixedVerifier):
     """Accepts what its texts say."""
 
-    def __init__(self, tokenizer: Tokenizer, texts: Texts, pass_ms: Path) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: Texts, pass_ms: Path, device: asyncio.Lock) -> None:
         super().__init__(tokenizer, _seconds(pass_ms), sys.stderr)
+        self._device = device
         self._texts: Mapping[tuple[int, ...], Sequence[int]] = {tuple(prompt): text for prompt, text in texts}
         self._contexts: dict[str, list[int]] = {}
         self._pass_ms = pass_ms
@@ -39,10 +42,12 @@ class ReplayingVerifier(FixedVerifier):
     ) -> AsyncIterator[verifier_pb2.VerifyReply]:
         """One pass per message."""
         async for request in requests:
-            arrived = time.perf_counter()
-            reply = self._reply(request)
-            await asyncio.sleep(_seconds(self._pass_ms) - (time.perf_counter() - arrived))
-            reply.compute_us = round(1e6 * (time.perf_counter() - arrived))
+            async with self._device:
+                began = time.perf_counter()
+                reply = self._reply(request)
+                seconds = _seconds(self._pass_ms, len(request.entries))
+                await asyncio.sleep(seconds - (time.perf_counter() - began))
+                reply.compute_us = round(1e6 * (time.perf_counter() - began))
             yield reply
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Any) -> common_pb2.ReleaseReply:
@@ -85,18 +90,25 @@ class ReplayingVerifier(FixedVerifier):
         raise ValueError("a prompt without a text")
 
 
-def _seconds(pass_ms: Path) -> float:
-    return float(pass_ms.read_text()) / 1000
+def _seconds(pass_ms: Path, requests: int = 0) -> float:
+    whole, *each = map(float, pass_ms.read_text().split())
+    return (whole + requests * sum(each)) / 1000
 
 
-async def _serve(listen: str, texts: Texts, pass_ms: Path) -> None:
-    tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
-    server = ServiceServer(ServiceSettings(listen=listen, drain_seconds=0.2), ["specinfer.v1.Verifier"])
-    servicer = ReplayingVerifier(tokenizer, texts, pass_ms)
-    verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
-    await run_until_signalled(server)
+async def _serve(addresses: Sequence[str], texts: Texts, pass_ms: Path) -> None:
+    tokenizer, device = Tokenizer.load(resolve_model(DEFAULT_MODEL)), asyncio.Lock()
+    servers = list[ServiceServer]()
+    for listen in addresses:
+        server = ServiceServer(ServiceSettings(listen=listen, drain_seconds=0.2), ["specinfer.v1.Verifier"])
+        servicer = ReplayingVerifier(tokenizer, texts, pass_ms, device)
+        verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
+        servers.append(server)
+    first, *others = servers
+    for server in others:
+        await server.start()
+    await run_until_signalled(first)
 
 
 if __name__ == "__main__":
     listen, texts, pass_ms = sys.argv[1:]
-    asyncio.run(_serve(listen, json.loads(Path(texts).read_text()), Path(pass_ms)))
+    asyncio.run(_serve(listen.split(","), json.loads(Path(texts).read_text()), Path(pass_ms)))

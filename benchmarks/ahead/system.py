@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,12 +19,17 @@ class ReplayingSystem(LocalSystem):
 
     texts: Path
     pass_ms: Path
+    more_batches: Sequence[str] = ()
+    """Further addresses of the verifier, each with a batch of its own."""
 
     def _spawn(self, name: str, module: str, flags: Flags) -> None:
+        if module == "gateway":
+            flags = {**flags, "verifiers": ",".join([self.verifier, *self.more_batches])}
         if module != "verifier_svc":
             return super()._spawn(name, module, flags)
         program = [sys.executable, "-m", "benchmarks.ahead.replaying_verifier"]
-        command = [*program, flags["listen"], str(self.texts), str(self.pass_ms)]
+        listen = ",".join([flags["listen"], *self.more_batches])
+        command = [*program, listen, str(self.texts), str(self.pass_ms)]
         environment = {**SERVICE_ENVIRONMENT, INSTANCE_VARIABLE: self.instance}
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
         return None

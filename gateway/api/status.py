@@ -15,6 +15,8 @@ from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import generation_pb2, verifier_pb2
 
 _NOTHING = SpeculatorCounts()
+LEARNT = "ssm"
+"""The drafting method whose weights a service with --learn learns."""
 
 
 class StatusReporter:
@@ -116,7 +118,7 @@ class StatusReporter:
                 ahead_hits=total.ahead_hits,
                 ahead_misses=total.ahead_misses,
                 ahead_wasted=total.ahead_wasted,
-                learning=service.learning,
+                learning=service.learning if drafter == LEARNT else None,
                 **_reliability(calibration, number),
             )
             for number, name, drafter, total in zip(numbers, names, drafters, totals, strict=True)

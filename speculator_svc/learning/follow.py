@@ -118,7 +118,7 @@ def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, secon
     training.save()
     reply = asyncio.run(link.offer(out))
     if reply.taken or reply.tokens_per_step:  # it was judged
-        training.note(taken=reply.taken)
+        training.note(reply.taken, reply.version)
     verdict = f"drafts with version {reply.version}" if reply.taken else f"refused: {reply.why}"
     rates = (
         f"{reply.tokens_per_step_before:.3f} -> {reply.tokens_per_step:.3f} tokens a step on {reply.episodes}"
@@ -205,18 +205,19 @@ class OnlineTraining:
         self._target_name = verifier_of(directory)
         self._target = resolve_model(self._target_name)
         self._name, self._out, self._rate, self._place = name, out, learning_rate, place
-        self._served = load_ssm(directory, self._target)
-        """Weights that the service drafts with, as far as is known here."""
-        self._draft = self._served
-        self._most_tokens = len(self._served.token_ids) + MOST_NEW_TOKENS
+        self._first = load_ssm(directory, self._target)
+        self._taken: dict[int, DraftModel] = {}
+        """Offers that the service took, by its number of them: the last two, as it takes back one."""
+        self._version: int | None = None
+        """Number of the weights that it drafts with, once it has said so."""
+        self._draft = self._first
+        self._most_tokens = len(self._first.token_ids) + MOST_NEW_TOKENS
         self.texts: list[Continuation] = []
         self._expire: list[float] = []
         """Times at which the texts are forgotten, as the service forgets them."""
         self.newest = 0
         self._rng = np.random.default_rng(0)
         self._refusals = self._seen = 0
-        self._taken = False
-        """True if the service has taken an offer of this training: then its weights are known here."""
         self._begin()
 
     def add(self, episodes: Sequence[learning_pb2.Episode]) -> None:
@@ -255,14 +256,19 @@ class OnlineTraining:
         token_ids = self._draft.token_ids
         save_ssm(self._out, tensors, token_ids, config, self._target, self._target_name, trained)
 
-    def note(self, taken: bool) -> None:
-        """Note whether the service drafts with what was saved last."""
+    def note(self, taken: bool, version: int) -> None:
+        """Note what the service says of what was saved last, and the number of the weights that it drafts with.
+
+        Training begins anew at those where they were taken back, or several offers in a row were refused.
+        """
         if taken:
-            self._served, self._taken, self._refusals = self._current(), True, 0
+            self._taken = dict([*self._taken.items(), (version, self._current())][-2:])
+            self._version, self._refusals = version, 0
             return
-        self._refusals += 1
-        if self._taken and self._refusals % REFUSALS == 0:
-            self._draft = self._served
+        taken_back = self._version is not None and version != self._version
+        self._version, self._refusals = version, self._refusals + 1
+        if taken_back or (self._taken and self._refusals % REFUSALS == 0):
+            self._draft, self._refusals = self._taken.get(version, self._first), 0
             self._begin()
 
     def _begin(self) -> None:

@@ -117,10 +117,15 @@ class Learning:
 
 @pytest.fixture
 def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]:
-    """Start a system whose SSM learns; `trials` stand in for those of a process of its own."""
+    """Start a system whose SSM learns; `trials` stand in for those of a process of its own.
+
+    `beside` are drafters of the same service.
+    """
 
     @asynccontextmanager
-    async def start(trials: object = run_trials, **options: object) -> AsyncIterator[Learning]:
+    async def start(
+        trials: object = run_trials, beside: Sequence[str] = (), **options: object
+    ) -> AsyncIterator[Learning]:
         chosen = DrafterOptions(model=str(ssm), dtype="float32", kv_tokens=4096)
         made: list[Learner] = []
 
@@ -131,7 +136,7 @@ def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]
             made.append(Learner(replay, engine, thread, 0, chosen, checkpoints, trials))  # type: ignore[arg-type]
             return made[-1]
 
-        drafters = {"ssm": make_drafter("ssm", chosen)}
+        drafters = {name: make_drafter(name, chosen) for name in ("ssm", *beside)}
         async with running_system(redis_url, drafters, learner_of=learner_of, **options) as system:  # type: ignore[arg-type]
             yield Learning(system, made[0])
         made[0].close()
@@ -177,7 +182,8 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
                 training.add(await link.texts(training.newest))
                 await asyncio.to_thread(training.train, 1.0)
                 training.save()
-                training.note((await link.offer(tmp_path / "offered")).taken)
+                reply = await link.offer(tmp_path / "offered")
+                training.note(reply.taken, reply.version)
 
         following = asyncio.create_task(follow())
         while not following.done():  # requests go on through offers and swaps
@@ -228,6 +234,13 @@ async def test_nothing_is_kept_of_those_who_do_not_want_it(
         (kept, _) = replay.training(0)
         assert kept.tokens[: kept.prompt_len] == tuple(PROMPTS[0])
         assert "alice" not in text_of(kept.tokens)
+
+
+async def test_status_has_learning_at_the_ssm_alone(learning: Callable[..., object]) -> None:
+    async with learning(Scripted(20, 10), beside=["ngram"]) as found:  # type: ignore[attr-defined]
+        await found.serve(PROMPTS[:2])
+        rows = (await found.system.stub.Status(generation_pb2.StatusRequest())).speculators
+        assert {row.drafter: row.HasField("learning") for row in rows} == {"ssm": True, "ngram": False}
 
 
 def damaged(fault: str, ssm: Path) -> list[learning_pb2.CheckpointPart]:
