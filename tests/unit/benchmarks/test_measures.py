@@ -16,7 +16,7 @@ from benchmarks.drafts.success import guesses, success
 from benchmarks.load import Load, generate_all, sustained
 from benchmarks.peers.measure import Recorder
 from benchmarks.runtime import ours
-from benchmarks.runtime_cpu import pass_cells
+from benchmarks.runtime.report import pass_cells
 from specinfer.client import Answer
 from specinfer.drafters import DrafterDescription
 from specinfer.drafters.ngram import NgramDrafter
