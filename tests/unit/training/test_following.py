@@ -1,4 +1,4 @@
-"""What a trainer does with the verdicts on its offers."""
+"""A trainer and the verdicts on its offers: it goes on at the weights that the service drafts with."""
 
 from pathlib import Path
 
