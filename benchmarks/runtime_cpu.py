@@ -53,6 +53,7 @@ def main(
         "native_passes_ms": [],
     }
     with console.status("ours") as spinner, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        show = spinner.update if console.is_terminal else console.print
         runners = {"specinfer plain": load(), f"specinfer plain{BLOCKS}": load(weights="native")}
         runner, native = runners.values()
         llms = {
@@ -70,7 +71,7 @@ def main(
                 report["passes_ms"].append(pass_costs(runner))
                 report["native_passes_ms"].append(pass_costs(native))
             own = {**task, "prompts": rotated(task["prompts"], turn * (FEW + 1))}
-            measured = one_turn(runners, llms, peers, own, turn, spinner.update)
+            measured = one_turn(runners, llms, peers, own, turn, show)
             for system in measured.values():
                 if "outputs" in system:
                     few = own["prompts"][1 : FEW + 1]
@@ -79,9 +80,9 @@ def main(
                     report["prefill_1024_ms"]["transformers"] = system.pop("prefill_1024_ms")
             found.append(measured)
         if not systems_only:
-            spinner.update("long context")
+            show("long context")
             report["long_context"] = ours.long_context(runner)
-            spinner.update("windows")
+            show("windows")
             report["windows"] = windows(task["prompts"][:1], runner)
     report |= over_turns(found, list(map(str, BATCHES)))
     publish(out, report, markdown(report))

@@ -12,7 +12,7 @@ from benchmarks.runtime.peers import PEERS
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 
 NAME = "model"
-LONGEST_START_S = 300
+LONGEST_START_S = 900
 LONGEST_END_S = 15
 VLLM = PEERS / ".venvs" / "vllm" / "bin" / "python"
 VLLM_ENVIRONMENT = {
