@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.publish import RESULTS, publish
+from benchmarks.publish import RESULTS, publish, write
 from benchmarks.runtime import in_process, ours, services
 from benchmarks.runtime.peers import VARIANTS, PeerProcess, gguf_files
 from benchmarks.runtime.report import BATCHES, BLOCKS, CONTEXTS, LONG_ANSWER, markdown
@@ -48,7 +48,7 @@ def main(
     task = make_task(prompts, new_tokens)
     report: dict[str, Any] = {
         "about": about_this_run(),
-        "task": {k: task[k] for k in ("new_tokens", "threads")} | {"turns": turns},
+        "task": {k: task[k] for k in ("new_tokens", "threads")},
         "passes_ms": [],
         "native_passes_ms": [],
     }
@@ -79,12 +79,14 @@ def main(
                 if "prefill_1024_ms" in system:
                     report["prefill_1024_ms"]["transformers"] = system.pop("prefill_1024_ms")
             found.append(measured)
+            report["task"]["turns"] = len(found)
+            report |= over_turns(found, list(map(str, BATCHES)))
+            write(out, report, markdown(report))
         if not systems_only:
             show("long context")
             report["long_context"] = ours.long_context(runner)
             show("windows")
             report["windows"] = windows(task["prompts"][:1], runner)
-    report |= over_turns(found, list(map(str, BATCHES)))
     publish(out, report, markdown(report))
 
 
