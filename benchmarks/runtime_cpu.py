@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.drafts.prompts import mixed_texts
 from benchmarks.publish import RESULTS, publish, write
 from benchmarks.runtime import in_process, ours, services
 from benchmarks.runtime.peers import VARIANTS, PeerProcess, gguf_files
@@ -25,13 +26,12 @@ from specinfer.hub import resolve_model
 from specinfer.llm import LLM
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "smollm2-135m"
 THREADS = 2
-FEW = 3
+FEW = 5
 WINDOWS = (0, 512, 256)
 WEIGHTS = (("converted", ""), ("native", BLOCKS))
 
@@ -170,7 +170,7 @@ def make_task(file: Path, new_tokens: int) -> dict[str, Any]:
     """Chat prompts as token ids, one long prompt, and where the weights lie."""
     directory = resolve_model(MODEL)
     tokenizer = Tokenizer.load(directory)
-    turns = read_prompts(file)
+    turns = mixed_texts(file)
     prompts = [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
     text = tokenizer.encode(" ".join(turns))
     return {

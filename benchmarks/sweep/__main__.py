@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.drafts.prompts import mixed_texts
 from benchmarks.publish import RESULTS, publish
 from benchmarks.runtime.peers import PEERS
 from benchmarks.sweep.reading import read_counters, read_guidellm, speculation
@@ -28,7 +29,6 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.show import progress_bar
 from specinfer.errors import UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.prompts import read_prompts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GUIDELLM = PEERS / ".venvs" / "guidellm" / "bin" / "guidellm"
@@ -139,7 +139,7 @@ def main(
     report: dict[str, Any] = {"about": about_this_run(), "turns": turns, "new_tokens": new_tokens}
     report["flags"] = {one.name: one.flags for one in served}
     with tempfile.TemporaryDirectory() as logs, serving(served, Path(logs)) as urls:
-        report["servers"] = measure(urls, read_prompts(prompts), turns, new_tokens)
+        report["servers"] = measure(urls, mixed_texts(prompts), turns, new_tokens)
     publish(out, report, markdown(report))
 
 
