@@ -78,7 +78,8 @@ class ApiServer:
         reply = self.call(path, body)
         if reply.status != http.HTTPStatus.OK or isinstance(reply.content, str):
             words = reply.content if isinstance(reply.content, str) else json.dumps(reply.content)
-            raise ServerRefusedError(f"{self.base_url}/{path}: status {reply.status}: {words[:_MOST_WORDS]}")
+            shown = "".join(one if one.isprintable() else " " for one in words[:_MOST_WORDS])
+            raise ServerRefusedError(f"{self.base_url}/{path}: status {reply.status}: {shown}")
         return reply.content
 
     def call(self, path: str, body: Mapping[str, Any] | None) -> Reply:
