@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -21,6 +22,7 @@ from gateway.app import (
 )
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
+from specinfer.drafters.pools import check_speculator, read_speculators
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
 from specinfer.service.metrics import service_registry
@@ -47,22 +49,30 @@ async def serve(settings: ServeSettings) -> None:
         app = build_app(settings, registries[0], ending, shown=united(registries))
         server = HttpServer(settings, app, ending)
         await start_and_wait_for_signal(server.start)
-        await one.drain()
-        await server.stop()
+        await drain(one, server, settings.drain_seconds)
     thread.stop()
+
+
+async def drain(one: Gateway, server: HttpServer, seconds: float) -> None:
+    """Let requests end, then the calls that wait for their last words: both within these seconds."""
+    until = time.monotonic() + seconds
+    await one.drain()
+    await server.stop(max(0.0, until - time.monotonic()))
 
 
 async def check_before_loading(settings: ServeSettings, own: GatewaySettings) -> Tokenizer:
     """Check what else would be found wrong only once the model is loaded, which takes long; return its tokenizer.
 
     Raises:
-        SettingError: naming the address that is taken, or the file that cannot be used.
+        SettingError: naming the address that is taken, the file that cannot be used, or the speculator that is none.
     """
     bind(settings.listen).close()
     Callers.load(own.key_file)
     tokenizer = load_tokenizer(own)
     _, _, close_store = open_store(own, "")
     await close_store()
+    for flags in (read_speculators([settings.drafters]) or {}).values() if settings.drafters else ():
+        check_speculator("speculators", flags)
     return tokenizer
 
 
@@ -93,12 +103,16 @@ async def verifier(
     settings: ServeSettings, thread: EngineThread, registry: CollectorRegistry
 ) -> AsyncIterator[None]:
     """Serve the model at `in-process:verifier`."""
+    import torch
+
     from verifier_svc.app import load_runner, make_servicer, with_held_weights  # loads torch
     from verifier_svc.settings import VerifierSettings
 
-    shared = ("model", "dtype", "device", "weights", "drafters", "kv_tokens", "max_context_len")
+    shared = ("model", "dtype", "device", "weights", "threads", "drafters", "kv_tokens", "max_context_len")
     own = VerifierSettings(**{name: getattr(settings, name) for name in shared})
     own.check()
+    if own.threads:
+        torch.set_num_threads(own.threads)
     own = await thread.call(with_held_weights, own)
     runner = await thread.call(load_runner, own)
     servicer = await make_servicer(own, thread, runner, registry)

@@ -30,6 +30,9 @@ class ServeSettings(HttpSettings):
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(AUTO, description="How weights are held; see `python -m verifier_svc --help`.")
+    threads: int = Field(
+        0, ge=0, description="CPU threads of the model; 0: one for each processor of the machine."
+    )
     speculators: str = Field(
         AUTOMATIC,
         description="Speculators, DRAFTER[+DRAFTER...][,FLAG=VALUE...]; auto: those that ship for the model, else "

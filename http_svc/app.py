@@ -100,11 +100,12 @@ class HttpServer:
         log.info("serving %s on %s (port %d)", scheme, self._settings.listen, port)
         return port
 
-    async def stop(self) -> None:
-        """Take no more calls, lets those that run finish for the drain time, then ends them."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Take no more calls, let those that run finish for some seconds (the drain time), then end them."""
         self._server.should_exit = True
         if self._serving is not None:
-            await asyncio.wait({self._serving}, timeout=self._settings.drain_seconds)
+            within = self._settings.drain_seconds if seconds is None else seconds
+            await asyncio.wait({self._serving}, timeout=within)
             self._ending.set()
             await self._serving
 

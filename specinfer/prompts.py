@@ -116,10 +116,32 @@ def read_text(field: str, path: Path | None) -> str:
     Raises:
         InvalidInputError: naming the field, if it cannot be read or is not UTF-8.
     """
-    name = str(path or "standard input")
+    return to_text(field, path, read_bytes(field, path))
+
+
+def read_bytes(field: str, path: Path | None) -> bytes:
+    """Return the bytes of a file or of standard input (None).
+
+    Raises:
+        InvalidInputError: naming the field, if it cannot be read.
+    """
     try:
-        return (sys.stdin.buffer.read() if path is None else path.read_bytes()).decode()
+        return sys.stdin.buffer.read() if path is None else path.read_bytes()
     except OSError as error:
-        raise InvalidInputError(field, name, error.strerror or "cannot be read") from error
+        raise InvalidInputError(field, _named(path), error.strerror or "cannot be read") from error
+
+
+def to_text(field: str, path: Path | None, data: bytes) -> str:
+    """Return bytes of a file or of standard input (None) as text.
+
+    Raises:
+        InvalidInputError: naming the field, if they are not UTF-8.
+    """
+    try:
+        return data.decode()
     except UnicodeDecodeError as error:
-        raise InvalidInputError(field, name, f"not UTF-8 at byte {error.start + 1}") from error
+        raise InvalidInputError(field, _named(path), f"not UTF-8 at byte {error.start + 1}") from error
+
+
+def _named(path: Path | None) -> str:
+    return str(path or "standard input")

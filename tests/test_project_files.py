@@ -37,6 +37,13 @@ def test_ci_runs_targets_that_exist() -> None:
         assert re.search(rf"^{target}:", text("Makefile"), re.MULTILINE), target
 
 
+def test_ci_goes_the_way_to_a_model_of_ones_own() -> None:
+    """`make test` leaves it out."""
+    assert "SPECINFER_TEST_THOROUGH=1 .venv/bin/python -m pytest tests/docs/test_own_model.py" in text(
+        ".ci/run"
+    )
+
+
 def test_hooks_run_programs_that_make_installs() -> None:
     programs = set(re.findall(r"entry: \.venv/bin/([\w-]+)", text(".pre-commit-config.yaml")))
     assert programs == {"ruff", "mypy"}

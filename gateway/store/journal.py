@@ -66,13 +66,19 @@ class Journal:
         Raises:
             SettingError: if it cannot be read or written, has a line that is none of ours, or is in use.
         """
-        self._path, self._entries = path, entries
+        self._path, self._entries = (
+            path.resolve(),
+            entries,
+        )  # the lock is beside the file, not beside a link to it
         self._file: TextIO | None = None
         self._size = 0
         """Bytes of the file when it was written anew."""
+        path = self._path
         with ExitStack() as closing:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                if path.exists() and not path.is_file():  # a file would be put in the place of a device
+                    raise OSError("it is no file")
                 lock = closing.enter_context(path.with_name(f"{path.name}.lock").open("a"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._read_all(now, oldest)

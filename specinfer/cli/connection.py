@@ -9,7 +9,7 @@ import grpc
 
 from specinfer.client import AsyncClient, Patience, Retry
 from specinfer.errors import SettingError, UnavailableError
-from specinfer.service.channel import split_address, split_targets
+from specinfer.service.channel import direct, split_address, split_targets
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 
@@ -22,7 +22,7 @@ def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
     Raises:
         UnavailableError: if it does not answer.
     """
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, direct()) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         try:
             told: verifier_pb2.DescribeVerifierReply = stub.Describe(

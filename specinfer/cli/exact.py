@@ -99,11 +99,12 @@ def report(found: Sequence[Compared], tie: float) -> list[str]:
 def _line(one: Compared, tie: float) -> str:
     assert one.difference is not None
     found = one.difference
-    unit = "token" if one.tokens else "character"
-    gap = "" if found.gap is None else f", {found.gap:.3f} nats less probable"
+    gap = ""
+    if found.gap is not None:
+        gap = f", {abs(found.gap):.3f} nats {'more' if found.gap < 0 else 'less'} probable"
     verdict = "differs" if one.is_wrong(tie) else "a tie, or plain decoding does not repeat itself"
     return (
-        f"  prompt {one.prompt + 1}, {unit} {found.position + 1}: plain {found.plain!r}, "
+        f"  prompt {one.prompt + 1}, {found.unit} {found.position + 1}: plain {found.plain!r}, "
         f"with speculation {found.other!r}{gap}: {verdict}"
     )
 

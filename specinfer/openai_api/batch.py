@@ -17,15 +17,17 @@ from typing import Any, TypeAlias
 
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.openai_api.server import ApiServer, Reply
-from specinfer.prompts import read_text
+from specinfer.prompts import read_bytes, read_text, to_text
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _BUSY = (429, 503)
 """Statuses with which a server says that there is no room at the moment."""
-_FAILED = 500
-"""Statuses from here on are the server's fault: such lines are answered again."""
-_REFUSED = 400
+_DONE = range(200, 300)
+_REFUSALS = (400, 404, 413, 422)
+"""Statuses that say that a line is at fault. Others (a key, a fault of the server) leave it without an answer."""
 _LONGEST_PAUSE_S = 60.0
+_BEGINNING = b'{"id": "batch_req_'
+"""Beginning of every line of the output."""
 Answered: TypeAlias = tuple[dict[str, Any], int | None]
 """A line of the output, and the status in it."""
 
@@ -53,7 +55,7 @@ class BatchTotals:
         """Count a line by its status; None: the server did not answer."""
         if not _is_final(status):
             self.failed += 1
-        elif status is not None and status < _REFUSED:
+        elif status in _DONE:
             self.succeeded += 1
         else:
             self.refused += 1
@@ -66,7 +68,8 @@ def read_jobs(path: Path) -> list[BatchJob]:
         InvalidInputError: naming the line that is no request, or an id that comes twice.
     """
     jobs, lines = list[BatchJob](), dict[str, int]()
-    for number, text in enumerate(read_text("input", path).split("\n"), 1):
+    whole = read_text("input", path).removeprefix("\ufeff")  # as editors of Windows begin a file
+    for number, text in enumerate(whole.split("\n"), 1):
         if not text.strip():
             continue
         job = _read_job(f"{path}:{number}", number, text)
@@ -103,7 +106,7 @@ def _read_job(place: str, number: int, text: str) -> BatchJob:
 def _read_object(place: str, text: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(place, text[:60], f"no JSON: {error}") from error
     if not isinstance(row, dict):
         raise InvalidInputError(place, text[:60], "must be an object")
@@ -118,34 +121,50 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
     """
     if not path.exists():
         return set()
+    if not path.is_file():  # another one would be put in the place of a device
+        raise InvalidInputError("output", str(path), "is no file")
     known, kept = {job.custom_id for job in jobs}, dict[str, str]()
-    texts = read_text("output", path).split("\n")
-    for number, text in enumerate(texts, 1):
-        if not text.strip() or (number == len(texts) and not _is_json(text)):
+    for number, text in enumerate(_whole_lines(path), 1):
+        if not text.strip():
             continue
         row = _read_object(f"{path}:{number}", text)
         identity = row.get("custom_id")
-        if identity not in known:
+        if not isinstance(identity, str) or identity not in known:
             raise InvalidInputError(f"{path}:{number}: custom_id", identity, "no request of the input has it")
         response = row.get("response")
         if isinstance(response, dict) and _is_final(response.get("status_code")):
             kept[identity] = text
+    path = path.resolve()
     written = path.with_name(f"{path.name}.new")
-    written.write_text("".join(f"{text}\n" for text in kept.values()))
+    written.write_text("".join(f"{text}\n" for text in kept.values()), encoding="utf-8")
     os.replace(written, path)
     return set(kept)
 
 
-def _is_json(text: str) -> bool:
+def _whole_lines(path: Path) -> list[str]:
+    """Return the lines of an output, without a last one that is torn, perhaps within a character.
+
+    Raises:
+        InvalidInputError: if it cannot be read or is not UTF-8.
+    """
+    data = read_bytes("output", path)
+    *_, last = data.split(b"\n")
+    ours = last.startswith(_BEGINNING) or _BEGINNING.startswith(last)
+    if ours and not _is_json(last):
+        data = data.removesuffix(last)
+    return to_text("output", path, data).split("\n")
+
+
+def _is_json(line: bytes) -> bool:
     try:
-        json.loads(text)
-    except ValueError:
+        json.loads(line)
+    except (ValueError, RecursionError):
         return False
     return True
 
 
 def _is_final(status: object) -> bool:
-    return isinstance(status, int) and status < _FAILED and status not in _BUSY
+    return status in _DONE or status in _REFUSALS
 
 
 def answer_all(
@@ -209,7 +228,7 @@ def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threadi
         reply = _reply(server, job, patience_s, ending)
     except UnavailableError as error:
         return {**row, "error": {"code": "unavailable", "message": str(error)}}, None
-    if reply.status < _REFUSED and not isinstance(reply.content, dict):
+    if reply.status in _DONE and not isinstance(reply.content, dict):
         words = f"{server.base_url}/{job.path}: no JSON object: {str(reply.content)[:200]}"
         return {**row, "error": {"code": "no_answer", "message": words}}, None
     response = {
@@ -237,4 +256,4 @@ def _reply(server: ApiServer, job: BatchJob, patience_s: float, ending: threadin
 
 
 def _pause_s(retry_after: str) -> float:
-    return min(float(retry_after), _LONGEST_PAUSE_S) if retry_after.isdigit() else 1.0
+    return min(float(retry_after), _LONGEST_PAUSE_S) if retry_after.isdecimal() else 1.0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Literal
 
 from specinfer.openai_api.completion import Completion
 
@@ -12,13 +13,16 @@ class Divergence:
     """The first place at which an answer leaves plain decoding's."""
 
     position: int
-    """Tokens before it; characters where a server sends no tokens."""
+    """Tokens before it; characters where tokens are the same, or a server sends none."""
     plain: str
     """Text of plain decoding's token there; empty if it has ended."""
     other: str
     """Text of the other token."""
     gap: float | None = None
-    """By how much plain decoding finds its own token more probable, in nats; None if it did not say."""
+    """By how much plain decoding finds its own token more probable, in nats; None if it did not say. Below 0 where it
+    drew the less probable one."""
+    unit: Literal["token", "character"] = "token"
+    """Unit of the position."""
 
 
 def first_divergence(plain: Completion, other: Completion) -> Divergence | None:
@@ -27,10 +31,10 @@ def first_divergence(plain: Completion, other: Completion) -> Divergence | None:
         for position, (own, its) in enumerate(zip_longest(plain.tokens, other.tokens, fillvalue="")):
             if own != its:
                 return Divergence(position, own, its, _gap(plain, position, own, its))
-        return None  # texts of the same tokens
     for position, (own, its) in enumerate(zip_longest(plain.text, other.text, fillvalue="")):
         if own != its:
-            return Divergence(position, plain.text[position:][:20], other.text[position:][:20])
+            own, its = plain.text[position:][:20], other.text[position:][:20]
+            return Divergence(position, own, its, unit="character")
     return None
 
 
@@ -65,9 +69,10 @@ class Compared:
         found = self.difference
         if found is None:
             return False
-        if self.unrepeated is not None and self.unrepeated.position <= found.position:
+        drifts = self.unrepeated
+        if drifts is not None and drifts.unit == found.unit and drifts.position <= found.position:
             return False
-        return found.gap is None or found.gap > tie
+        return found.gap is None or not abs(found.gap) <= tie  # also if it is no number
 
 
 def exit_code(found: Sequence[Compared], tie: float) -> int:

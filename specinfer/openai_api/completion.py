@@ -75,7 +75,9 @@ def read_completion(answer: Any, place: str) -> Completion:
     """
     try:
         choice = answer["choices"][0]
-        text, logprobs = str(choice["text"]), choice.get("logprobs") or {}
+        text, logprobs = choice["text"], choice.get("logprobs") or {}
+        if not isinstance(text, str):
+            raise TypeError(text)
         if rows := logprobs.get("content"):  # llama.cpp
             tokens = tuple(str(row["token"]) for row in rows)
             top = tuple(

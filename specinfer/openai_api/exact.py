@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from specinfer.errors import InvalidInputError
 from specinfer.openai_api.comparison import Compared, first_divergence
 from specinfer.openai_api.completion import SWITCHES, Completion, Question, Side
-from specinfer.openai_api.server import ApiServer
+from specinfer.openai_api.server import ApiServer, ServerRefusedError
 
 PROMPTS = (
     "The history of the bicycle began",
@@ -69,6 +69,7 @@ def check(
         done: called after each answer.
 
     Raises:
+        ServerRefusedError: if all answers are empty.
         SpecInferError: as of `Side.complete`.
     """
     rounds: list[list[Completion]] = []
@@ -82,6 +83,8 @@ def check(
 
         with ThreadPoolExecutor(concurrency) as pool:
             rounds.append(list(pool.map(one, questions)))
+    if not any(answer.text for answers in rounds for answer in answers):
+        raise ServerRefusedError(f"{speculating.server.base_url}: all answers are empty: nothing to compare")
     numbers = {prompt: place for place, prompt in enumerate(dict.fromkeys(q.prompt for q in questions))}
     return [
         Compared(

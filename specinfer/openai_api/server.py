@@ -13,6 +13,8 @@ from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 
 _PATIENCE_S = 600.0
 _MOST_WORDS = 2000
+_MOST_BYTES = 1 << 28
+"""Longest answer that is read: a server that never ends must not take all memory."""
 
 
 class ServerRefusedError(SpecInferError):
@@ -76,7 +78,8 @@ class ApiServer:
         reply = self.call(path, body)
         if reply.status != http.HTTPStatus.OK or isinstance(reply.content, str):
             words = reply.content if isinstance(reply.content, str) else json.dumps(reply.content)
-            raise ServerRefusedError(f"{self.base_url}/{path}: status {reply.status}: {words[:_MOST_WORDS]}")
+            shown = "".join(one if one.isprintable() else " " for one in words[:_MOST_WORDS])
+            raise ServerRefusedError(f"{self.base_url}/{path}: status {reply.status}: {shown}")
         return reply.content
 
     def call(self, path: str, body: Mapping[str, Any] | None) -> Reply:
@@ -92,19 +95,38 @@ class ApiServer:
         request = urllib.request.Request(f"{self.base_url}/{path}", data, headers)
         try:
             try:
-                answer = urllib.request.urlopen(request, timeout=_PATIENCE_S)
+                answer = _opener(request.host).open(request, timeout=_PATIENCE_S)
             except urllib.error.HTTPError as error:
                 answer = error
             with answer:
-                return _reply(answer.status, answer.headers.items(), answer.read())
+                return read_reply(
+                    answer.status, answer.headers.items(), _read(answer, f"{self.base_url}/{path}")
+                )
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(f"{self.base_url}/{path}: {error or type(error).__name__}") from error
 
 
-def _reply(status: int, headers: Any, body: bytes) -> Reply:
+def _opener(host: str) -> urllib.request.OpenerDirector:
+    """Return what opens URLs of a host: through the proxy of the environment, but for this machine."""
+    name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+    here = name == "localhost" or name == "::1" or name.startswith("127.")
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else []))
+
+
+def _read(answer: Any, url: str) -> bytes:
+    content: bytes = answer.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise UnavailableError(f"{url}: more than {_MOST_BYTES} bytes")
+    if answer.length:  # of bytes that were announced and did not come
+        raise http.client.IncompleteRead(content, answer.length)
+    return content
+
+
+def read_reply(status: int, headers: Any, body: bytes) -> Reply:
+    """Return an answer; what is no JSON, or nests too deeply, is text."""
     text = body.decode(errors="replace")
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = text
     return Reply(status, {name.lower(): value for name, value in headers}, content)

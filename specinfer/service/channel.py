@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from typing import cast
 
@@ -73,6 +74,7 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
     is 30 seconds), so that replicas that came in the meantime are found.
     """
     return [
+        *direct(),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 30_000),
@@ -84,6 +86,15 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ]
+
+
+def direct() -> list[tuple[str, int]]:
+    """Return the option of channels that leaves out a proxy.
+
+    gRPC would go through the one in `http_proxy`, which is for the way out, also to services of the same machine. Who
+    wants one between ours names it in `grpc_proxy`.
+    """
+    return [("grpc.enable_http_proxy", int("grpc_proxy" in os.environ))]
 
 
 def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.errors import SettingError, SpecInferError, UnavailableError
-from specinfer.service.channel import check_target
+from specinfer.service.channel import check_target, direct
 from specinfer.service.tls import ClientTls, channel_credentials
 
 PROGRAM = "python -m specinfer.service.health"
@@ -48,8 +48,10 @@ def _reason(error: grpc.RpcError) -> str:
 
 def _open(address: str, tls: ClientTls) -> grpc.Channel:
     if not tls.wanted:
-        return grpc.insecure_channel(address)
-    options = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+        return grpc.insecure_channel(address, direct())
+    options: list[tuple[str, int | str]] = [*direct()]
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
     return grpc.secure_channel(address, channel_credentials(tls), options=options)
 
 

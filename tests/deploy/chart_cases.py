@@ -21,7 +21,9 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 """By the word that names container, workload and prefix of a service."""
 API_KEYS = {"apiKeys": {"existingSecret": "specinfer-api-keys"}}
 TLS = {"tls": {"enabled": True}}
-OTHERS_REDIS = {"redis": {"enabled": False, "url": "rediss://:replace-me@redis.example.com:6380/0"}}
+OTHERS_REDIS = {
+    "redis": {"enabled": False, "password": "", "url": "rediss://:replace-me@redis.example.com:6380/0"}
+}
 OWN_SECRET = {"redis": {"existingSecret": "of-ours", "password": ""}}
 MONITORING = {
     "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboards")}

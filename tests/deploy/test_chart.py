@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from http_svc.settings import HttpSettings
 from specinfer import __version__
 from specinfer.hub.pull import find_source
 from tests.deploy.chart import CHART, FILES, pod_of_helm_test, render
@@ -59,11 +60,20 @@ def test_values_and_their_schema_have_the_same_names() -> None:
     [
         ({"gatewy": {}}, "'gatewy'"),
         ({"gateway": {"settings": {"Drain-Seconds": 1}}}, "Drain-Seconds"),
+        ({"http": {"settings": {"drain_secondss": 1}}}, "drain_secondss"),
+        ({"verifier": {"settings": {"metrics_port": 1}}}, "metrics_port"),
         ({"verifier": {"settings": {"drain_seconds": "soon"}}}, "/verifier/settings/drain_seconds"),
         ({"verifier": {"replicas": -1}}, "/verifier/replicas"),
         ({"redis": {"password": "a b"}}, "/redis/password"),
         ({"redis": {"password": ""}}, "redis.password"),
-        ({"redis": {"enabled": False}}, "redis.url"),
+        ({"redis": {"enabled": False, "password": ""}}, "redis.url"),
+        ({"redis": {"enabled": False, "url": "redis://x"}}, "redis.password"),
+        ({"redis": {"url": "redis://x"}}, "redis.url"),
+        ({"redis": {"existingSecret": "x"}}, "redis.existingSecret"),
+        ({"gateway": {"podDisruptionBudget": {"maxUnavailable": 1}}}, "gateway.podDisruptionBudget"),
+        ({"http": {"podDisruptionBudget": {"minAvailable": None}}}, "http.podDisruptionBudget"),
+        ({"gateway": {"autoscaling": {"minReplicas": 7}}}, "gateway.autoscaling"),
+        ({"networkPolicy": {"monitoringNamespace": ""}}, "monitoringNamespace"),
         ({"verifier": {"group": {"size": 2}, "models": {"size": "1Gi"}}}, "verifier.models.size"),
         ({"verifier": {"group": {"size": 2}, "autoscaling": {"enabled": True}}}, "verifier.autoscaling"),
     ],
@@ -71,6 +81,22 @@ def test_values_and_their_schema_have_the_same_names() -> None:
 def test_values_that_cannot_be_are_named(values: Object, words: str) -> None:
     with pytest.raises(helm_python.HelmError, match=words):
         render(values=values)
+
+
+@pytest.mark.parametrize("role", ["gateway", "verifier", "speculator", "http"])
+def test_settings_in_the_schema_are_those_of_the_service(role: str) -> None:
+    """But for those that the chart alone may set, as its ports and Secrets are named by them."""
+    names = set({**SETTINGS, "http": HttpSettings}[role].model_fields)
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema["properties"][role]["properties"]["settings"]["allOf"][1]["propertyNames"]["enum"]
+    assert set(known) == names - {"listen", "metrics_host", "metrics_port", "redis_url"}
+
+
+def test_a_deployment_that_recreates_its_pods_rolls_none() -> None:
+    """Kubernetes refuses both; Helm keeps the default of what is not named."""
+    for role in ("gateway", "http", "speculator"):
+        objects = render(values={role: {"strategy": {"type": "Recreate"}}})
+        assert objects.workload(f"specinfer-{role}").source["spec"]["strategy"] == {"type": "Recreate"}
 
 
 def test_two_releases_of_a_namespace_do_not_meet() -> None:

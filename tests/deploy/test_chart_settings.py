@@ -167,6 +167,8 @@ GIVEN = {**PLACED, "podAnnotations": {"of": "ours"}, "resources": {"limits": {"m
 OF_SERVICES = {
     "extraArgs": ["--log-level", "debug"],
     "extraEnv": [{"name": "OURS", "value": "1"}],
+    "extraVolumes": [{"name": "ours", "configMap": {"name": "ours"}}],
+    "extraVolumeMounts": [{"name": "ours", "mountPath": "/ours"}],
     "podDisruptionBudget": {"maxUnavailable": "30%", "minAvailable": None},
 }
 
@@ -189,6 +191,8 @@ def test_what_every_role_may_be_given_reaches_its_pods_and_no_others(role: str, 
         if role != "redis":
             assert container["args"] == OF_SERVICES["extraArgs"]
             assert objects.environment(pod, container)["OURS"] == "1"
+            assert OF_SERVICES["extraVolumes"][0] in pod["volumes"]
+            assert OF_SERVICES["extraVolumeMounts"][0] in container["volumeMounts"]
             budget = objects.get("PodDisruptionBudget", workload.name)["spec"]
             assert (budget["maxUnavailable"], budget.get("minAvailable")) == ("30%", None)
 

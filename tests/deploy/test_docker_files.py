@@ -76,6 +76,19 @@ def test_images_have_the_environment_of_specinfer_up() -> None:
         assert re.search(rf"^ .*\b{name}={re.escape(value)}( \\)?$", text, re.MULTILINE), name
 
 
+def test_health_checks_ask_no_proxy() -> None:
+    """Docker hands the proxy of its user to containers, where urllib would ask it for 127.0.0.1."""
+    checks = [line for line in DOCKERFILE.read_text().splitlines() if line.startswith("HEALTHCHECK")]
+    assert len(checks) == 5
+    for line in checks:
+        _, flag, code, *_ = json.loads(line.partition(" CMD ")[2])
+        if flag == "-c":
+            assert code.startswith("from http.client import ")
+            compile(code, "check", "exec")
+        else:
+            assert (flag, code) == ("-m", "specinfer.service.health")
+
+
 def test_the_base_is_pinned_to_a_release() -> None:
     (base,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", base)

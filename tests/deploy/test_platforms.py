@@ -39,7 +39,9 @@ def settings_of(container: Object, name: str) -> ServeSettings:
     """The settings that the server in a container reads; it refuses what it does not know."""
     assert container["command"] == ["python", "-m", "all_in_one"]
     assert container["image"] == f"specinfer-server:{__version__}"
-    return ServeSettings.load("serve", [part.replace("{{.Name}}", name) for part in container["args"]])
+    settings = ServeSettings.load("serve", [part.replace("{{.Name}}", name) for part in container["args"]])
+    assert settings.threads == int(container["resources"]["requests"]["cpu"])
+    return settings
 
 
 @pytest.fixture

@@ -129,8 +129,10 @@ def _pip_fault(wanted: Sequence[str]) -> str | None:
         name, _, within = each.rstrip("]").partition("[")
         if name == "specinfer":
             return "specinfer is in no index: say ."
+        if name.startswith("$"):
+            return f"no page sets {name}"
         missing = set(within.split(",")) - set(extras) - {""}
-        if name in (".", "$WHEEL") and missing:
+        if name == "." and missing:
             return f"there is no extra {missing}"
     return None
 

@@ -106,6 +106,7 @@ def fault_of_span(span: str) -> str | None:
         ("make tset", "the Makefile has no"),
         ("pip install 'specinfer[model]'", "is in no index"),
         ("pip install '.[modle]'", "there is no extra"),
+        ("pip install '$WHEEL[http]'", "no page sets $WHEEL"),
         ("kind create cluster", "kind is not run"),
     ],
 )

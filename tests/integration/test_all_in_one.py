@@ -2,22 +2,29 @@
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
+import torch
+from prometheus_client import CollectorRegistry
 
-from all_in_one.__main__ import serve
+from all_in_one.__main__ import drain, serve, verifier
 from all_in_one.settings import ServeSettings
+from gateway.app import Gateway
+from http_svc.app import HttpServer
 from specinfer import LLM, SamplingParams
 from specinfer.cli.local.processes import free_ports
 from specinfer.errors import SettingError
 from specinfer.service.api_keys import make_key, write_keys
+from specinfer.service.threads import EngineThread
 from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
+from verifier_svc.settings import VerifierSettings
 
 PROMPT = [2 + n % 7 for n in range(24)]
 """Repetitive, so that n-grams find something."""
@@ -127,6 +134,7 @@ async def test_what_is_wrong_is_said_before_the_model_is_loaded(
 
     monkeypatch.setattr("all_in_one.__main__.verifier", load)
     (tmp_path / "broken").write_text("my diary\n\n")
+    os.mkfifo(tmp_path / "fifo")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for flags, words in [
@@ -134,11 +142,55 @@ async def test_what_is_wrong_is_said_before_the_model_is_loaded(
             (["--api-keys", str(tmp_path / "none")], "api_keys"),
             (["--chat-template", str(tmp_path / "none")], "chat_template"),
             (["--store", str(tmp_path / "broken")], "store = .*broken': cannot be used"),
+            (["--store", str(tmp_path / "fifo")], "store = .*fifo': cannot be used: it is no file"),
+            (["--speculators", "sssm"], "speculators = 'sssm': must be one of"),
+            (["--speculators", "ngram,beem=3"], "beem = '3'"),
             (["--store", "/proc/none/store"], "store = '/proc/none/store': cannot be used"),
         ]:
             given = ["--model", str(model), "--listen", "127.0.0.1:0", *flags]
             with pytest.raises(SettingError, match=words):
                 await serve(ServeSettings.load("serve", given))
+
+
+class Ending:
+    """A gateway that takes some time to drain, and the HTTP service behind it."""
+
+    def __init__(self, takes_s: float) -> None:
+        self._takes_s, self.left_s = takes_s, -1.0
+
+    async def drain(self) -> None:
+        await asyncio.sleep(self._takes_s)
+
+    async def stop(self, seconds: float) -> None:
+        self.left_s = seconds
+
+
+async def test_the_drain_time_is_that_of_both_doors_together() -> None:
+    """A pod is killed after it; each for itself would take it twice."""
+    late, early = Ending(0.05), Ending(0.0)
+    for ending, seconds in ((late, 0.05), (early, 1000.0)):
+        await drain(cast(Gateway, ending), cast(HttpServer, ending), seconds)
+    assert late.left_s == 0.0
+    assert early.left_s > 900
+
+
+async def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LoadedError(Exception):
+        pass
+
+    def load(settings: VerifierSettings) -> None:
+        assert settings.threads == 3
+        raise LoadedError
+
+    given = list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr("verifier_svc.app.with_held_weights", load)
+    thread = EngineThread("engine")
+    with pytest.raises(LoadedError):
+        async with verifier(ServeSettings.load("serve", ["--threads", "3"]), thread, CollectorRegistry()):
+            pass
+    thread.stop()
+    assert given == [3]
 
 
 def test_settings_that_cannot_be_are_named() -> None:

@@ -237,10 +237,15 @@ def test_a_torn_last_line_is_dropped_and_another_file_is_refused(tmp_path: Path)
 
 def test_a_file_has_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "store.jsonl"
+    link = tmp_path / "link"
+    link.symlink_to(path)
     first = EmbeddedStore("me", 60, path=path)
-    with pytest.raises(SettingError, match="is in use by another process"):
-        EmbeddedStore("other", 60, path=path)
+    for name in (path, link):
+        with pytest.raises(SettingError, match="is in use by another process"):
+            EmbeddedStore("other", 60, path=name)
     first.close()
+    EmbeddedStore("other", 60, path=link).close()
+    assert link.is_symlink()
     EmbeddedStore("other", 60, path=path).close()
 
 

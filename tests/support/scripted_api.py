@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Body = dict[str, Any]
-Answer = tuple[int, Mapping[str, str], Body]
-"""Status, headers, body."""
+Answer = tuple[int, Mapping[str, str], Body | str]
+"""Status, headers, body; a text is sent as it is."""
 
 
 @dataclass
@@ -39,8 +39,8 @@ def scripted_api(script: ApiScript) -> Iterator[str]:
                 script.bodies.append(body)
             self._send(*script.answer(self.path, body, before))
 
-        def _send(self, status: int, headers: Mapping[str, str], answer: Body) -> None:
-            data = json.dumps(answer).encode()
+        def _send(self, status: int, headers: Mapping[str, str], answer: Body | str) -> None:
+            data = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
             self.send_response(status)
             for name, value in {"Content-Length": str(len(data)), **headers}.items():
                 self.send_header(name, value)

@@ -1,6 +1,7 @@
 """`specinfer batch` against a server on loopback: answers, refusals, failures, going on, bad files."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from specinfer.cli.main import app
-from specinfer.errors import InvalidInputError
+from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.openai_api.batch import BatchTotals, answer_all, read_jobs
-from specinfer.openai_api.server import ApiServer
+from specinfer.openai_api.server import ApiServer, read_reply
 from tests.support.scripted_api import Answer, ApiScript, Body, scripted_api
 
 
@@ -176,6 +177,75 @@ def test_a_later_run_sends_only_what_has_no_answer(files: Files) -> None:
     }
 
 
+@pytest.mark.parametrize("status", [401, 403, 408, 409])
+def test_a_key_that_is_not_taken_is_no_answer(files: Files, status: int) -> None:
+    """The next run, with the right one, sends such lines again."""
+    files.write(job("a"))
+    with scripted_api(ApiScript(lambda path, body, before: (status, {}, {"error": {}}))) as url:
+        assert files.run(url) == 1
+    with scripted_api(ApiScript(echo)) as url:
+        assert files.run(url) == 0
+    assert files.rows()["a"]["response"]["status_code"] == 200
+
+
+def test_a_line_may_be_torn_within_a_character(files: Files) -> None:
+    files.write(job("a"), job("北"))
+    with scripted_api(ApiScript(lambda path, body, before: (200, {}, {}))) as url:
+        assert files.run(url) == 0
+        whole = files.output.read_bytes()
+        first, last = sorted(whole.splitlines(keepends=True), key=lambda line: "北".encode() in line)
+        files.output.write_bytes(first + last[: last.rindex("北".encode()) + 1])
+        assert files.run(url) == 0
+    assert set(files.rows()) == {"a", "北"}
+
+
+def test_the_output_is_a_file_and_stays_where_it_is(files: Files) -> None:
+    """Run by root, a batch into /dev/null must not put a file in its place."""
+    files.write(job("a"))
+    os.mkfifo(files.output)
+    with pytest.raises(InvalidInputError, match=r"output = '.*out.jsonl': is no file"):
+        files.run("http://127.0.0.1:1")
+    assert files.output.is_fifo()
+    files.output.unlink()
+    elsewhere = files.output.with_name("elsewhere")
+    elsewhere.touch()
+    files.output.symlink_to(elsewhere)
+    with scripted_api(ApiScript(echo)) as url:
+        assert files.run(url) == 0
+    assert files.output.is_symlink()
+    assert '"a"' in elsewhere.read_text()
+
+
+def test_a_file_of_windows_and_strange_answers_are_read(files: Files) -> None:
+    def answer(path: str, body: Body, before: int) -> Answer:
+        return echo(path, body, before) if before else (503, {"Retry-After": "\u00b2"}, {})
+
+    files.input.write_bytes(b"\xef\xbb\xbf" + json.dumps(job("a")).encode() + b"\r\n")
+    with scripted_api(ApiScript(answer)) as url:
+        assert files.run(url) == 0
+    assert set(files.rows()) == {"a"}
+
+
+def test_what_nests_too_deeply_is_no_json(files: Files) -> None:
+    files.input.write_text("[" * 100_000)
+    with pytest.raises(InvalidInputError, match=r"in.jsonl:1 = .*no JSON"):
+        files.run("http://127.0.0.1:1")
+    assert read_reply(200, {}, b"[" * 100_000).content == "[" * 100_000
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specinfer.openai_api.server._MOST_BYTES", 1000)
+    long = ApiScript(lambda path, body, before: (200, {}, {"said": "x" * 1000}))
+    with scripted_api(long) as url, pytest.raises(UnavailableError, match="more than 1000 bytes"):
+        ApiServer.at(url).call("completions", {})
+
+
+def test_an_answer_that_breaks_off_is_none() -> None:
+    short = ApiScript(lambda path, body, before: (400, {"Content-Length": "50", "Connection": "close"}, {}))
+    with scripted_api(short) as url, pytest.raises(UnavailableError, match="IncompleteRead"):
+        ApiServer.at(url).call("completions", {})
+
+
 def test_a_server_that_does_not_answer_is_the_lines_error(files: Files) -> None:
     files.write(job("a"))
     with scripted_api(ApiScript(echo)) as url:
@@ -213,7 +283,7 @@ def test_a_file_with_a_bad_line_is_refused_before_anything_is_sent(
 
 def test_an_output_of_something_else_is_refused_and_kept(files: Files) -> None:
     files.write(job("a"))
-    for other in ('{"custom_id": "z"}\n', "my diary\nof today\n"):
+    for other in ('{"custom_id": "z"}\n', '{"custom_id": ["a"]}\n', "my diary\nof today\n", "my diary"):
         files.output.write_text(other)
         with pytest.raises(InvalidInputError, match=r"out.jsonl:1"):
             files.run("http://127.0.0.1:1")

@@ -43,6 +43,7 @@ from specinfer.drafters.pools import (
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.resolve import check_model_folder
+from specinfer.service.channel import direct
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
 Report = Callable[[str], None]
@@ -266,7 +267,7 @@ class LocalSystem:
         self.report(f"starting {name}")
         child = self.children[name]
         deadline = time.monotonic() + START_TIMEOUT_S
-        with grpc.insecure_channel(address, _TRY_OFTEN) as channel:
+        with grpc.insecure_channel(address, [*_TRY_OFTEN, *direct()]) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline:
                 child.check()

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specinfer.cli.main import app
+from specinfer.openai_api.server import ServerRefusedError
 from tests.support.scripted_api import Answer, ApiScript, Body, scripted_api
 
 Say = Callable[[Body, int], Body]
@@ -103,6 +104,36 @@ def test_ties_within_what_is_allowed_pass() -> None:
     assert run(script, "--tie", "0.001")[0] == 1
 
 
+@pytest.mark.parametrize("gap", [-1.5, float("nan")])
+def test_a_token_that_plain_decoding_finds_more_probable_is_no_tie(gap: float) -> None:
+    """Seeded plain decoding drew the less probable token, speculation says the most probable one."""
+    code, text = run(saying(lying_when(lambda body: body["temperature"] > 0, gap=gap)), "--tie", "0.02")
+    assert code == 1
+    assert "differs" in text
+    assert ("1.500 nats more probable" in text) == (gap < 0)
+
+
+def test_another_text_of_the_same_tokens_differs() -> None:
+    def say(body: Body, before: int) -> Body:
+        return {**choice(*WORDS), "text": "one two" if "speculation" in body else "one too"}
+
+    code, text = run(saying(say))
+    assert code == 1
+    assert "character 6: plain 'wo', with speculation 'oo': differs" in text
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "all answers are empty"), (None, "no completion")])
+def test_answers_without_text_prove_nothing(text: str | None, words: str) -> None:
+    with pytest.raises(ServerRefusedError, match=words):
+        run(saying(lambda body, before: {"text": text}))
+
+
+def test_a_servers_words_do_not_reach_the_terminal_as_they_are() -> None:
+    script = ApiScript(lambda path, body, before: (500, {}, "\x1b[31m\nred"))
+    with pytest.raises(ServerRefusedError, match=r"status 500:  \[31m red"):
+        run(script)
+
+
 def test_what_plain_decoding_does_not_repeat_is_not_blamed_on_speculation() -> None:
     def drifting(body: Body, before: int) -> Body:
         return choice("one", "two", "four" if "speculation" not in body or before % 2 else "three", "four")
@@ -179,4 +210,5 @@ def test_json_has_every_answer() -> None:
     rows = json.loads(text)
     assert code == 1
     assert [row["wrong"] for row in rows] == [True] + [False] * 11
-    assert rows[0]["difference"] == {"position": 2, "plain": "three", "other": "four", "gap": 2.0}
+    difference = {"position": 2, "plain": "three", "other": "four", "gap": 2.0, "unit": "token"}
+    assert rows[0]["difference"] == difference

@@ -71,6 +71,9 @@ env:
 {{- define "specinfer.volume-mounts" -}}
 - {name: models, mountPath: /models}
 - {name: tmp, mountPath: /tmp}
+{{- with .values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "specinfer.volumes" -}}
@@ -83,6 +86,9 @@ env:
 {{- end }}
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
+{{- with .values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Fetches a model before the service starts. `model`; `flags` of `specinfer models pull` */}}
@@ -148,13 +154,16 @@ apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {{- include "specinfer.metadata" $ | nindent 2 }}
 spec:
-  {{- toYaml (omit . "enabled") | nindent 2 }}
+  {{- include "specinfer.budget" $ | nindent 2 }}
   selector:
     matchLabels: {{- include "specinfer.selector" $ | nindent 6 }}
 {{- end }}
 {{- end }}
 {{- with .values.autoscaling }}
 {{- if .enabled }}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}
+{{- fail (printf "%s.autoscaling: minReplicas %v is above maxReplicas %v" $.role .minReplicas .maxReplicas) }}
+{{- end }}
 ---
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
@@ -164,6 +173,25 @@ spec:
   {{- toYaml (omit . "enabled") | nindent 2 }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* What a budget bounds; Kubernetes refuses both. */}}
+{{- define "specinfer.budget" -}}
+{{- $given := dict -}}
+{{- range $name, $value := omit .values.podDisruptionBudget "enabled" }}
+{{- if not (kindIs "invalid" $value) }}{{ $_ := set $given $name $value }}{{ end }}
+{{- end }}
+{{- if ne (len $given) 1 }}
+{{- fail (printf "%s.podDisruptionBudget: needs either minAvailable or maxUnavailable, and null for the other" .role) }}
+{{- end }}
+{{- toYaml $given }}
+{{- end }}
+
+{{/* How a Deployment replaces pods; with Recreate nothing rolls. */}}
+{{- define "specinfer.strategy" -}}
+{{- $strategy := .values.strategy -}}
+{{- if eq (toString $strategy.type) "Recreate" }}{{ $strategy = omit $strategy "rollingUpdate" }}{{ end }}
+{{- toYaml $strategy }}
 {{- end }}
 
 {{/* `replicas`, unless an autoscaler sets it: every apply would undo what that did */}}
