@@ -31,7 +31,7 @@ from specinfer.service.threads import EngineThread
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2_grpc, verifier_pb2_grpc
 
-PROGRAM = "all_in_one"
+PROGRAM = "specinfer serve"
 
 
 async def serve(settings: ServeSettings) -> None:

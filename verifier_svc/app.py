@@ -16,7 +16,7 @@ from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import EngineLimits
+from specinfer.verification.jobs import EngineLimits, checked_context
 from specinfer.verification.pass_costs import measure_passes
 from specinfer.verification.warm_up import warm_up
 from verifier_svc.identity import Identity
@@ -68,7 +68,7 @@ def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tok
         max_requests=settings.max_requests,
         max_nodes=settings.max_nodes,
         max_step_tokens=settings.max_step_tokens,
-        max_context_len=min(settings.max_context_len or longest, longest),
+        max_context_len=checked_context("max_context_len", settings.max_context_len, longest),
     )
     return VerifierEngine(runner, settings.acceptance, limits, compiler=_compiler(tokenizer, runner))
 

@@ -27,7 +27,7 @@ from benchmarks.sweep.servers import NAME, serving, ways
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import progress_bar
-from specinfer.errors import UnavailableError
+from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -79,9 +79,9 @@ def scrape(url: str) -> dict[str, float]:
 def measure(urls: dict[str, str], prompts: Sequence[str], turns: int, new_tokens: int) -> dict[str, Any]:
     """Return the figures of every turn by server and level."""
     found: dict[str, Any] = {name: {str(level): [] for level in LEVELS} for name in urls}
-    places = (len(prompts), turns * sum(LEVELS.values()))
-    if places[0] < places[1]:
-        prompts = [*prompts] * -(-places[1] // places[0])
+    needed = turns * sum(LEVELS.values())
+    if len(prompts) < needed:  # one that comes again would be answered from the prefix caches
+        raise InvalidInputError("--prompts", f"{len(prompts)} prompts", f"{needed} are needed for {turns} turns")
     unused = iter(prompts)
     with progress_bar() as bar, tempfile.TemporaryDirectory() as folder:
         task = bar.add_task("measuring", total=turns * len(LEVELS) * len(urls))
@@ -128,7 +128,7 @@ def cell(key: str, turns: Sequence[dict[str, float]]) -> str:
 def main(
     prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
     / "tests/data/prompts.jsonl",
-    turns: Annotated[int, typer.Option(min=1, help="Turns of all servers.")] = 2,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of all servers.")] = 1,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 64,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "sweep",
 ) -> None:

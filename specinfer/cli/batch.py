@@ -26,7 +26,7 @@ from specinfer.cli.show import console, progress_bar
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.openai_api.batch import BatchTotals, answer_all, keep_answered, read_jobs
+from specinfer.openai_api.batch import BatchTotals, answer_all, keep_answered, read_jobs, sole_run
 from specinfer.openai_api.server import ApiServer
 
 
@@ -63,19 +63,20 @@ def batch(
     if base_url is not None:
         refuse_with(context, ("model", "dtype", "weights", "speculator"), "with --base-url")
     jobs = read_jobs(input_file)
-    answered = keep_answered(output_file, jobs)
-    check_writable("OUTPUT", output_file)
-    left = [job for job in jobs if job.custom_id not in answered]
     options = LocalOptions(
         model=model, dtype=dtype, verifier={"weights": weights}, speculators=read_speculators(speculator)
     )
     totals = BatchTotals()
-    if left:
-        with _server(base_url, api_key, options) as server, progress_bar() as bar:
-            task = bar.add_task("answering", total=len(jobs), completed=len(answered))
-            totals = answer_all(
-                server, left, output_file, concurrency, patience_seconds, lambda _: bar.advance(task)
-            )
+    with sole_run(output_file):
+        answered = keep_answered(output_file, jobs)
+        check_writable("OUTPUT", output_file)
+        left = [job for job in jobs if job.custom_id not in answered]
+        if left:
+            with _server(base_url, api_key, options) as server, progress_bar() as bar:
+                task = bar.add_task("answering", total=len(jobs), completed=len(answered))
+                totals = answer_all(
+                    server, left, output_file, concurrency, patience_seconds, lambda _: bar.advance(task)
+                )
     shown = f"{totals.succeeded} answered, {totals.refused} refused, {totals.failed} failed"
     console.print(f"{shown}, {len(answered)} by earlier runs", markup=False, highlight=False)
     raise typer.Exit(int(totals.failed > 0))

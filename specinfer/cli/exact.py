@@ -58,7 +58,8 @@ def exact(
 ) -> None:
     """Send the same greedy and seeded requests with and without speculation; exit code 1 if an answer differs.
 
-    Plain decoding is run twice, so that what does not even repeat itself is not blamed on speculation.
+    Plain decoding is run twice, so that what does not even repeat itself is not blamed on speculation; where it repeats
+    no answer nothing is proved: exit code 3.
     """
     check_positive("--max-tokens", max_tokens)
     check_positive("--concurrency", concurrency)

@@ -32,7 +32,7 @@ from specinfer.step import StepMachine
 from specinfer.tokenizer import Tokenizer
 from specinfer.verification.acceptance import DEFAULT_RULE, find_rule
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import EngineLimits
+from specinfer.verification.jobs import EngineLimits, checked_context
 from specinfer.verification.pass_costs import measure_passes
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def _verifier(
     longest = runner.config.max_positions
     limits = EngineLimits(
         max_requests=options.max_num_seqs,
-        max_context_len=min(options.max_model_len or longest, longest),
+        max_context_len=checked_context("max_model_len", options.max_model_len, longest),
         idle_seconds=math.inf,
     )
     try:

@@ -5,12 +5,14 @@ each in the order in which they end: `id`, `custom_id` and `response` (`status_c
 where the server did not answer. What a server refuses is that line's answer; what it has no room for is sent again.
 """
 
+import fcntl
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -113,6 +115,31 @@ def _read_object(place: str, text: str) -> dict[str, Any]:
     return row
 
 
+@contextmanager
+def sole_run(output: Path) -> Iterator[None]:
+    """Keep other runs away from an output: OUTPUT.lock is locked meanwhile.
+
+    Raises:
+        InvalidInputError: if another run writes it, it is no file, or the lock cannot be made.
+    """
+    path = output.resolve()
+    if path.exists() and not path.is_file():  # a file would be put in the place of a device
+        raise InvalidInputError("output", str(output), "is no file")
+    lock = path.with_name(f"{path.name}.lock")
+    with ExitStack() as closing:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = closing.enter_context(lock.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InvalidInputError("output", str(output), "another run writes it") from error
+        except OSError as error:
+            why = f"{lock.name} beside it: {error.strerror or 'cannot be locked'}"
+            raise InvalidInputError("output", str(output), why) from error
+        closing.callback(lock.unlink, missing_ok=True)
+        yield
+
+
 def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
     """Return the ids that an earlier run has answered; the rest of its output is dropped, a torn last line included.
 
@@ -121,8 +148,6 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
     """
     if not path.exists():
         return set()
-    if not path.is_file():  # another one would be put in the place of a device
-        raise InvalidInputError("output", str(path), "is no file")
     known, kept = {job.custom_id for job in jobs}, dict[str, str]()
     for number, text in enumerate(_whole_lines(path), 1):
         if not text.strip():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specinfer.constraints.constraint import Constraint
-from specinfer.errors import InvalidInputError
+from specinfer.errors import InvalidInputError, SettingError
 from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, check_tree, most_depth
@@ -23,6 +23,17 @@ class EngineLimits:
     max_context_len: int = 8192
     idle_seconds: float = 300.0
     """Seconds after which an idle request is forgotten."""
+
+
+def checked_context(field: str, wanted: int, positions: int) -> int:
+    """Return the longest context that is served: `wanted` tokens, or as many as the model has positions (0).
+
+    Raises:
+        SettingError: naming the field, if the model has fewer.
+    """
+    if wanted > positions:
+        raise SettingError(field, wanted, f"the model has {positions} positions")
+    return wanted or positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from specinfer.cli.main import app
 from specinfer.errors import InvalidInputError, UnavailableError
-from specinfer.openai_api.batch import BatchTotals, answer_all, read_jobs
+from specinfer.openai_api.batch import BatchTotals, answer_all, read_jobs, sole_run
 from specinfer.openai_api.server import ApiServer, read_reply
 from tests.support.scripted_api import Answer, ApiScript, Body, scripted_api
 
@@ -214,6 +214,17 @@ def test_the_output_is_a_file_and_stays_where_it_is(files: Files) -> None:
         assert files.run(url) == 0
     assert files.output.is_symlink()
     assert '"a"' in elsewhere.read_text()
+
+
+def test_two_runs_do_not_write_one_output(files: Files) -> None:
+    files.write(job("a"))
+    with scripted_api(ApiScript(echo)) as url:
+        with sole_run(files.output), pytest.raises(InvalidInputError, match="another run writes it"):
+            files.run(url)
+        assert not files.output.exists()
+        assert files.run(url) == 0
+    assert set(files.rows()) == {"a"}
+    assert sorted(path.name for path in files.input.parent.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 def test_a_file_of_windows_and_strange_answers_are_read(files: Files) -> None:

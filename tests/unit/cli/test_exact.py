@@ -139,7 +139,7 @@ def test_what_plain_decoding_does_not_repeat_is_not_blamed_on_speculation() -> N
         return choice("one", "two", "four" if "speculation" not in body or before % 2 else "three", "four")
 
     code, text = run(saying(drifting))
-    assert code == 0
+    assert code == 3, "nothing is proved"
     assert "greedy: 0 of 12 answers are the same" in text
     assert "plain decoding repeats 0 of them" in text
 

@@ -9,12 +9,13 @@ from scipy import stats
 
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.ssm import SsmDrafter
+from specinfer.errors import SettingError
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
+from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, checked_context
 from tests.support.oracle import chain, greedy
 from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 
@@ -274,3 +275,10 @@ def _sample(
         for request_id in ids:
             drafter.release(request_id)
     return [tuple(contexts[seed][len(start) : len(start) + 3]) for seed in seeds]
+
+
+def test_a_context_beyond_the_models_positions_is_refused() -> None:
+    assert checked_context("max_context_len", 0, 512) == 512
+    assert checked_context("max_context_len", 512, 512) == 512
+    with pytest.raises(SettingError, match="max_context_len = 513: the model has 512 positions"):
+        checked_context("max_context_len", 513, 512)
