@@ -25,17 +25,34 @@ PEERS = {
 }
 
 
-DEFAULT = "trees, default of up"
+SYSTEMS = {
+    "`LLM`, in one process (4-bit blocks)": ("specinfer LLM, plain (Q4_1)", "specinfer LLM, tree (Q4_1)"),
+    "`specinfer up`, services (4-bit blocks)": (
+        "specinfer services, plain (Q4_1)",
+        "specinfer services, tree (Q4_1)",
+    ),
+    "`LLM` in bfloat16": ("specinfer LLM, plain", "specinfer LLM, tree"),
+    "llama.cpp, Python's binding (the same 4-bit blocks), prompt lookup": (
+        "llama_cpp plain (Q4_1)",
+        "llama_cpp prompt lookup (Q4_1)",
+    ),
+    "vLLM 0.32 for CPUs (bfloat16), n-grams": ("vllm plain", "vllm n-gram"),
+    "OpenVINO GenAI (the same 4-bit blocks), prompt lookup": (
+        "openvino plain (int4)",
+        "openvino prompt lookup (int4)",
+    ),
+}
+"""What the README calls a system -> its rows in a report, without and with speculation."""
 
 
-def default_table() -> str:
-    """The default beside plain decoding, a line for each batch size; in brackets quartiles over turns."""
-    kinds = report("residents")["kinds"]
-    lines = head(["plain", "trees", "gain", "gain at temperature 0.8"], "requests at once")
-    for batch in BATCHES:
-        plain, trees = kinds["greedy"][batch]["plain"], kinds["greedy"][batch][DEFAULT]
-        gains = [quartiles(kinds[kind][batch][DEFAULT]) for kind in TEMPERATURES]
-        lines.append(line(batch, [f"{speed(plain)} tokens/s", f"{speed(trees)} tokens/s", *gains]))
+def peers_table() -> str:
+    """Tokens a second of the default and of other engines in one run, plain → with speculation."""
+    run = report("peers")["systems"]
+    lines = head(BATCHES, "requests at once")
+    for name, (plain, speculating) in SYSTEMS.items():
+        measured = [batch for batch in BATCHES if batch in run[plain]]
+        cells = [f"{run[plain][batch]:.0f} → {run[speculating][batch]:.0f}" for batch in measured]
+        lines.append(line(name, cells + [""] * (len(BATCHES) - len(cells))))
     return "\n".join(lines)
 
 
@@ -105,5 +122,5 @@ def ratio(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    for each in (default_table(), drafts_table(), table()):
+    for each in (peers_table(), drafts_table(), table()):
         print(each, end="\n\n")

@@ -81,7 +81,9 @@ def measure(urls: dict[str, str], prompts: Sequence[str], turns: int, new_tokens
     found: dict[str, Any] = {name: {str(level): [] for level in LEVELS} for name in urls}
     needed = turns * sum(LEVELS.values())
     if len(prompts) < needed:  # one that comes again would be answered from the prefix caches
-        raise InvalidInputError("--prompts", f"{len(prompts)} prompts", f"{needed} are needed for {turns} turns")
+        raise InvalidInputError(
+            "--prompts", f"{len(prompts)} prompts", f"{needed} are needed for {turns} turns"
+        )
     unused = iter(prompts)
     with progress_bar() as bar, tempfile.TemporaryDirectory() as folder:
         task = bar.add_task("measuring", total=turns * len(LEVELS) * len(urls))

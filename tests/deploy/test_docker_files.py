@@ -196,7 +196,8 @@ def test_redis_keeps_every_write() -> None:
 @pytest.mark.parametrize("name", ["gateway", "http"])
 def test_streams_are_drained_before_their_service_is_killed(name: str) -> None:
     service = services()[name]
-    grace = float(re.fullmatch(r"(\d+)s", service["stop_grace_period"])[1])  # type: ignore[index]
+    minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(\d+)s", service["stop_grace_period"]).groups()  # type: ignore[union-attr]
+    grace = 60 * int(minutes or 0) + int(seconds)
     assert grace > 2 * float(service["environment"][f"SPECINFER_{name.upper()}_DRAIN_SECONDS"])
 
 
