@@ -42,7 +42,7 @@ SYSTEMS = {
         "openvino prompt lookup (int4)",
     ),
 }
-"""What the README calls a system -> its rows in a report, without and with speculation."""
+"""Name of a system in the README -> its rows in a report, without and with speculation."""
 
 
 def peers_table() -> str:
