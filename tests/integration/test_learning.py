@@ -137,7 +137,13 @@ def learning(ssm: Path, redis_url: str, tmp_path: Path) -> Callable[..., object]
             return made[-1]
 
         drafters = {name: make_drafter(name, chosen) for name in ("ssm", *beside)}
-        async with running_system(redis_url, drafters, learner_of=learner_of, **options) as system:  # type: ignore[arg-type]
+        async with running_system(
+            redis_url,
+            drafters,
+            learner_of=learner_of,
+            one_service=True,
+            **options,  # type: ignore[arg-type]
+        ) as system:
             yield Learning(system, made[0])
         made[0].close()
 

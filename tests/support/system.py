@@ -368,7 +368,8 @@ def add_speculators(
 ) -> None:
     """Serves drafters as the speculators of one service, which learns if there is a learner for it."""
     engine = SpeculatorEngine(list(drafters.values()), max_nodes=64)
-    reply = describe(engine, list(drafters), ["scripted"] * len(drafters), secrets.token_hex(4))
+    methods = [name if learner_of is not None else "scripted" for name in drafters]
+    reply = describe(engine, list(drafters), methods, secrets.token_hex(4))
     reply.tokenizer_fingerprint = tokenizer.fingerprint() if tokenizer else ""
     learner = learner_of(engine, thread) if learner_of is not None else None
     reply.learns = learner is not None
