@@ -10,7 +10,7 @@ from tests.docs.tables import GENERATED, TABLES, dataclass_fields, stored
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-MOST_PAGES, MOST_LINES, MOST_LINES_OF_README = 12, 450, 90
+MOST_PAGES, MOST_LINES, MOST_LINES_OF_README = 12, 450, 89
 """Lines without tables that are generated, which nobody reads from top to bottom."""
 
 
