@@ -145,8 +145,8 @@ class RequestMasks:
         assert found is not None
         read, self._unread = self._unread, ()
         self._base = found.matcher
-        for key in list(self._behind):
-            future = self._behind.pop(key)
+        behind, self._behind = self._behind, {}  # a new one: keys of both kinds may be equal, as in "ll"
+        for key, future in behind.items():
             if key[: len(read)] == read:
                 self._behind[key[len(read) :]] = future
             else:
