@@ -136,7 +136,7 @@ async def _turn(
         )
     )
     after = await client.status()
-    seconds = {name: value - _phases(before).get(name, 0.0) for name, value in _phases(after).items()}
+    seconds = phases_between(before, after)
     hits, misses, wasted = [
         sum(getattr(speculator, f"ahead_{name}") for speculator in after.speculators)
         - sum(getattr(speculator, f"ahead_{name}") for speculator in before.speculators)
@@ -149,8 +149,10 @@ async def _turn(
     return turn, answer.token_ids
 
 
-def _phases(status: generation_pb2.StatusReply) -> dict[str, float]:
-    return {phase.name: phase.seconds for phase in status.phases}
+def phases_between(before: generation_pb2.StatusReply, after: generation_pb2.StatusReply) -> dict[str, float]:
+    """Seconds of each phase of steps between two states."""
+    then = {phase.name: phase.seconds for phase in before.phases}
+    return {phase.name: phase.seconds - then.get(phase.name, 0.0) for phase in after.phases}
 
 
 def _words(turns: dict[str, Any]) -> str:

@@ -17,9 +17,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.ahead.__main__ import PROMPTS, continued
+from benchmarks.ahead.__main__ import PROMPTS, continued, phases_between
 from benchmarks.ahead.system import ReplayingSystem
 from benchmarks.drafts.prompts import load_prompts
+from benchmarks.load import Load, generate_all
 from benchmarks.publish import RESULTS, write
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
@@ -28,7 +29,7 @@ from specinfer.cli.local.system import LocalOptions
 from specinfer.client import AsyncClient
 from specinfer.drafters.pools import trained_for
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.v1 import common_pb2, generation_pb2
+from specinfer.v1 import generation_pb2
 
 WHOLE, HALVES = "one batch", "two half-batches"
 NODES = 8
@@ -89,28 +90,15 @@ async def answer_all(
     address: str, prompts: Sequence[Sequence[int]], at_once: int, new_tokens: int
 ) -> dict[str, float]:
     """Answer all prompts, so many at once; return tokens a second, and milliseconds of drafting in a step."""
+    load = Load(at_once, generation_pb2.SPECULATION_TREE, new_tokens)
     async with AsyncClient(address) as client:
-        before, places = await client.status(), asyncio.Semaphore(at_once)
-
-        async def answer(prompt: Sequence[int]) -> int:
-            async with places:
-                request = generation_pb2.GenerateRequest(
-                    tokens=generation_pb2.TokenIds(ids=prompt),
-                    max_new_tokens=new_tokens,
-                    sampling=common_pb2.SamplingParams(temperature=0),
-                    ignore_eos=True,
-                )
-                return len((await client.generate(request)).token_ids)
-
-        started = time.perf_counter()
-        tokens = sum(await asyncio.gather(*map(answer, prompts)))
+        before, started = await client.status(), time.perf_counter()
+        answers = await generate_all(client, prompts, load)
         seconds = time.perf_counter() - started
         after = await client.status()
-    steps = after.steps - before.steps
-    grown = {phase.name: phase.seconds for phase in after.phases}
-    for phase in before.phases:
-        grown[phase.name] -= phase.seconds
-    return {"tokens_per_second": tokens / seconds, "draft_ms": 1000 * grown["draft"] / steps}
+    draft_s = phases_between(before, after)["draft"] / (after.steps - before.steps)
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    return {"tokens_per_second": tokens / seconds, "draft_ms": 1000 * draft_s}
 
 
 def report(found: dict[str, Any]) -> str:

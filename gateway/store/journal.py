@@ -66,14 +66,11 @@ class Journal:
         Raises:
             SettingError: if it cannot be read or written, has a line that is none of ours, or is in use.
         """
-        self._path, self._entries = (
-            path.resolve(),
-            entries,
-        )  # the lock is beside the file, not beside a link to it
+        path = path.resolve()  # the lock is beside the file, not beside a link to it
+        self._path, self._entries = path, entries
         self._file: TextIO | None = None
         self._size = 0
         """Bytes of the file when it was written anew."""
-        path = self._path
         with ExitStack() as closing:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
