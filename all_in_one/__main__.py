@@ -22,7 +22,7 @@ from gateway.app import (
 )
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
-from specinfer.drafters.pools import check_speculator, read_speculators
+from specinfer.drafters.pools import check_speculator, resident_flags
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
 from specinfer.service.metrics import service_registry
@@ -71,7 +71,7 @@ async def check_before_loading(settings: ServeSettings, own: GatewaySettings) ->
     tokenizer = load_tokenizer(own)
     _, _, close_store = open_store(own, "")
     await close_store()
-    for flags in (read_speculators([settings.drafters]) or {}).values() if settings.drafters else ():
+    for flags in resident_flags(settings.drafters):
         check_speculator("speculators", flags)
     return tokenizer
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specinfer.drafters import make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.pools import LEARNT
 from specinfer.drafters.warm_up import warm_up
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
@@ -55,14 +56,14 @@ def build_learner(
     """
     if not settings.learn:
         return None
-    from speculator_svc.learning.learner import DRAFTER, Learner, check_learnable  # it loads torch
+    from speculator_svc.learning.learner import Learner, check_learnable  # it loads torch
 
     check_learnable(settings.drafters, settings.model)
     checkpoints = Checkpoints(Path(settings.learn))
     replay = Replay(
         settings.learn_tokens, 60 * settings.learn_minutes, time.monotonic, begins=round(1000 * time.time())
     )
-    place = settings.drafters.index(DRAFTER)
+    place = settings.drafters.index(LEARNT)
     return Learner(replay, engine, thread, place, settings.drafter_options(), checkpoints, run_trials)
 
 

@@ -8,6 +8,8 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.hub.widen import original_of
 
 NONE = "none"
+LEARNT = "ssm"
+"""Method whose weights a service with --learn learns."""
 Flags = Mapping[str, str]
 """Flags of a service by name, without dashes."""
 
@@ -101,6 +103,15 @@ def read_resident(text: str | None) -> str | None:
     if text is None:
         return None
     return text if read_speculators([text]) else ""
+
+
+def resident_flags(drafters: str) -> list[Flags]:
+    """Return the flags of the speculators in a verifier's process, given as its `--drafters` reads them.
+
+    Raises:
+        InvalidInputError: if the text cannot be read.
+    """
+    return list((read_speculators([drafters or NONE]) or {}).values())
 
 
 def check_speculator(setting: str, flags: Flags, others: Collection[str] = ()) -> None:

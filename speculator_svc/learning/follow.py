@@ -23,6 +23,7 @@ import typer
 from numpy.typing import NDArray
 
 from specinfer.constraints.background_work import LAST, give_way
+from specinfer.drafters.pools import LEARNT
 from specinfer.errors import FaultError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
 from specinfer.model.heads import output_head
@@ -146,7 +147,7 @@ class LearningLink:
                 told = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
         if not told.learns:
             raise SettingError("ADDRESS", self.address, "was not started with --learn")
-        return given or next(str(each.model) for each in told.speculators if each.drafter == "ssm")
+        return given or next(str(each.model) for each in told.speculators if each.drafter == LEARNT)
 
     async def texts(self, after: int) -> list[learning_pb2.Episode]:
         """Return the texts with higher numbers.

@@ -17,6 +17,7 @@ from typing import Any
 
 from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.pools import LEARNT
 from specinfer.errors import ExhaustedError, InvalidInputError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
 from specinfer.model.weights.draft_checkpoint import ALGORITHM, KIND, algorithm_of, load_ssm, verifier_of
@@ -29,8 +30,6 @@ from speculator_svc.learning.replay import Episode, Replay
 
 log = logging.getLogger(__name__)
 
-DRAFTER = "ssm"
-"""The method whose weights are learnt."""
 LOOK_EVERY_S = 30.0
 RECEIVE_S = 120.0
 """Seconds in which the parts of an offer must come."""
@@ -200,7 +199,7 @@ class Learner:
     async def _trials(self, served: str, offered: str, texts: Sequence[Episode]) -> list[Trial]:
         """Decode texts with the weights of the start, with those that draft, and with those that are offered."""
         models = list(dict.fromkeys([self._options.model, served, offered]))
-        rows = await self._run_trials(DRAFTER, self._options, models, texts)
+        rows = await self._run_trials(LEARNT, self._options, models, texts)
         places = [models.index(model) for model in (self._options.model, served, offered)]
         return [
             Trial(each.caller, len(each.tokens) - each.prompt_len, *(steps[place] for place in places))
@@ -255,7 +254,7 @@ class Learner:
         self._checkpoints.mark(weights.version)
 
     def _load(self, weights: Weights) -> Drafter:
-        return make_drafter(DRAFTER, replace(self._options, model=weights.model))
+        return make_drafter(LEARNT, replace(self._options, model=weights.model))
 
 
 async def unbroken(work: Coroutine[Any, Any, None]) -> None:
@@ -274,7 +273,7 @@ def check_learnable(drafters: Sequence[str], model: str) -> None:
     Raises:
         SettingError: if none is an SSM, or its model is no trained speculator.
     """
-    if DRAFTER not in drafters:
+    if LEARNT not in drafters:
         raise SettingError("learn", "+".join(drafters), "only the weights of an ssm are learnt")
     directory = resolve_model(model)
     if not (directory / "config.json").is_file() or algorithm_of(directory) != ALGORITHM:

@@ -33,12 +33,11 @@ from specinfer.cli.local.redis_server import (
 from specinfer.drafters.pools import (
     INDEPENDENT,
     MODEL_DRAFTERS,
-    NONE,
     SERVICE_FLAGS,
     Flags,
     check_speculator,
     default_resident,
-    read_speculators,
+    resident_flags,
 )
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
@@ -101,7 +100,7 @@ class LocalOptions:
     @property
     def resident_flags(self) -> Sequence[Flags]:
         """Flags of the speculators in the verifier's process."""
-        return list((read_speculators([self.resident_speculators or NONE]) or {}).values())
+        return resident_flags(self.resident_speculators)
 
     @property
     def services(self) -> Mapping[str, Flags]:
