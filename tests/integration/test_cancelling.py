@@ -24,8 +24,7 @@ async def test_a_client_that_hangs_up_is_cancelled_at_the_next_iteration(redis_u
         await until(lambda: system.loop.scheduler.running == 0)
         await until(lambda: [request_id_of(own) for own in drafter.released] == [request.request_id])
         await until(lambda: system.verifier.held_requests == 0)
-        record = await system.store.load(request.request_id)
-        assert record is not None
+        record = await system.ended(request.request_id)
         assert len(record.tokens) < 400
         assert record.ending is not None
         assert record.ending.finish is FinishReason.CANCELLED

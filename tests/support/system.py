@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from gateway.app import Gateway, build_gateway
 from gateway.session.loop import SessionLoop
 from gateway.settings import GatewaySettings
+from gateway.store.records import Record
 from gateway.store.requests import RequestStore
 from specinfer.cli.local.processes import free_ports
 from specinfer.constraints.compiler import Compiler
@@ -143,6 +144,13 @@ class System:
     def store(self) -> RequestStore:
         """The requests in Redis."""
         return self.gateway.store
+
+    async def ended(self, request_id: str) -> Record:
+        """Wait until the end of a request is stored, which is behind its release; return its record."""
+        async with asyncio.timeout(60):
+            while not (record := await self.store.load(request_id)) or not record.ending:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        return record
 
     def forget_every(self, steps: int) -> list[int]:
         """From now on the verifier forgets all requests of every so many steps; one entry for each step."""
