@@ -10,13 +10,12 @@ namespace specinfer {
 
 enum Activation { SILU, GELU, RELU };
 
-// How a matrix is stored. Q4_1 and Q8_0 are kinds of GGUF: see blocks.h. W8A8 is multiplied in bytes: see bytes.h.
-// BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
-enum Storage { DENSE, Q4_1, Q8_0, W8A8, BLOCK_FLOAT, Q4_1_A8, Q8_0_A8 };
+// How a matrix is stored: dense, or in blocks of GGUF (products/formats.h), by GGUF's names. BLOCK_FLOAT is how bfloat16 is
+// multiplied where the processor does not do it itself: see block_float.h; it is never asked for.
+enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BLOCK_FLOAT };
 
-// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). UP: with the rows of the gate above
-// it if there is one.
-enum MatrixSlot { QKV, OUT, UP, DOWN, HEAD, FC };
+// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states).
+enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC };
 
 // Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
 enum VectorSlot {
@@ -99,10 +98,12 @@ struct LayoutEntry {
 inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(LANES), VALUE(BLOCK), VALUE(PLACES),
     VALUE(Activation::SILU), VALUE(Activation::GELU), VALUE(Activation::RELU),
-    VALUE(Storage::DENSE), VALUE(Storage::Q4_1), VALUE(Storage::Q8_0), VALUE(Storage::W8A8), VALUE(Storage::BLOCK_FLOAT),
-    VALUE(Storage::Q4_1_A8), VALUE(Storage::Q8_0_A8),
-    VALUE(MatrixSlot::QKV), VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN), VALUE(MatrixSlot::HEAD),
-    VALUE(MatrixSlot::FC),
+    VALUE(Storage::F32), VALUE(Storage::F16), VALUE(Storage::BF16), VALUE(Storage::Q4_0), VALUE(Storage::Q4_1),
+    VALUE(Storage::Q5_0), VALUE(Storage::Q5_1), VALUE(Storage::Q8_0), VALUE(Storage::Q2_K), VALUE(Storage::Q3_K),
+    VALUE(Storage::Q4_K), VALUE(Storage::Q5_K), VALUE(Storage::Q6_K), VALUE(Storage::IQ4_NL), VALUE(Storage::IQ4_XS),
+    VALUE(Storage::BLOCK_FLOAT), VALUE(MatrixSlot::QUERY), VALUE(MatrixSlot::KEY), VALUE(MatrixSlot::VALUE),
+    VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::GATE), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN),
+    VALUE(MatrixSlot::HEAD), VALUE(MatrixSlot::FC),
     VALUE(VectorSlot::INPUT_NORM), VALUE(VectorSlot::POST_NORM), VALUE(VectorSlot::Q_NORM), VALUE(VectorSlot::K_NORM),
     VALUE(VectorSlot::FINAL_NORM), VALUE(VectorSlot::POSITIONS), VALUE(VectorSlot::INPUT_NORM_BIAS),
     VALUE(VectorSlot::POST_NORM_BIAS), VALUE(VectorSlot::FINAL_NORM_BIAS), VALUE(VectorSlot::QKV_BIAS),

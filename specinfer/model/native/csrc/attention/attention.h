@@ -165,8 +165,8 @@ class Attention {
     }
     for (int r = 0; r < RT; ++r) {
       mix_end<NV>(layer, kv, table, token[r], &scores_[size_t(r) * width], c, acc[r]);
-      A* out = reinterpret_cast<A*>(m_.attended.data()) + (size_t(token[r]) * s_.heads + head[r]) * s_.dim + c;
-      for (int v = 0; v < NV; ++v) Kind::put(out + v * LANES, mul(acc[r][v], spread(scale[r])));
+      float* out = m_.attended.data() + (size_t(token[r]) * s_.heads + head[r]) * s_.dim + c;
+      for (int v = 0; v < NV; ++v) store(out + v * LANES, mul(acc[r][v], spread(scale[r])));
     }
   }
 
