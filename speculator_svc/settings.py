@@ -6,6 +6,7 @@ from pydantic_settings import SettingsConfigDict
 from specinfer.drafters import DRAFTERS, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.processors.threads import THREADS_HELP
 from specinfer.service.settings import ServiceSettings
 
 _DEFAULTS = DrafterOptions()
@@ -29,7 +30,7 @@ class SpeculatorSettings(ServiceSettings):
     drafter: str = Field(
         "ngram", description=f"Drafting method: {', '.join(DRAFTERS)}; or several, as in ngram+ssm."
     )
-    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's default.")
+    threads: int = Field(0, ge=0, description=f"CPU threads; {THREADS_HELP}.")
 
     model: str = Field(
         DEFAULT_MODEL, description="ssm: model, as for the verifier; recycling, retrieval: whose tokens."

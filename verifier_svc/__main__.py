@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import torch
-
+from specinfer.model.threads import use_threads
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
@@ -28,8 +27,7 @@ async def serve(settings: VerifierSettings) -> None:
         launch(settings, PROGRAM)  # nothing else runs in this process
         return
     find_rule(settings.acceptance)  # a bad name should not wait for the weights
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)
     thread = EngineThread("verifier-engine")
     settings = await thread.call(with_held_weights, settings)
     if rank:

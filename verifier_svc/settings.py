@@ -6,6 +6,7 @@ from pydantic_settings import SettingsConfigDict
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.held_weights import AUTO
+from specinfer.processors.threads import THREADS_HELP
 from specinfer.service.settings import ServiceSettings
 from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.jobs import EngineLimits
@@ -67,7 +68,7 @@ class VerifierSettings(ServiceSettings):
         description="A rank that does not answer for this long is lost, and the whole verifier ends; more "
         "than the longest pass takes.",
     )
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves torch's default.")
+    threads: int = Field(0, ge=0, description=f"CPU threads of the model; {THREADS_HELP}.")
     kv_tokens: int = Field(
         CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
     )

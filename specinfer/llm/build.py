@@ -23,6 +23,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.runner import ModelRunner
+from specinfer.model.threads import limit_threads
 from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Planner, derive_budget
@@ -195,6 +196,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
     )
     own = replace(own, weights=held_weights(directory, own, shared=layout.ranks > 1))
     if layout.ranks == 1:
+        limit_threads()
         return ModelRunner.load(directory, own), lambda: None
     ranks = LocalRanks(directory, own, layout)
     return ranks.runner, ranks.close

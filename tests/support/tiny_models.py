@@ -12,7 +12,7 @@ from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt, mult
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
-from specinfer.processor import processor_flags
+from specinfer.processors.description import processor_flags
 
 FAMILIES = (
     *("llama", "llama-rope3", "llama-untied", "llama-biased", "mistral", "qwen2", "qwen3"),

@@ -15,7 +15,7 @@ from specinfer.cache_directory import cache_directory
 from specinfer.model.batch import Segment
 from specinfer.model.native.build import KERNELS_VARIABLE, build_variants
 from specinfer.model.native.variants import VARIANTS, fitting
-from specinfer.processor import processor_flags
+from specinfer.processors.description import processor_flags
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[3]
