@@ -10,7 +10,7 @@ from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.acceptance import find_rule
-from verifier_svc.app import load_runner, make_servicer, with_held_weights
+from verifier_svc.app import load_runner, make_servicer
 from verifier_svc.ranks import follow, layout_of, leading, own_rank
 from verifier_svc.settings import VerifierSettings
 
@@ -29,7 +29,6 @@ async def serve(settings: VerifierSettings) -> None:
     find_rule(settings.acceptance)  # a bad name should not wait for the weights
     use_threads(settings.threads)
     thread = EngineThread("verifier-engine")
-    settings = await thread.call(with_held_weights, settings)
     if rank:
         runner = await thread.call(load_runner, settings)
         assert runner.parallel is not None, "only ranks that share a model have numbers"

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.pool import LocalPool
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.held_weights import AUTO, held_weights
+from specinfer.model.formats.registry import AUTO
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
@@ -194,7 +194,6 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
         kv_tokens=options.kv_tokens,
         offload=options.offload,
     )
-    own = replace(own, weights=held_weights(directory, own, shared=layout.ranks > 1))
     if layout.ranks == 1:
         limit_threads()
         return ModelRunner.load(directory, own), lambda: None

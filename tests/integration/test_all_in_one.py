@@ -184,7 +184,7 @@ async def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -
 
     given = list[int]()
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    monkeypatch.setattr("verifier_svc.app.with_held_weights", load)
+    monkeypatch.setattr("verifier_svc.app.load_runner", load)
     thread = EngineThread("engine")
     with pytest.raises(LoadedError):
         async with verifier(ServeSettings.load("serve", ["--threads", "1"]), thread, CollectorRegistry()):

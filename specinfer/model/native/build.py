@@ -67,14 +67,6 @@ def loaded_library() -> ctypes.CDLL | None:
     return load_library() if load_library.cache_info().currsize else None
 
 
-def multiplies_bytes() -> bool:
-    """Return whether the kernels run here and multiply bytes with bytes (`--weights w8a8`)."""
-    try:
-        return bool(load_library().si_multiplies_bytes())
-    except UnavailableError:
-        return False
-
-
 def variant_path(directory: Path, variant: Variant) -> Path:
     """Return the path of a variant's library. Its name changes with the sources, for this version alone."""
     return directory / f"kernels-{variant.name}-{sources_digest()}.so"

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import torch
 
-from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.errors import IncompatibleError
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
 from specinfer.model.torch.parts import Weights
+from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
 from specinfer.model.weights.files import shape_of
-from specinfer.model.weights.quantise import BlockWeights
 
 
 def matrix_shape(which: MatrixSlot, config: ModelConfig, states: int) -> tuple[int, int]:
@@ -110,11 +110,10 @@ class WeightPacker:
         self._check_shapes(names, matrix_shape(which, self._config, self._states))
         found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
         kinds = {blocks[0] for blocks in found if blocks is not None}
-        if "W8A8" in kinds and not self._library.si_multiplies_bytes():
-            raise UnavailableError("native kernels: weights = 'w8a8': the processor has AVX-512 without VNNI")
-        if len(kinds) == 1 and None not in found:
+        if len(kinds) == 1 and None not in found and kinds <= {"Q4_1", "Q8_0"}:
             rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
-            self._library.si_set_quantised(self._model, layer, which, rows.data_ptr(), Storage[kinds.pop()])
+            storage = Storage[f"{kinds.pop()}_A8"]
+            self._library.si_set_quantised(self._model, layer, which, rows.data_ptr(), storage)
             return
         weight = torch.cat([self._fetch(name) for name in names]).contiguous()
         self._library.si_set_matrix(self._model, layer, which, weight.data_ptr())

@@ -42,10 +42,10 @@ def digest() -> str:
     found = hashlib.sha256()
     model = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=160)
     for dtype, weights in (
-        ("float32", "converted"),
-        ("bfloat16", "converted"),
-        ("bfloat16", "int8"),
-        ("bfloat16", "int4"),
+        ("float32", "f32"),
+        ("bfloat16", "bf16"),
+        ("bfloat16", "q8_0"),
+        ("bfloat16", "q4_1"),
     ):
         runner = runner_of(model, executor="native", dtype=dtype, weights=weights)
         sequence = runner.open()
