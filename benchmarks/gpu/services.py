@@ -82,7 +82,7 @@ def _options(context: SectionContext, target: Path, drafter: Path) -> LocalOptio
         "model": str(drafter),
         "depth": str(_DEPTH),
         "min-path-probability": "0",
-        "weights": "converted",
+        "weights": "auto",
         **where,
     }
     gateway = {

@@ -75,6 +75,7 @@ class SsmDrafter:
         trained = load_trained(options, DraftModel)
         draft = trained.draft
         runner = ModelRunner.build(draft.config, draft.weights, runner_options(options))
+        log.info("%s: weights %s", options.model, runner.weights)
         return cls(runner, trained.description, shape, draft.token_ids)
 
     @property

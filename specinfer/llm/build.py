@@ -61,7 +61,7 @@ class LLMOptions:
     weights: str = AUTO
     """Format in which weights are held; see `python -m verifier_svc --help`."""
     executor: str = "auto"
-    """Executor of passes: native, torch, generic, or auto, the first of these that can; or device (for GPUs)."""
+    """Executor of passes: native, torch, generic, or auto, the first of these that can; or gpu."""
     acceptance: str = DEFAULT_RULE
     """Rule for sampled requests: traversal, multi_step or naive."""
     max_num_seqs: int = 16

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an executor is made of."""
+    """Parts of an executor to make."""
 
     config: ModelConfig
     weights: Weights

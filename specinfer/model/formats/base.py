@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How matrices are held; vectors and the embeddings to look up stay numbers."""
+    """Kind of matrices in memory; vectors and the embeddings to look up stay numbers."""
 
     name: str
     help: str

@@ -1,4 +1,4 @@
-"""What a model's weights are really held in, counted while an executor takes them."""
+"""Count the formats in which an executor really takes a model's weights."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -139,6 +139,8 @@ class HeldWeights(Mapping[str, torch.Tensor]):
         return f"in {dtype}, as dtype says"
 
     def _reason_of_blocks(self, chosen: BlockFormat) -> str:
+        if not self._blocks:
+            return f"in {name_of(self._dtype)}, as no matrix can be held in blocks of {chosen.type_name}"
         fallbacks = sorted(set(self._blocks.values()) - {chosen.type_name})
         why = "as asked" if self._asked else "as auto is for drafts"
         if not fallbacks:
