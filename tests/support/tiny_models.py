@@ -4,15 +4,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
 
-from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt, multiplies_bytes
+from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
-from specinfer.processor import processor_flags
+from specinfer.processors.description import processor_flags
 
 FAMILIES = (
     *("llama", "llama-rope3", "llama-untied", "llama-biased", "mistral", "qwen2", "qwen3"),
@@ -98,12 +97,7 @@ def tiny_generic(family: str, seed: int = 0, **overrides: Any) -> Any:
 
 
 def runner_of(model: Any, **options: Any) -> ModelRunner:
-    """Our runner with the weights of a `transformers` model, in float32.
-
-    Skips the test where the processor cannot multiply bytes and is asked to.
-    """
-    if options.get("weights") == "w8a8" and not multiplies_bytes():
-        pytest.skip("the processor has AVX-512 without VNNI")
+    """Our runner with the weights of a `transformers` model, in float32."""
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048, "executor": "torch"}
     return ModelRunner.build(from_transformers(model.config), weights, RunnerOptions(**(defaults | options)))

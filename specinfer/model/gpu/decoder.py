@@ -134,7 +134,7 @@ def _norm(x: torch.Tensor, norm: RMSNorm | LayerNorm) -> torch.Tensor:
     return normed(x, norm) if isinstance(norm, RMSNorm) else norm(x)
 
 
-class DeviceTransformer(Transformer):
+class GpuTransformer(Transformer):
     """The decoder of fused layers; its weights are shown while they are read."""
 
     def __init__(

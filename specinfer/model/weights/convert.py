@@ -13,9 +13,7 @@ from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
 
 KEPT_GGUF = "source.gguf"
-"""Name of the unchanged file beside the converted weights, for the `NATIVE` ways to hold a model."""
-NATIVE = ("native", "native-a8")
-"""Values of `--weights` that keep the blocks of that file: with activations of 16 bits, and of 8."""
+"""Name of the unchanged file beside the converted weights: its blocks are what is loaded."""
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]) -> None:

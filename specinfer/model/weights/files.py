@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.weights.blocks import Blocks
 from specinfer.model.weights.gguf_files.metadata import Metadata, gguf_config, one_count
 from specinfer.model.weights.gguf_files.names import ROPE_FACTORS, hf_names
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
-from specinfer.model.weights.quantise import Blocks
 
 _WHOLE = "model.safetensors"
 
@@ -149,13 +149,12 @@ def _opened(path: Path) -> Any:
 class GgufWeights(Mapping[str, torch.Tensor]):
     """All tensors of a GGUF file and its further parts, dequantised to float32, under Hugging Face names."""
 
-    def __init__(self, path: Path, byte_activations: bool = False) -> None:
-        """Open the file; with `byte_activations` blocks are multiplied with activations of eight bits.
+    def __init__(self, path: Path) -> None:
+        """Open the file.
 
         Raises:
             IncompatibleError: if parts or metadata are missing, or if something in it is not understood.
         """
-        self._suffix = "_A8" if byte_activations else ""
         readers = read_parts(path)
         self.parts = len(readers)
         """Number of files."""
@@ -221,16 +220,11 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return tuple(int(size) for size in reversed(self._tensors[self._names[name]].shape))
 
     def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix in its stored format; None for other types.
-
-        That is ("Q4_1" or "Q8_0", with "_A8" behind it for activations of eight bits; bytes [N, K / 32
-        blocks]).
-        """
+        """Return a matrix in its stored format; None for other types."""
         stored = self._tensors[self._names[name]]
         if stored.tensor_type.name not in ("Q4_1", "Q8_0"):
             return None
-        kind = stored.tensor_type.name + self._suffix
-        return kind, self._in_order(name, torch.from_numpy(np.array(stored.data)))
+        return stored.tensor_type.name, self._in_order(name, torch.from_numpy(np.array(stored.data)))
 
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         heads = self._heads if ".q_proj." in name else self._kv_heads

@@ -20,48 +20,45 @@ def model(tmp_path: Path) -> Path:
     tensors = {"a": torch.randn(64, 1024), "b": torch.randn(3), "c": torch.randn(300, 300).to(torch.bfloat16)}
     save_file(tensors, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps({"hidden_size": 4, "transformers_version": "5"}))
-    (directory / "source.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 40000)
     return directory
 
 
 def test_a_copy_is_the_same_model(model: Path) -> None:
-    before = weights_fingerprint(model, "converted")
+    before = weights_fingerprint(model)
     (model / "config.json").write_text(json.dumps({"transformers_version": "6", "hidden_size": 4}))
     other = shutil.copytree(model, model.parent / "copy")
-    assert weights_fingerprint(other, "converted") == before
-    assert weights_fingerprint(other, "native") != before
+    assert weights_fingerprint(other) == before
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_every_tensor_counts(model: Path, name: str) -> None:
-    before = weights_fingerprint(model, "converted")
+    before = weights_fingerprint(model)
     tensors = load_file(model / "model.safetensors")
     tensors[name] = tensors[name] * 1.5
     save_file(tensors, model / "model.safetensors")
-    assert weights_fingerprint(model, "converted") != before
+    assert weights_fingerprint(model) != before
 
 
 def test_names_types_and_configuration_count(model: Path) -> None:
-    found = {weights_fingerprint(model, "converted")}
+    found = {weights_fingerprint(model)}
     (model / "config.json").write_text(json.dumps({"hidden_size": 5}))
-    found.add(weights_fingerprint(model, "converted"))
+    found.add(weights_fingerprint(model))
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
-    found.add(weights_fingerprint(model, "converted"))
+    found.add(weights_fingerprint(model))
     tensors = load_file(model / "model.safetensors")
     tensors["d"] = tensors.pop("a")
     save_file(tensors, model / "model.safetensors")
-    found.add(weights_fingerprint(model, "converted"))
+    found.add(weights_fingerprint(model))
     assert len(found) == 4
 
 
 def test_the_gguf_file_counts_where_it_is_served(model: Path) -> None:
-    before = [weights_fingerprint(model, weights) for weights in ("native", "int8")]
-    data = bytearray((model / "source.gguf").read_bytes())
-    data[-1] ^= 1
-    (model / "source.gguf").write_bytes(bytes(data))
-    after = [weights_fingerprint(model, weights) for weights in ("native", "int8")]
-    assert after[0] != before[0]
-    assert after[1] == before[1]
+    data = b"GGUF" + bytes(range(256)) * 40000
+    found = {weights_fingerprint(model)}
+    for last in (0, 1):
+        (model / "source.gguf").write_bytes(data + bytes([last]))
+        found.add(weights_fingerprint(model))
+    assert len(found) == 3
 
 
 def test_a_large_model_is_sampled(model: Path) -> None:
@@ -78,11 +75,9 @@ def test_a_large_model_is_sampled(model: Path) -> None:
 def test_a_broken_file_is_an_error(model: Path, content: bytes) -> None:
     (model / "model.safetensors").write_bytes(content)
     with pytest.raises(IncompatibleError, match=r"model\.safetensors"):
-        weights_fingerprint(model, "converted")
+        weights_fingerprint(model)
 
 
 def test_a_directory_without_weights(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="safetensors"):
-        weights_fingerprint(tmp_path, "converted")
-    with pytest.raises(SettingError, match="gguf"):
-        weights_fingerprint(tmp_path, "native")
+        weights_fingerprint(tmp_path)

@@ -320,7 +320,7 @@ def test_a_kept_file_is_that_of_the_weights(tmp_path: Path) -> None:
     rounded = {name: weights[name].to(torch.bfloat16) for name in weights}
     model.load_state_dict(rounded, strict=False)
     model.to(torch.bfloat16).save_pretrained(tmp_path)
-    options = RunnerOptions(kv_tokens=256, weights="native")
+    options = RunnerOptions(kv_tokens=256)
     ModelRunner.load(tmp_path, options)
     torch.manual_seed(1)
     other = transformers.LlamaForCausalLM(model.config)

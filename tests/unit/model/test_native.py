@@ -81,7 +81,7 @@ def test_a_tree_a_chain_and_single_steps_agree_bit_for_bit(family: str, dtype: s
     assert torch.equal(after, runner.forward([Segment(plain, [5], want_last=True)])[0])
 
 
-@pytest.mark.parametrize("weights", ["converted", "int8", "int4", "w8a8"])
+@pytest.mark.parametrize("weights", ["bf16", "q8_0", "q4_1"])
 def test_however_many_rows_each_is_as_if_alone(weights: str) -> None:
     """Rows go by pieces and deep matrices by turns, all of which differ with their number."""
     shape = {"head_dim": 32, "hidden_size": 288, "intermediate_size": 320, "num_attention_heads": 6}
