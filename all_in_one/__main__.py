@@ -22,6 +22,7 @@ from gateway.app import (
 )
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
+from specinfer.hub import model_name
 from specinfer.drafters.pools import check_speculator, resident_flags
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
@@ -40,7 +41,7 @@ async def serve(settings: ServeSettings) -> None:
     tokenizer = await check_before_loading(settings, own)
     registries = [service_registry(), CollectorRegistry(), CollectorRegistry()]
     ending, thread = asyncio.Event(), EngineThread("engine")
-    name = next(iter(settings.model_names), settings.model)
+    name = next(iter(settings.model_names), model_name(settings.model))
     async with (
         verifier(settings, thread, registries[1]),
         gateway(own, tokenizer, registries[2], name) as one,

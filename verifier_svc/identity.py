@@ -39,7 +39,7 @@ def _model(settings: VerifierSettings, directory: Path, text: str) -> str:
     """Return the fingerprint of the model; a window only matters where the cache has one."""
     window = (settings.kv_window,) if settings.kv_window else ()
     parts = (
-        weights_fingerprint(directory, settings.weights),
+        weights_fingerprint(directory),
         settings.dtype,
         settings.weights,
         *window,

@@ -181,6 +181,17 @@ def runs_native(name: str, config: ModelConfig, dtype: torch.dtype, device: str)
     return True
 
 
+def is_native(config: ModelConfig, dtype: torch.dtype, device: str) -> bool:
+    """Return whether the compiled kernels can run this model here."""
+    from specinfer.model.native.model import check_supported
+
+    try:
+        check_supported(config, dtype, device)
+    except (UnavailableError, IncompatibleError):
+        return False
+    return True
+
+
 def _device_executor(
     config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int, device: str, held: str
 ) -> Executor:

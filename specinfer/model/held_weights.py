@@ -5,7 +5,7 @@ from pathlib import Path
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.options import DTYPES, RunnerOptions, holds_blocks
 from specinfer.model.weights.config import load_config
-from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.source import KEPT_GGUF
 
 AUTO = "auto"
 

@@ -9,17 +9,17 @@ from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.cache.window import KVWindow
 from specinfer.model.executor import Executor, TorchExecutor, make_executor
 from specinfer.model.offload.stores import open_store
-from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.options import DTYPES, NATIVE, RunnerOptions, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.account import check_rope, check_tensors, load_whole
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.weights.convert import KEPT_GGUF, NATIVE
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.quantise import BLOCK_TYPES, QuantisedWeights
+from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
 
 log = logging.getLogger(__name__)
 
@@ -119,12 +119,10 @@ def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
     if options.weights not in NATIVE:
         # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
         return open_checkpoint(directory, options.device if options.executor == "device" else "cpu")
-    path = directory / KEPT_GGUF
-    if not path.is_file():
-        raise SettingError(
-            "weights", options.weights, f"{directory} has no {KEPT_GGUF}: pull the model again"
-        )
-    return GgufWeights(path, byte_activations=options.weights == "native-a8")
+    path = kept_gguf(directory)
+    if path is None:
+        raise SettingError("weights", options.weights, f"{directory} has no {KEPT_GGUF}")
+    return GgufWeights(path)
 
 
 def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:

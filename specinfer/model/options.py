@@ -9,11 +9,12 @@ from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.executor import EXECUTORS
 from specinfer.model.offload.stores import OFFLOADS
 from specinfer.model.torch.attention import BACKENDS
-from specinfer.model.weights.convert import NATIVE
 from specinfer.model.weights.quantise import BLOCK_TYPES
 
+NATIVE = ("native", "native-a8")
 WEIGHTS = ("converted", *NATIVE, *BLOCK_TYPES, "fp8")
-DEVICE_WEIGHTS = ("converted", "int8", "fp8")
+DEVICE_NATIVE = ("native", "native-a8")
+WEIGHTS = ("converted", "int8", "fp8")
 """Formats of the device executor's weights."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

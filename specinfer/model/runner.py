@@ -50,9 +50,12 @@ class ModelRunner:
         Raises:
             IncompatibleError: if it does not compute what `transformers` does with it.
         """
+        from specinfer.model.probe.check import check_before_loading
+
+        checked = ranks is None and check_before_loading(directory, options)
         loaded = load_model(directory, options, ranks)
         first = ranks is None or ranks.place.rank == 0
-        if first and not record_path(directory, loaded.executor.name).is_file():
+        if first and not checked and not record_path(directory, loaded.executor.name).is_file():
             from specinfer.model.probe.check import require_right  # loads the models of transformers
 
             require_right(directory, loaded)

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from specinfer.cache_directory import cache_directory
-from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.fingerprint import weights_fingerprint
 
 log = logging.getLogger(__name__)
@@ -24,9 +23,7 @@ def record_path(directory: Path, executor: str) -> Path:
     """Return the file that says that a checkpoint was found right for an executor."""
     import transformers
 
-    parts = [weights_fingerprint(directory, "converted"), executor, _code_digest()]
-    if (directory / KEPT_GGUF).is_file():
-        parts.append(weights_fingerprint(directory, "native"))
+    parts = [weights_fingerprint(directory), executor, _code_digest()]
     parts += [transformers.__version__, torch.__version__]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     return cache_directory() / "probes" / f"{name}.json"

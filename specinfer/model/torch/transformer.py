@@ -18,6 +18,7 @@ from specinfer.model.torch.parts import Parts, Weights
 from specinfer.model.torch.rotary import rotary_tables
 from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
+from specinfer.progress import progress
 from specinfer.model.weights.families import POSITIONS
 
 LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Attend], torch.Tensor]
@@ -70,7 +71,11 @@ class Transformer:
     def _make_layers(self, weights: Weights) -> Sequence[LayerCall]:
         """Return all decoder layers, in order."""
         parts = Parts(self.config, weights, self.dtype, self.device)
-        layers = [self.layer_type(index, self.config, parts) for index in range(self.config.layers)]
+        layers, count = [], self.config.layers
+        with progress("reading weights") as report:
+            for index in range(count):
+                layers.append(self.layer_type(index, self.config, parts))
+                report(index + 1, count)
         self.weight_bytes += parts.loaded_bytes
         return layers
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.weights.convert import KEPT_GGUF, NATIVE
+from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
+from specinfer.model.weights.source import kept_gguf
 
 _SAMPLE_BYTES = 4096
 _SAMPLES_OF_A_TENSOR = 3
@@ -28,11 +29,8 @@ Span = tuple[int, int]
 """First byte, and the one behind the last."""
 
 
-def weights_fingerprint(directory: Path, weights: str) -> str:
+def weights_fingerprint(directory: Path) -> str:
     """Return a hash of the configuration and of the weight files of a model directory.
-
-    Args:
-        weights: how they are held: those of `NATIVE` read the GGUF file, everything else the converted ones.
 
     Raises:
         SettingError: if there are no weights.
@@ -42,8 +40,9 @@ def weights_fingerprint(directory: Path, weights: str) -> str:
     for name in _CONFIGURATION:
         path = directory / name
         digest.update(f"{name}\0{_configuration(path) if path.is_file() else ''}\0".encode())
-    for path in _weight_files(directory, weights):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+    for path in _weight_files(directory):
+        name = "" if path.suffix == ".gguf" else path.name  # a link has another name than its file
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             for start, stop in _samples(path, file):
                 file.seek(start)
@@ -51,8 +50,11 @@ def weights_fingerprint(directory: Path, weights: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _weight_files(directory: Path, weights: str) -> list[Path]:
-    patterns = (KEPT_GGUF,) if weights in NATIVE else ("*.safetensors", "*.bin")
+def _weight_files(directory: Path) -> list[Path]:
+    gguf = kept_gguf(directory)
+    if gguf is not None:
+        return paths_of_parts(split_name(gguf))
+    patterns = ("*.safetensors", "*.bin")
     for pattern in patterns:
         if found := sorted(directory.glob(pattern)):
             return found
