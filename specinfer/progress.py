@@ -11,8 +11,10 @@ from typing import Protocol
 
 LOGGER = "specinfer.progress"
 log = logging.getLogger(LOGGER)
-_EVERY_S = 1.0
+_EVERY_S = 2.0
 """Seconds between two lines about the same work."""
+_LONG_S = 1.0
+"""Seconds of work from which its end is reported."""
 
 
 class Report(Protocol):
@@ -35,5 +37,5 @@ def progress(what: str, clock: Callable[[], float] = time.monotonic) -> Iterator
             log.info("%s: %d %%", what, 100 * done // total)
 
     yield report
-    if (seconds := clock() - started) >= _EVERY_S:
+    if (seconds := clock() - started) >= _LONG_S:
         log.info("%s: %.1f s", what, seconds)

@@ -35,8 +35,13 @@ class LoadedModel(NamedTuple):
     """Window of the cache; None: all context tokens are kept."""
 
 
-def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> LoadedModel:
-    """Load a Hugging Face model directory; of a model that ranks share, this rank's part.
+def load_model(
+    directory: Path, options: RunnerOptions, ranks: Ranks | None = None, accounted: bool = False
+) -> LoadedModel:
+    """Load a model directory; of a model that ranks share, this rank's part.
+
+    Args:
+        accounted: the names and shapes of the tensors were compared with the configuration before.
 
     Raises:
         SettingError: if an option is bad or the directory holds no model.
@@ -55,7 +60,8 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
             log.warning("%s; using the generic executor", error)
         else:
             weights = _open_weights(directory, options)
-            check_tensors(hf, config, in_llama_names(config, weights))
+            if not accounted:
+                check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks)
     if ranks is not None:
         raise SettingError("executor", options.executor, "ranks can only share our own decoder's models")

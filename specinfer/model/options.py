@@ -13,8 +13,7 @@ from specinfer.model.weights.quantise import BLOCK_TYPES
 
 NATIVE = ("native", "native-a8")
 WEIGHTS = ("converted", *NATIVE, *BLOCK_TYPES, "fp8")
-DEVICE_NATIVE = ("native", "native-a8")
-WEIGHTS = ("converted", "int8", "fp8")
+DEVICE_WEIGHTS = ("converted", "int8", "fp8")
 """Formats of the device executor's weights."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

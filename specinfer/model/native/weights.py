@@ -112,7 +112,7 @@ class WeightPacker:
         kinds = {blocks[0] for blocks in found if blocks is not None}
         if "W8A8" in kinds and not self._library.si_multiplies_bytes():
             raise UnavailableError("native kernels: weights = 'w8a8': the processor has AVX-512 without VNNI")
-        if len(kinds) == 1 and None not in found:
+        if len(kinds) == 1 and None not in found and kinds <= Storage.__members__.keys():
             rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
             self._library.si_set_quantised(self._model, layer, which, rows.data_ptr(), Storage[kinds.pop()])
             return

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.model.cache.sequence import blocks_for
-from specinfer.model.executor import is_native
 from specinfer.model.loading import LoadedModel, load_model
-from specinfer.model.options import DTYPES, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.early import WHAT
 from specinfer.model.probe.records import record_path, write_record
 from specinfer.model.probe.reference import (
     ReferenceModel,
@@ -24,10 +24,12 @@ from specinfer.model.probe.sample import layers_with_every_kind, read_sample
 from specinfer.model.probe.ways import WayDistance, compare_ways, prompt_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.generic import GenericExecutor, generic_config
-from specinfer.model.weights.account import model_of
+from specinfer.model.weights.account import check_tensors, model_of
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.weights.families import in_llama_names
+from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
-from specinfer.model.weights.source import kept_gguf
+from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
 from specinfer.progress import progress
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,6 @@ _ROUNDING_OF_HALVES = 0.2
 """The same for types of 16 bits."""
 _CACHE_TOKENS = 512
 _FEWEST_TOKENS = 6
-_WHAT = "comparing a few layers with transformers"
 
 
 class Probe(NamedTuple):
@@ -104,28 +105,20 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
     return Probe(used, differences)
 
 
-def check_before_loading(directory: Path, options: RunnerOptions) -> bool:
-    """Probe a GGUF file before its weights take memory; return False if that cannot be done before.
+def check_gguf_model(directory: Path, executor: str) -> None:
+    """Check the tensors of a GGUF file and probe it for an executor of ours; keep the result for later starts.
 
     Raises:
+        SettingError: if the directory has no such file.
         IncompatibleError: naming what differs.
     """
     gguf = kept_gguf(directory)
-    if gguf is None or options.executor == "generic":
-        return False
+    if gguf is None:
+        raise SettingError("model", str(directory), f"no {KEPT_GGUF} there")
     hf, generation = load_transformers_config(directory)
-    try:
-        config = from_transformers(hf, generation)
-    except IncompatibleError:  # `transformers` may run it, whole
-        return False
-    name = options.executor
-    if name in ("auto", "native"):
-        name = "native" if is_native(config, DTYPES[options.dtype], options.device) else "torch"
-    if not record_path(directory, name).is_file():
-        with progress(_WHAT):
-            probe = probe_gguf(gguf, hf, generation, "native" if name == "native" else "torch")
-        _keep(directory, name, probe)
-    return True
+    config, weights = from_transformers(hf, generation), GgufWeights(gguf, blocks=False)
+    check_tensors(hf, config, in_llama_names(config, weights))
+    _keep(directory, executor, probe_gguf(gguf, hf, generation, "native" if executor == "native" else "torch"))
 
 
 def check_directory(directory: Path) -> Probe:
@@ -154,7 +147,7 @@ def require_right(directory: Path, loaded: LoadedModel) -> Probe:
     Raises:
         IncompatibleError: naming what differs.
     """
-    with progress(_WHAT):
+    with progress(WHAT):
         probe = probe_loaded(directory, loaded)
     _keep(directory, loaded.executor.name, probe)
     return probe

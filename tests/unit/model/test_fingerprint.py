@@ -25,32 +25,32 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_copy_is_the_same_model(model: Path) -> None:
-    before = weights_fingerprint(model, "converted")
+    before = weights_fingerprint(model)
     (model / "config.json").write_text(json.dumps({"transformers_version": "6", "hidden_size": 4}))
     other = shutil.copytree(model, model.parent / "copy")
-    assert weights_fingerprint(other, "converted") == before
-    assert weights_fingerprint(other, "native") != before
+    assert weights_fingerprint(other) == before
+    assert weights_fingerprint(other) != before
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_every_tensor_counts(model: Path, name: str) -> None:
-    before = weights_fingerprint(model, "converted")
+    before = weights_fingerprint(model)
     tensors = load_file(model / "model.safetensors")
     tensors[name] = tensors[name] * 1.5
     save_file(tensors, model / "model.safetensors")
-    assert weights_fingerprint(model, "converted") != before
+    assert weights_fingerprint(model) != before
 
 
 def test_names_types_and_configuration_count(model: Path) -> None:
-    found = {weights_fingerprint(model, "converted")}
+    found = {weights_fingerprint(model)}
     (model / "config.json").write_text(json.dumps({"hidden_size": 5}))
-    found.add(weights_fingerprint(model, "converted"))
+    found.add(weights_fingerprint(model))
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
-    found.add(weights_fingerprint(model, "converted"))
+    found.add(weights_fingerprint(model))
     tensors = load_file(model / "model.safetensors")
     tensors["d"] = tensors.pop("a")
     save_file(tensors, model / "model.safetensors")
-    found.add(weights_fingerprint(model, "converted"))
+    found.add(weights_fingerprint(model))
     assert len(found) == 4
 
 
@@ -78,11 +78,11 @@ def test_a_large_model_is_sampled(model: Path) -> None:
 def test_a_broken_file_is_an_error(model: Path, content: bytes) -> None:
     (model / "model.safetensors").write_bytes(content)
     with pytest.raises(IncompatibleError, match=r"model\.safetensors"):
-        weights_fingerprint(model, "converted")
+        weights_fingerprint(model)
 
 
 def test_a_directory_without_weights(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="safetensors"):
-        weights_fingerprint(tmp_path, "converted")
+        weights_fingerprint(tmp_path)
     with pytest.raises(SettingError, match="gguf"):
-        weights_fingerprint(tmp_path, "native")
+        weights_fingerprint(tmp_path)

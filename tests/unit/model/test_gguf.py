@@ -19,7 +19,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors
 from specinfer.model.weights.config import from_transformers
-from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.source import KEPT_GGUF
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.gguf_files.reader import QuickReader
 from tests.support.gguf_files import Gguf

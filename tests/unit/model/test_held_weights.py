@@ -8,7 +8,7 @@ from specinfer.errors import UnavailableError
 from specinfer.model.held_weights import held_weights
 from specinfer.model.native import model as native_model
 from specinfer.model.options import RunnerOptions
-from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.source import KEPT_GGUF
 from tests.support.tiny_models import tiny_transformers
 
 AUTO = RunnerOptions(weights="auto")

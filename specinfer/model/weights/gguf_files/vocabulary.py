@@ -177,6 +177,7 @@ def save_tokenizer(architecture: str, vocabulary: Vocabulary, directory: Path) -
     if names:
         tokenizer.add_special_tokens({"additional_special_tokens": names}, replace_extra_special_tokens=False)
     tokenizer.save_pretrained(directory)
+    _declare(tokenizer.backend_tokenizer, directory / "tokenizer_config.json")
     path = directory / "tokenizer.json"
     stages = json.loads(path.read_text())
     vocabulary.adapt(stages)
@@ -185,6 +186,17 @@ def save_tokenizer(architecture: str, vocabulary: Vocabulary, directory: Path) -
         other = directory / "additional_chat_templates" / f"{name}.jinja"
         other.parent.mkdir(exist_ok=True)
         other.write_text(text)
+
+
+def _declare(backend: Any, path: Path) -> None:
+    """Name added tokens and their ids in `tokenizer_config.json`: it is read quickly."""
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    config = json.loads(path.read_text())
+    config["added_tokens_decoder"] = {
+        str(number): {flag: getattr(token, flag) for flag in flags}
+        for number, token in backend.get_added_tokens_decoder().items()
+    }
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
 def _of_transformers(architecture: str, vocabulary: Vocabulary) -> Any:
