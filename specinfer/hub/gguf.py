@@ -59,7 +59,7 @@ def derive(work: Path, path: Path, fingerprint: str) -> None:
     check_libraries()
     from specinfer.model.weights.derive import derive_directory
 
-    with progress(f"reading configuration and tokenizer of {path.name}"):
+    with progress(f"reading configuration and tokenizer of {path}"):
         found = derive_directory(path, work)
     record = {"file": str(path), "fingerprint": fingerprint, "made_by": _maker(), **found}
     (work / RECORD).write_text(json.dumps(record, indent=2) + "\n")

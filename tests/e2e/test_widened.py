@@ -21,7 +21,7 @@ def test_a_widened_model_gives_the_originals_text_with_its_speculators(
 ) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("SPECINFER_CACHE", str(tmp_path))
-        wide = widen(str(default_model), 2, lambda *_: None)
+        wide = widen(str(default_model), 2)
     prompt = Tokenizer.load(default_model).encode_chat([{"role": "user", "content": "Why is the sky blue?"}])
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     with LLM(str(wide), dtype="float32", adaptive=False, tree_nodes=4) as llm:
