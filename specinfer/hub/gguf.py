@@ -2,20 +2,31 @@
 
 import json
 import os
+import sys
 from functools import cache
 from hashlib import sha256
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from specinfer.apart import apart
 from specinfer.cache_directory import cache_directory
 from specinfer.errors import UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
 from specinfer.model.weights.gguf_files.parts import split_stem
-from specinfer.model.weights.source import KEPT_GGUF, RECORD, check_gguf, file_fingerprint, read_record
+from specinfer.model.weights.source import (
+    KEPT_GGUF,
+    LARGE_FILE,
+    RECORD,
+    check_gguf,
+    file_fingerprint,
+    read_record,
+)
 from specinfer.progress import progress
 
+_DERIVE = "specinfer.model.weights.derive"
+"""Module that loads torch, which a gateway is installed without."""
 _NEEDED = ("torch", "transformers", "gguf")
 
 
@@ -50,17 +61,19 @@ def gguf_directory(path: Path) -> Path:
 
 
 def derive(work: Path, path: Path, fingerprint: str) -> None:
-    """Write what a GGUF file says into a directory.
+    """Write what a GGUF file says into a directory; in a process of its own if that takes much memory.
 
     Raises:
         IncompatibleError: if something in it is not understood.
         UnavailableError: if a library is missing.
     """
     check_libraries()
-    from specinfer.model.weights.derive import derive_directory
-
     with progress(f"reading configuration and tokenizer of {path}"):
-        found = derive_directory(path, work)
+        if "torch" in sys.modules and path.stat().st_size < LARGE_FILE:
+            found = import_module(_DERIVE).derive_directory(path, work)
+        else:
+            with apart(_DERIVE, str(path), str(work)) as wait:
+                found = json.loads(wait())
     record = {"file": str(path), "fingerprint": fingerprint, "made_by": _maker(), **found}
     (work / RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
@@ -87,7 +100,9 @@ def refresh(directory: Path) -> None:
         with TemporaryDirectory(prefix=".again-", dir=directory) as name:
             work = Path(name)
             derive(work, path.readlink() if path.is_symlink() else path, file_fingerprint(path))
-            for made in sorted(work.rglob("*"), key=lambda file: file.name == RECORD):  # the record comes last
+            for made in sorted(
+                work.rglob("*"), key=lambda file: file.name == RECORD
+            ):  # the record comes last
                 if made.is_file():
                     place = directory / made.relative_to(work)
                     place.parent.mkdir(exist_ok=True)

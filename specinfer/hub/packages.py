@@ -96,7 +96,9 @@ def _download(requirement: str, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
-        raise UnavailableError(f"pip could not download {requirement}: {' '.join(done.stderr.split())[-300:]}")
+        raise UnavailableError(
+            f"pip could not download {requirement}: {' '.join(done.stderr.split())[-300:]}"
+        )
     return wheels[0]
 
 

@@ -144,7 +144,9 @@ def _file_from_hub(repository: str, source: GgufSource, work: Path) -> Path:
             return Path(hf_hub_download(repository, source.hub_file, local_dir=work))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UnavailableError(f"cannot fetch {source.hub_file} of {repository} from the hub: {reason}") from error
+        raise UnavailableError(
+            f"cannot fetch {source.hub_file} of {repository} from the hub: {reason}"
+        ) from error
 
 
 def _from_hub(hub_id: str, work: Path, patterns: Sequence[str]) -> None:

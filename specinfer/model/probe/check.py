@@ -118,7 +118,9 @@ def check_gguf_model(directory: Path, executor: str) -> None:
     hf, generation = load_transformers_config(directory)
     config, weights = from_transformers(hf, generation), GgufWeights(gguf, blocks=False)
     check_tensors(hf, config, in_llama_names(config, weights))
-    _keep(directory, executor, probe_gguf(gguf, hf, generation, "native" if executor == "native" else "torch"))
+    _keep(
+        directory, executor, probe_gguf(gguf, hf, generation, "native" if executor == "native" else "torch")
+    )
 
 
 def check_directory(directory: Path) -> Probe:

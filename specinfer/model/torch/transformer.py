@@ -18,8 +18,8 @@ from specinfer.model.torch.parts import Parts, Weights
 from specinfer.model.torch.rotary import rotary_tables
 from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
-from specinfer.progress import progress
 from specinfer.model.weights.families import POSITIONS
+from specinfer.progress import progress
 
 LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Attend], torch.Tensor]
 """(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""

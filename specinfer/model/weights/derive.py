@@ -1,9 +1,15 @@
-"""Derives a model directory from a GGUF file: configuration, tokenizer and chat templates, but no weights."""
+"""Derives a model directory from a GGUF file: configuration, tokenizer and chat templates, but no weights.
 
+As a program: `python -m specinfer.model.weights.derive FILE DIRECTORY`.
+"""
+
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specinfer.apart import finish
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
@@ -50,5 +56,9 @@ def _format(file_type: Any, sizes: Mapping[str, int]) -> str:
 
     known = {kind.value: kind.name for kind in gguf.LlamaFileType}
     if file_type in known:
-        return known[file_type].removeprefix("MOSTLY_").removeprefix("ALL_")
+        return str(known[file_type]).removeprefix("MOSTLY_").removeprefix("ALL_")
     return max(sizes, key=lambda kind: sizes[kind], default="?")
+
+
+if __name__ == "__main__":
+    sys.exit(finish(lambda: json.dumps(derive_directory(*map(Path, sys.argv[1:])))))

@@ -13,6 +13,8 @@ KEPT_GGUF = "source.gguf"
 """Name of the file, or of the link to it, in a model directory."""
 RECORD = "gguf.json"
 """Name of the record in a model directory."""
+LARGE_FILE = 1 << 28
+"""Bytes of a file from which work that takes much memory is done in a process of its own."""
 _MAGIC = b"GGUF"
 _HEAD = 16 << 20
 """Bytes from a file's start that are hashed: the metadata of nearly all files."""

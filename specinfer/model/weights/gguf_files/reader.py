@@ -44,7 +44,8 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         read = np.fromfile(self.path, np.uint8, rows.nbytes, offset=int(tensor.data_offset) + start * row)
         if read.nbytes != rows.nbytes:
             raise IncompatibleError(f"{self.path} ends in {tensor.name}")
-        return read.view(rows.dtype).reshape(rows.shape)
+        found: np.ndarray = read.view(rows.dtype).reshape(rows.shape)
+        return found
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         if raw_type == GGUFValueType.ARRAY:
