@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from tempfile import TemporaryFile
 
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.parent_process import ending_with_us
@@ -28,21 +27,18 @@ def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
         UnavailableError: if it failed otherwise.
     """
     command = ending_with_us([sys.executable, "-m", module, *arguments])
-    with (
-        TemporaryFile("w+") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
-    ):
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
 
         def wait() -> str:
-            output, _ = process.communicate()
+            output, errors = process.communicate()
             if process.returncode == _REFUSED:
                 raise IncompatibleError(output.strip())
             if process.returncode == _NOT_STORED:
                 number, _, reason = output.strip().partition(" ")
                 raise OSError(int(number), reason)
             if process.returncode:
-                errors.seek(0)
-                last = (errors.read().strip().splitlines() or ["no output"])[-1]
+                last = (errors.strip().splitlines() or ["no output"])[-1]
                 raise UnavailableError(f"{module} ended with code {process.returncode}: {last}")
             return output
 

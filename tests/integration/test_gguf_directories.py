@@ -16,7 +16,6 @@ from specinfer.hub import gguf as deriving
 from specinfer.hub import model_name, resolve_model
 from specinfer.hub.resolve import check_model_folder
 from specinfer.model.options import RunnerOptions
-from specinfer.model.probe import records
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.files import GgufWeights
@@ -24,7 +23,7 @@ from specinfer.model.weights.packed import open_checkpoint
 from specinfer.tokenizer import Tokenizer
 from tests.support.gguf_models import model_file, write_model_file
 
-FLOAT32 = RunnerOptions(dtype="float32", kv_tokens=256)
+FLOAT32 = RunnerOptions(dtype="float32", kv_tokens=256, executor="torch")
 
 
 @pytest.fixture(autouse=True)
@@ -123,12 +122,10 @@ def test_parts_of_a_split_file_are_found_next_to_it(tmp_path: Path, file: Path) 
     assert all(torch.equal(weights[name], whole[name]) for name in whole)
     assert model_name(str(linked[0])) == "tiny"
     assert directory.name.startswith("tiny-")
-    found = {records.record_path(directory, "torch")}
     data = bytearray((tmp_path / "blobs" / f"{2:064x}").read_bytes())
     data[-1] ^= 1
     (tmp_path / "blobs" / f"{2:064x}").write_bytes(bytes(data))
     assert resolve_model(str(linked[0])) != directory, "every part counts"
-    assert len(found) == 1
 
 
 @pytest.mark.parametrize("more", [0, 6000])
@@ -137,9 +134,9 @@ def test_ends_are_found_by_name_in_vocabularies_of_any_size(more: int, tmp_path:
     tokenizer = Tokenizer.load(directory)
     names = [tokenizer.text_of_token(token) for token in load_config(directory).eos_token_ids]
     assert names == ["</s>", "<|im_end|>", "<|eot_id|>"]
-    assert tokenizer.decode(
-        tokenizer.encode("The sky") + [tokenizer.special_token("<|im_end|>") or 0]
-    ).endswith("The sky")
+    assert tokenizer.decode([*tokenizer.encode("The sky"), tokenizer.encode_part("<|im_end|>")[0]]).endswith(
+        "sky"
+    )
 
 
 @pytest.mark.parametrize("stored", [True, False])

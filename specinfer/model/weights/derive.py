@@ -4,6 +4,8 @@ As a program: `python -m specinfer.model.weights.derive FILE DIRECTORY`.
 """
 
 import json
+import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +29,8 @@ def derive_directory(gguf: Path, directory: Path) -> dict[str, Any]:
     except (SpecInferError, OSError):
         raise
     except Exception as error:  # raised for values of another kind than files have
+        if full := re.search(r"\(os error (\d+)\)", str(error)):  # the tokenizers library could not write
+            raise OSError(int(full[1]), os.strerror(int(full[1]))) from error
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise IncompatibleError(f"cannot read {gguf} as a GGUF file: {what}") from error
 
