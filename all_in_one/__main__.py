@@ -5,6 +5,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib import import_module
+from threading import Thread
 
 from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -23,6 +25,7 @@ from gateway.app import (
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
 from specinfer.drafters.pools import check_speculator, resident_flags
+from specinfer.hub import model_name
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
 from specinfer.service.metrics import service_registry
@@ -40,7 +43,7 @@ async def serve(settings: ServeSettings) -> None:
     tokenizer = await check_before_loading(settings, own)
     registries = [service_registry(), CollectorRegistry(), CollectorRegistry()]
     ending, thread = asyncio.Event(), EngineThread("engine")
-    name = next(iter(settings.model_names), settings.model)
+    name = next(iter(settings.model_names), model_name(settings.model))
     async with (
         verifier(settings, thread, registries[1]),
         gateway(own, tokenizer, registries[2], name) as one,
@@ -149,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # before torch: its idle threads would take the others' cores
+    Thread(
+        target=import_module, args=["torch"], daemon=True
+    ).start()  # takes seconds, next to what comes first
     run_service(PROGRAM, ServeSettings, argv, lambda _: "server", serve)
 
 

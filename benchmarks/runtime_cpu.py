@@ -15,6 +15,7 @@ import torch
 import typer
 
 from benchmarks.drafts.prompts import mixed_texts
+from benchmarks.float_model import write_float_model
 from benchmarks.publish import RESULTS, publish, write
 from benchmarks.runtime import in_process, ours, services
 from benchmarks.runtime.peers import VARIANTS, PeerProcess, gguf_files
@@ -174,7 +175,7 @@ def make_task(file: Path, new_tokens: int) -> dict[str, Any]:
     prompts = [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
     text = tokenizer.encode(" ".join(turns))
     return {
-        "model": str(directory),
+        "model": str(write_float_model(MODEL)),
         "prompts": prompts,
         "long_prompt": text[:1024],
         "new_tokens": new_tokens,

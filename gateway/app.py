@@ -39,7 +39,7 @@ from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
 from gateway.store.leases import LeaseStore
 from gateway.store.requests import RequestStore
 from specinfer.errors import UnavailableError
-from specinfer.hub import resolve_model
+from specinfer.hub import model_name, resolve_model
 from specinfer.planning.learned import load_weights
 from specinfer.planning.learned_training import StepRecorder
 from specinfer.service.stream import MeterInterceptor
@@ -125,7 +125,9 @@ async def build_gateway(
         SettingError: if a setting is wrong.
     """
     gateway_id = secrets.token_hex(8)
-    metrics = GatewayMetrics(registry, (served_name or settings.model) if settings.vllm_metrics else "")
+    metrics = GatewayMetrics(
+        registry, (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
+    )
     observer, token_streams = Observer(metrics, RequestTraces(tracer) if tracer else None), TokenStreams()
     watches = Watches()
     callers = Callers.load(settings.key_file)

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.errors import IncompatibleError
-from specinfer.hub import resolve_model
+from specinfer.hub import model_name, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.service.threads import EngineThread
@@ -84,7 +84,7 @@ def describe(
     """Return the answer of `Describe`; `pass_costs` are (tokens, seconds)."""
     config, limits = engine.runner.config, engine.limits
     return verifier_pb2.DescribeVerifierReply(
-        model=settings.model,
+        model=model_name(settings.model),
         vocab_size=config.vocab_size,
         tokenizer_fingerprint=identity.tokenizer_fingerprint,
         max_context_len=limits.max_context_len,

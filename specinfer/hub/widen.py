@@ -5,21 +5,20 @@ of drafts stays what it really is.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
-from specinfer.hub.resolve import model_directory, resolve_model
+from specinfer.hub.resolve import model_directory, model_name, resolve_model
+from specinfer.progress import progress
 
 
-def widen(model: str, factor: int, report: Callable[[int, int], None]) -> Path:
+def widen(model: str, factor: int) -> Path:
     """Write MODEL-widened-FACTOR into the cache and return its directory.
 
     Args:
         model: as `resolve_model` takes it.
         factor: how many times as many neurons each MLP gets: a power of two.
-        report: receives the number of finished tensors and of all.
 
     Raises:
         InvalidInputError: if the factor is bad or the widened model is there already.
@@ -28,8 +27,8 @@ def widen(model: str, factor: int, report: Callable[[int, int], None]) -> Path:
     """
     if factor < 2 or factor & (factor - 1):
         raise InvalidInputError("factor", factor, "must be a power of two, 2 or more")
-    source = resolve_model(model).resolve()
-    target = model_directory(f"{source.name}-widened-{factor}")
+    source, name = resolve_model(model).resolve(), model_name(model)
+    target = model_directory(f"{name}-widened-{factor}")
     if target.exists():
         raise InvalidInputError("model", model, f"is widened already: {target}")
     try:
@@ -37,8 +36,8 @@ def widen(model: str, factor: int, report: Callable[[int, int], None]) -> Path:
     except ModuleNotFoundError as error:
         raise UnavailableError(f"widening needs {error.name}: pip install '.[model]'") from error
     try:
-        with atomic_directory(target) as work:
-            widen_model(source, work, factor, source.name, report)
+        with atomic_directory(target) as work, progress(f"widening {name}") as report:
+            widen_model(source, work, factor, name, report)
     except OSError as error:
         raise UnavailableError(f"cannot store {target}: {error.strerror or error}") from error
     return target

@@ -19,10 +19,10 @@ from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.account import check_rope, check_tensors, load_whole
 from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
+from specinfer.model.weights.source import kept_gguf
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,13 @@ class LoadedModel(NamedTuple):
     """Formats in which the weights are held."""
 
 
-def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> LoadedModel:
-    """Load a Hugging Face model directory; of a model that ranks share, this rank's part.
+def load_model(
+    directory: Path, options: RunnerOptions, ranks: Ranks | None = None, accounted: bool = False
+) -> LoadedModel:
+    """Load a model directory; of a model that ranks share, this rank's part.
+
+    Args:
+        accounted: the names and shapes of the tensors were compared with the configuration before.
 
     Raises:
         SettingError: if an option is bad or the directory holds no model.
@@ -60,7 +65,8 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
             log.warning("%s; using the generic executor", error)
         else:
             weights = _open_weights(directory, options)
-            check_tensors(hf, config, in_llama_names(config, weights))
+            if not accounted:
+                check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks)
     if ranks is not None:
         raise SettingError("executor", options.executor, "ranks can only share our own decoder's models")
@@ -117,8 +123,8 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
 
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
-    path = directory / KEPT_GGUF
-    if path.is_file():
+    path = kept_gguf(directory)
+    if path is not None:
         return GgufWeights(path)
     # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
     return open_checkpoint(directory, options.device if options.executor == "gpu" else "cpu")

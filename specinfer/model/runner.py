@@ -23,6 +23,7 @@ from specinfer.model.loading import build_model, load_model, wrap_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
 from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.probe.early import checked_early
 from specinfer.model.probe.records import record_path
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.torch.parts import Weights
@@ -58,9 +59,12 @@ class ModelRunner:
         Raises:
             IncompatibleError: if it does not compute what `transformers` does with it.
         """
-        loaded = load_model(directory, options, ranks)
-        first = ranks is None or ranks.place.rank == 0
-        if first and not record_path(directory, loaded.executor.name).is_file():
+        if ranks is None:
+            with checked_early(directory, options) as checked:
+                loaded = load_model(directory, options, accounted=checked)
+        else:
+            loaded, checked = load_model(directory, options, ranks), ranks.place.rank > 0
+        if not checked and not record_path(directory, loaded.executor.name).is_file():
             from specinfer.model.probe.check import require_right  # loads the models of transformers
 
             require_right(directory, loaded)

@@ -9,6 +9,7 @@ from statistics import median
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,13 @@ def measure_passes(
     (default model, bfloat16, two cores with AVX-512). What it misses the gateway finds out while it serves
     (`specinfer.planning.pass_times`).
     """
+    with progress("measuring passes"):
+        costs = list(_measure(runner, budget_s, clock, most_tokens).items())
+    log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
+    return costs
+
+
+def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], most_tokens: int) -> Costs:
     sequence = runner.open()
     try:
         positions = min(runner.cache.capacity_tokens, runner.config.max_positions)
@@ -72,9 +80,7 @@ def measure_passes(
             found[size] = median([one_pass(size) for _ in range(1 if slow else 2)])
     finally:
         runner.cache.release(sequence)
-    costs = list(found.items())
-    log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
-    return costs
+    return found
 
 
 def undisturbed(measure: Callable[[], Costs]) -> Costs:

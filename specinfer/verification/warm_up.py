@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from itertools import product
 
+from specinfer.progress import progress
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
@@ -29,12 +30,13 @@ def warm_up(engine: VerifierEngine, clock: Callable[[], float] = time.perf_count
     limits = engine.limits
     most = min(limits.max_nodes, limits.max_step_tokens, limits.max_context_len) - 1
     steps = product((GREEDY, _SAMPLED) * _ROUNDS, _SIZES)
-    for number, (sampling, nodes) in enumerate(steps):
-        started = clock()
-        engine.verify([VerifyJob(_NAME, 0, [0], _chain(min(nodes, most)), sampling, prompt_len=1)])
-        engine.release([_NAME])
-        if number and clock() - started > _SLOW_S:
-            return
+    with progress("warming up"):
+        for number, (sampling, nodes) in enumerate(steps):
+            started = clock()
+            engine.verify([VerifyJob(_NAME, 0, [0], _chain(min(nodes, most)), sampling, prompt_len=1)])
+            engine.release([_NAME])
+            if number and clock() - started > _SLOW_S:
+                return
 
 
 def _chain(nodes: int) -> TokenTree:

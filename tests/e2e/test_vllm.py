@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.float_model import write_float_model
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
+from specinfer.hub import DEFAULT_MODEL
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 
@@ -64,10 +66,11 @@ def vllm(task: Mapping[str, Any], **environment: str) -> list[dict[str, Any]]:
 def test_vllm_says_the_same_in_fewer_steps_and_outlives_the_speculators(
     default_model: Path, service: tuple[str, Child]
 ) -> None:
+    model = write_float_model(DEFAULT_MODEL)
     tokenizer = Tokenizer.load(default_model)
     turns = read_prompts(ROOT / "tests" / "data" / "prompts.jsonl")[: len(NEW_TOKENS)]
     prompts = [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
-    task = {"model": str(default_model), "prompts": prompts, "new_tokens": NEW_TOKENS}
+    task = {"model": str(model), "prompts": prompts, "new_tokens": NEW_TOKENS}
     address, child = service
     (plain,) = vllm({**task, "speculative_config": None, "end_process": 0})
     speculative = {**task, "speculative_config": PROPOSER, "end_process": child.pid}

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from specinfer import LLM, SamplingParams
 from specinfer.hub.widen import widen
+from specinfer.model.weights.account import load_whole
 from specinfer.tokenizer import Tokenizer
 from tests.support.tiny_models import reference_logits
 
@@ -21,13 +21,13 @@ def test_a_widened_model_gives_the_originals_text_with_its_speculators(
 ) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("SPECINFER_CACHE", str(tmp_path))
-        wide = widen(str(default_model), 2, lambda *_: None)
+        wide = widen(str(default_model), 2)
     prompt = Tokenizer.load(default_model).encode_chat([{"role": "user", "content": "Why is the sky blue?"}])
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     with LLM(str(wide), dtype="float32", adaptive=False, tree_nodes=4) as llm:
         (answer,) = llm.generate({"prompt_token_ids": prompt}, sampling)
     token_ids = list(answer.outputs[0].token_ids)
-    original = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32)
+    original = load_whole(default_model, "llama", torch.float32)
     logits = reference_logits(original, [*prompt, *token_ids])
     assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == token_ids
     assert len(token_ids) == NEW_TOKENS

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.parent_process import ending_with_us
+from specinfer.progress import LOGGER
 from specinfer.service.channel import split_address
 
 DEFAULT_METRICS_PORT = 9464
@@ -94,6 +96,10 @@ def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
     return 0
 
 
+_PROGRESS = re.compile(rf'{re.escape(LOGGER)}(?:: |", "message": ")([^"\n]*)')
+"""Lines of progress in a log, as text or JSON."""
+
+
 class Child:
     """One child process."""
 
@@ -125,6 +131,11 @@ class Child:
         """Return the last line of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "(no output)"
+
+    def progress(self) -> str:
+        """Return the latest progress in its log; empty if there is none."""
+        found = _PROGRESS.findall(self._log.read_text(errors="replace"))
+        return found[-1] if found else ""
 
     def terminate(self) -> None:
         """Request its end by a signal."""

@@ -8,33 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from specinfer.cli.connection import Connection
 from specinfer.cli.local.system import LocalOptions, LocalSystem
-from specinfer.cli.show import console, progress_bar
+from specinfer.cli.show import waiting
 from specinfer.errors import SpecInferError
-from specinfer.hub.pull import find_source, pull_model
+from specinfer.hub.pull import pull_model
 
 if TYPE_CHECKING:
     from specinfer.cli.local.in_process import InProcessClient
 
 
-def pull(model: str, source: str, tokenizer_only: bool = False) -> Path:
+def pull(model: str, source: str = "auto", tokenizer_only: bool = False) -> Path:
     """Pull a model with a progress display."""
-    find_source(model, source)  # a bad name is one line, without a display around it
-    with progress_bar() as bar:
-        task = bar.add_task(f"pulling {model}", total=None)
-        return pull_model(
-            model,
-            source,
-            lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
-            tokenizer_only,
-        )
+    with waiting(f"pulling {model}"):
+        return pull_model(model, source, tokenizer_only)
 
 
 @contextmanager
 def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
-    """Yield a running local system, with a spinner while it starts."""
+    """Yield a running local system; show progress while it starts."""
     system = LocalSystem(options)
-    with console.status("starting") as spinner:
-        system.report = spinner.update
+    with waiting("starting") as report:
+        system.report = report
         system.__enter__()
     try:
         yield system
@@ -46,14 +39,14 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
 
 
 def load_in_process(model: str, speculators: Sequence[str] | None, **options: Any) -> "InProcessClient":
-    """Return a client that answers in this process, with a spinner while the model is loaded.
+    """Return a client that answers in this process, showing progress while the model is loaded.
 
     Raises:
         SettingError: naming the option and its value.
     """
     from specinfer.cli.local.in_process import InProcessClient  # loads torch
 
-    with console.status("loading"):
+    with waiting("loading"):
         return InProcessClient.load(model, speculators, **options)
 
 

@@ -264,12 +264,15 @@ class LocalSystem:
     def _wait(self, name: str, address: str) -> None:
         """Wait until our own service answers there, not one that has got its address before it."""
         self.report(f"starting {name}")
-        child = self.children[name]
+        child, shown = self.children[name], ""
         deadline = time.monotonic() + START_TIMEOUT_S
         with grpc.insecure_channel(address, [*_TRY_OFTEN, *direct()]) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline:
                 child.check()
+                if (found := child.progress()) != shown:
+                    self.report(f"{name}: {found}")
+                    shown = found
                 try:
                     request = health_pb2.HealthCheckRequest(service=instance_service(self.instance))
                     reply = stub.Check(request, timeout=1.0, wait_for_ready=True)

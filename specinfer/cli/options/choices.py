@@ -25,6 +25,7 @@ class DecompositionChoice(StrEnum):
 class Source(StrEnum):
     """Source of a registered model."""
 
+    AUTO = "auto"
     WHEEL = "wheel"
     HUB = "hub"
 

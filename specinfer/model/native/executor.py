@@ -22,6 +22,7 @@ from specinfer.model.native.stream import StreamedMatrices
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.progress import progress
 from specinfer.tree import TokenTree
 
 assert BLOCK == BLOCK_TOKENS  # the kernels lay keys and values out by it
@@ -79,11 +80,13 @@ class NativeExecutor:
     def _pack(self, weights: Weights) -> torch.Tensor:
         """Pack all weights; return the embedding table, which the kernels read in place."""
         packer = self._model.packer(weights)
-        for layer in range(self.config.layers):
-            packer.pack_layer(layer)
-            if self._streamed is not None:
-                self._streamed.put_away(layer)
-        return packer.pack_ends()
+        with progress("reading and packing weights") as report:
+            for layer in range(self.config.layers):
+                packer.pack_layer(layer)
+                if self._streamed is not None:
+                    self._streamed.put_away(layer)
+                report(layer + 1, self.config.layers + 1)
+            return packer.pack_ends()
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Return the float32 logits [R, V] of one pass; write its keys and values into the cache."""

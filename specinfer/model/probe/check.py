@@ -7,27 +7,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.loading import LoadedModel, load_model
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.early import WHAT
 from specinfer.model.probe.records import record_path, write_record
 from specinfer.model.probe.reference import (
-    FEWEST_LAYERS,
     ReferenceModel,
     few_layers,
     first_layers_of,
     layer_lists,
     quiet,
 )
+from specinfer.model.probe.sample import layers_with_every_kind, read_sample
 from specinfer.model.probe.ways import WayDistance, compare_ways, prompt_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.generic import GenericExecutor, generic_config
-from specinfer.model.weights.account import check_kept
+from specinfer.model.weights.account import check_tensors, model_of
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
+from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
+from specinfer.progress import progress
 
 log = logging.getLogger(__name__)
 _ROUNDING = {torch.float32: 1e-3}
@@ -64,6 +67,22 @@ def probe_generic(model: Any) -> Probe:
     return Probe("generic", differences)
 
 
+def probe_gguf(path: Path, hf: Any, generation: Any | None, executor: str) -> Probe:
+    """Compare a few layers of a GGUF file under an executor of ours with `transformers`, in float32.
+
+    Raises:
+        IncompatibleError: naming what differs.
+    """
+    small, tensors = read_sample(path, hf)
+    with quiet():
+        config = from_transformers(small, generation)
+        options = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, executor=executor)
+        runner = ModelRunner.build(config, tensors, options)
+        differences = _compare(runner, model_of(small, tensors, torch.float32), small)
+    _judge(config.family, differences, _ROUNDING[torch.float32], [])
+    return Probe(executor, differences)
+
+
 def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
     """Compare a checkpoint that was loaded with `transformers`, on a few layers in float32.
 
@@ -73,18 +92,35 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
     if isinstance(loaded.executor, GenericExecutor):
         return probe_generic(loaded.executor.model)
     hf, generation = load_transformers_config(directory)
-    config = from_transformers(hf, generation)
-    if (directory / KEPT_GGUF).is_file():
-        check_kept(config, GgufWeights(directory / KEPT_GGUF), open_checkpoint(directory))
-    count = min(FEWEST_LAYERS, config.layers)
-    weights = open_checkpoint(directory)
     used = "native" if loaded.executor.name == "native" else "torch"
+    gguf = kept_gguf(directory)
+    if gguf is not None:
+        return probe_gguf(gguf, hf, generation, used)
+    config, count = from_transformers(hf, generation), layers_with_every_kind(hf)
     small = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, executor=used, layers=count)
     with quiet():
-        runner = ModelRunner.build(config, weights, small)
+        runner = ModelRunner.build(config, open_checkpoint(directory), small)
         differences = _compare(runner, first_layers_of(directory, hf, count), hf)
     _judge(config.family, differences, _ROUNDING[torch.float32], [])
     return Probe(used, differences)
+
+
+def check_gguf_model(directory: Path, executor: str) -> None:
+    """Check the tensors of a GGUF file and probe it for an executor of ours; keep the result for later starts.
+
+    Raises:
+        SettingError: if the directory has no such file.
+        IncompatibleError: naming what differs.
+    """
+    gguf = kept_gguf(directory)
+    if gguf is None:
+        raise SettingError("model", str(directory), f"no {KEPT_GGUF} there")
+    hf, generation = load_transformers_config(directory)
+    config, weights = from_transformers(hf, generation), GgufWeights(gguf, blocks=False)
+    check_tensors(hf, config, in_llama_names(config, weights))
+    _keep(
+        directory, executor, probe_gguf(gguf, hf, generation, "native" if executor == "native" else "torch")
+    )
 
 
 def check_directory(directory: Path) -> Probe:
@@ -96,10 +132,11 @@ def check_directory(directory: Path) -> Probe:
     """
     hf, generation = load_transformers_config(directory)
     try:
-        layers = min(FEWEST_LAYERS, from_transformers(hf, generation).layers)
+        from_transformers(hf, generation)
     except IncompatibleError:  # it is run by `transformers`, whole
         options = RunnerOptions(kv_tokens=_CACHE_TOKENS)
     else:
+        layers = layers_with_every_kind(hf)
         options = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, layers=layers)
     with quiet():
         loaded = load_model(directory, options)
@@ -112,12 +149,17 @@ def require_right(directory: Path, loaded: LoadedModel) -> Probe:
     Raises:
         IncompatibleError: naming what differs.
     """
-    probe = probe_loaded(directory, loaded)
+    with progress(WHAT):
+        probe = probe_loaded(directory, loaded)
+    _keep(directory, loaded.executor.name, probe)
+    return probe
+
+
+def _keep(directory: Path, executor: str, probe: Probe) -> None:
     distances = {difference.way: difference.distance for difference in probe.differences}
     content: dict[str, object] = {"model": str(directory), "executor": probe.executor, "distances": distances}
-    write_record(record_path(directory, loaded.executor.name), content)
+    write_record(record_path(directory, executor), content)
     log.info("%s computes what transformers does (farthest logit %.1e)", directory, max(distances.values()))
-    return probe
 
 
 def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:

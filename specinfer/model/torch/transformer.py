@@ -19,6 +19,7 @@ from specinfer.model.torch.rotary import rotary_tables
 from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
+from specinfer.progress import progress
 
 LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Attend], torch.Tensor]
 """(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""
@@ -70,7 +71,11 @@ class Transformer:
     def _make_layers(self, weights: Weights) -> Sequence[LayerCall]:
         """Return all decoder layers, in order."""
         parts = Parts(self.config, weights, self.dtype, self.device)
-        layers = [self.layer_type(index, self.config, parts) for index in range(self.config.layers)]
+        layers, count = [], self.config.layers
+        with progress("reading weights") as report:
+            for index in range(count):
+                layers.append(self.layer_type(index, self.config, parts))
+                report(index + 1, count)
         self.weight_bytes += parts.loaded_bytes
         return layers
 

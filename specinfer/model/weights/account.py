@@ -14,9 +14,9 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config import ModelConfig, rotary
-from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
 from specinfer.model.weights.files import GgufWeights, shape_of
+from specinfer.model.weights.source import kept_gguf
 
 HEAD = "lm_head.weight"
 _FIRST_LAYER = "model.layers.0."
@@ -105,33 +105,38 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
         )
 
 
-def check_kept(config: ModelConfig, kept: GgufWeights, converted: Mapping[str, torch.Tensor]) -> None:
-    """Check that the file beside a converted model is the one that it was made of, by a few of its tensors.
-
-    Raises:
-        IncompatibleError: naming what differs.
-    """
-    check_rope(config, kept)
-    for name in kept:
-        if not (name.startswith(_FIRST_LAYER) or name == "model.norm.weight"):
-            continue
-        if name not in converted or not torch.equal(kept[name].to(torch.bfloat16), converted[name]):
-            raise IncompatibleError(
-                f"{KEPT_GGUF} is not what the weights beside it were made of: {name} differs"
-            )
-
-
 def load_whole(directory: Path, family: str, dtype: torch.dtype) -> Any:
     """Return the `transformers` model of a directory, every tensor of which it has used.
 
     Raises:
         IncompatibleError: naming tensors that are missing, of another shape, or of no use.
     """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    gguf = kept_gguf(directory)
+    if gguf is not None:
+        weights = GgufWeights(gguf, blocks=False)
+        tensors = {name: weights[name].to(dtype) for name in weights}
+        return model_of(AutoConfig.from_pretrained(directory), tensors, dtype)
+    return _loaded(AutoModelForCausalLM, directory, family, dtype, {})
+
+
+def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Any:
+    """Return the `transformers` model of a configuration, with these tensors.
+
+    Raises:
+        IncompatibleError: naming tensors that are missing, of another shape, or of no use.
+    """
     from transformers import AutoModelForCausalLM
 
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    return _loaded(kind, None, config.model_type, dtype, {"config": config, "state_dict": dict(tensors)})
+
+
+def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, options: Any) -> Any:
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        model, found = kind.from_pretrained(
+            directory, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     except Exception as error:  # it is the code of a model, which may raise anything
         what = f"{type(error).__name__}: {error}".splitlines()[0]

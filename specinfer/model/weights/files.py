@@ -4,6 +4,7 @@ Tensors are read one at a time on request, so that a model never lies twice in m
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,13 @@ from specinfer.model.weights.gguf_files.names import ROPE_FACTORS, hf_names
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
 
+BLOCKS = frozenset(
+    {
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    }
+)
+"""Types of GGUF matrices that are handed out as they are stored."""
 _WHOLE = "model.safetensors"
 
 
@@ -147,18 +155,25 @@ def _opened(path: Path) -> Any:
 
 
 class GgufWeights(Mapping[str, torch.Tensor]):
-    """All tensors of a GGUF file and its further parts, dequantised to float32, under Hugging Face names."""
+    """All tensors of a GGUF file and its further parts, dequantised to float32, under Hugging Face names.
 
-    def __init__(self, path: Path) -> None:
+    Each tensor is read from the file on request: pages of a mapped file would count as memory of the process.
+    """
+
+    def __init__(self, path: Path, blocks: bool = True) -> None:
         """Open the file.
+
+        Args:
+            blocks: False makes `blocks` return nothing, so that all weights count as numbers.
 
         Raises:
             IncompatibleError: if parts or metadata are missing, or if something in it is not understood.
         """
+        self._blocks = blocks
         readers = read_parts(path)
         self.parts = len(readers)
         """Number of files."""
-        self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        self._tensors = {tensor.name: (reader, tensor) for reader in readers for tensor in reader.tensors}
         self.metadata = Metadata(read_fields(readers[0]))
         self._first = readers[0]
         family = self.metadata.architecture
@@ -181,7 +196,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
                 f"GGUF: tensor {unused[0]} is not understood ({len(unused)} such tensors)"
             )
         plain = {kind.name for kind in gguf.quants._type_traits} | {"F32", "F16"}
-        for name, tensor in self._tensors.items():
+        for name, (_, tensor) in self._tensors.items():
             if tensor.tensor_type.name not in plain:
                 raise IncompatibleError(
                     f"GGUF: {name} has type {tensor.tensor_type.name}: cannot be dequantised"
@@ -190,13 +205,27 @@ class GgufWeights(Mapping[str, torch.Tensor]):
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Metadata about the tokenizer."""
-        return Vocabulary({name: field.contents() for name, field in self._first.fields.items()})
+        return Vocabulary({name: self._first.value(name) for name in self._first.fields})
 
     @property
     def rope_factors(self) -> list[float] | None:
         """Divisors of the rotary frequencies, if the file has them."""
-        stored = self._tensors.get(ROPE_FACTORS)
-        return None if stored is None else [float(factor) for factor in stored.data]
+        if ROPE_FACTORS not in self._tensors:
+            return None
+        _, stored = self._tensors[ROPE_FACTORS]
+        return [float(factor) for factor in stored.data]
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(int(tensor.n_elements) for _, tensor in self._tensors.values())
+
+    def bytes_by_type(self) -> Counter[str]:
+        """Return the bytes of all tensors of each type."""
+        found = Counter[str]()
+        for _, tensor in self._tensors.values():
+            found[tensor.tensor_type.name] += int(tensor.n_bytes)
+        return found
 
     def config(self) -> Any:
         """Return the configuration of `transformers` that the metadata describes.
@@ -204,31 +233,47 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         Raises:
             IncompatibleError: naming keys that are missing or not understood.
         """
-        shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in self._tensors.items()}
+        shapes = {name: tuple(map(int, reversed(t.shape))) for name, (_, t) in self._tensors.items()}
         return gguf_config(self.metadata, shapes, self.rope_factors)
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        return self._numbers(name)
+
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
+        """Return a part of a tensor; only its rows are read, unless they are stored in another order."""
+        if span.dim or self._row_heads(name):
+            return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
+        return self._numbers(name, span.start, span.stop)
+
+    def _numbers(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         import gguf
 
-        stored = self._tensors[self._names[name]]
-        array = np.array(gguf.dequantize(stored.data, stored.tensor_type), np.float32)
-        tensor = self._in_order(name, torch.from_numpy(array))
+        reader, stored = self._tensors[self._names[name]]
+        array = gguf.dequantize(reader.bytes_of(stored, start, stop), stored.tensor_type)
+        tensor = self._in_order(name, torch.from_numpy(np.asarray(array, np.float32)))
         return tensor - 1 if self._raised and name.endswith("norm.weight") else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
-        return tuple(int(size) for size in reversed(self._tensors[self._names[name]].shape))
+        return tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
 
     def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix in its stored format; None for other types."""
-        stored = self._tensors[self._names[name]]
-        if stored.tensor_type.name not in ("Q4_1", "Q8_0"):
+        """Return a quantised matrix as stored: (name of its type, bytes [N, bytes of a row]); None for numbers."""
+        reader, stored = self._tensors[self._names[name]]
+        kind = stored.tensor_type.name
+        if not self._blocks or kind not in BLOCKS:
             return None
-        return stored.tensor_type.name, self._in_order(name, torch.from_numpy(np.array(stored.data)))
+        return kind, self._in_order(name, torch.from_numpy(reader.bytes_of(stored)))
+
+    def _row_heads(self, name: str) -> int:
+        """Return the number of heads by which rows are reordered; 0 if they are not."""
+        if self._permuted and ".q_proj." in name:
+            return self._heads
+        return self._kv_heads if self._permuted and ".k_proj." in name else 0
 
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        heads = self._heads if ".q_proj." in name else self._kv_heads
-        if not self._permuted or not (".q_proj." in name or ".k_proj." in name):
+        heads = self._row_heads(name)
+        if not heads:
             return rows
         if len(rows) % (2 * heads):
             raise IncompatibleError(f"{name} has {len(rows)} rows: must be twice a multiple of {heads} heads")

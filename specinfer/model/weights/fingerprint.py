@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
+from specinfer.model.weights.source import kept_gguf
 
 _SAMPLE_BYTES = 4096
 _SAMPLES_OF_A_TENSOR = 3
@@ -40,7 +41,8 @@ def weights_fingerprint(directory: Path) -> str:
         path = directory / name
         digest.update(f"{name}\0{_configuration(path) if path.is_file() else ''}\0".encode())
     for path in _weight_files(directory):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        name = "" if path.suffix == ".gguf" else path.name  # a link has another name than its file
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             for start, stop in _samples(path, file):
                 file.seek(start)
@@ -49,7 +51,10 @@ def weights_fingerprint(directory: Path) -> str:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    patterns = (KEPT_GGUF, "*.safetensors", "*.bin")
+    gguf = kept_gguf(directory)
+    if gguf is not None:
+        return paths_of_parts(split_name(gguf))
+    patterns = ("*.safetensors", "*.bin")
     for pattern in patterns:
         if found := sorted(directory.glob(pattern)):
             return found

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.beside import copy_beside
 from specinfer.model.weights.config import load_config
-from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.packed import open_checkpoint
 
 _SHARD_BYTES = 1 << 30
 """Bytes of weights in one file: all that is held in memory at once."""
@@ -69,7 +69,7 @@ def widen_model(source: Path, directory: Path, factor: int, original: str, repor
         raise IncompatibleError(
             f"{original} is a widened model: widen {config['widened']['original']} instead"
         )
-    _write_shards(SafetensorsWeights(source), directory, factor, report)
+    _write_shards(open_checkpoint(source), directory, factor, report)
     (directory / "config.json").write_text(
         json.dumps(widen_config(config, factor, original), indent=2) + "\n"
     )

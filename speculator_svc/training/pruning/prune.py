@@ -16,7 +16,7 @@ from specinfer.hub.atomic_directory import atomic_directory
 from specinfer.model.torch.surgery import Surgery
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.prune import (
     LayerCut,
     check_prunable,
@@ -180,7 +180,7 @@ def prune(
         raise SettingError("corpus", str(corpus[0]), "has no continuation of a short prompt")
     with _result(out) as work:  # before the measuring, which takes minutes
         try:
-            pruned = Pruning(SafetensorsWeights(directory), config, text, place).run(size)
+            pruned = Pruning(open_checkpoint(directory), config, text, place).run(size)
         except KeyboardInterrupt as error:
             raise InterruptionError("nothing was written") from error
         verdict, kept = pruned.verdict, ", ".join(str(cut.layer) for cut in pruned.cuts)

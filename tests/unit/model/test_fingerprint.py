@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.fingerprint import _samples, weights_fingerprint
+from specinfer.model.weights.source import file_fingerprint
 
 
 @pytest.fixture
@@ -52,13 +53,18 @@ def test_names_types_and_configuration_count(model: Path) -> None:
     assert len(found) == 4
 
 
-def test_the_gguf_file_counts_where_it_is_served(model: Path) -> None:
-    data = b"GGUF" + bytes(range(256)) * 40000
+def test_the_gguf_file_counts_where_there_is_one(model: Path) -> None:
     found = {weights_fingerprint(model)}
-    for last in (0, 1):
-        (model / "source.gguf").write_bytes(data + bytes([last]))
+    data = bytearray(b"GGUF" + bytes(range(256)) * 40000)
+    for changed in (4, -1):
+        data[changed] ^= 1
+        (model / "source.gguf").write_bytes(bytes(data))
         found.add(weights_fingerprint(model))
-    assert len(found) == 3
+    (model / "source.gguf").rename(model / "other.gguf")
+    (model / "source.gguf").symlink_to(model / "other.gguf")
+    (model / "gguf.json").write_text(json.dumps({"fingerprint": file_fingerprint(model / "other.gguf")}))
+    found.add(weights_fingerprint(model))
+    assert len(found) == 3, "a link is the file that it leads to"
 
 
 def test_a_large_model_is_sampled(model: Path) -> None:

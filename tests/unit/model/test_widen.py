@@ -35,11 +35,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def saved(family: str, directory: Path) -> Path:
-    """A tiny model in bfloat16 with a tokenizer and a GGUF file beside it."""
+    """A tiny model in bfloat16 with a tokenizer beside it."""
     tiny_transformers(family).to(torch.bfloat16).save_pretrained(directory)
     ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text("{}")
-    (directory / "source.gguf").write_bytes(b"the blocks of the original")
     return directory
 
 
@@ -48,7 +47,7 @@ def saved(family: str, directory: Path) -> Path:
 def test_the_function_is_kept(family: str, factor: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(widening, "_SHARD_BYTES", 20_000)  # several files
     source = saved(family, cache / "tiny")
-    wide = widen(str(source), factor, lambda *_: None)
+    wide = widen(str(source), factor)
     assert len(list(wide.glob("*.safetensors"))) > 2
     assert load_config(wide).intermediate_size == factor * load_config(source).intermediate_size
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -72,7 +71,7 @@ def test_a_wrong_factor_would_be_seen(cache: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(widening, "widen_tensor", wrong)
     source = saved("llama", cache / "tiny")
-    same = AutoModelForCausalLM.from_pretrained(widen(str(source), 2, lambda *_: None), dtype=torch.float32)
+    same = AutoModelForCausalLM.from_pretrained(widen(str(source), 2), dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     difference = reference_logits(same, ROWS[0]) - reference_logits(model, ROWS[0])
     assert difference.abs().max() > 1e-3
@@ -81,7 +80,7 @@ def test_a_wrong_factor_would_be_seen(cache: Path, monkeypatch: pytest.MonkeyPat
 def test_speculators_of_the_original_draft_for_it(cache: Path) -> None:
     """They share the vocabulary, and trained ones the embeddings."""
     source = saved("llama", cache / "tiny")
-    wide = widen(str(source), 4, lambda *_: None)
+    wide = widen(str(source), 4)
     assert Tokenizer.load(wide).fingerprint() == Tokenizer.load(source).fingerprint()
     prints = [embedding_fingerprint(open_weights(path, load_config(path))) for path in (source, wide)]
     assert prints[0] == prints[1]
@@ -94,7 +93,6 @@ def test_it_is_called_widened_everywhere(cache: Path, monkeypatch: pytest.Monkey
     wide = resolve_model("small-widened-4")
     assert json.loads((wide / "config.json").read_text())["widened"] == {"original": "small", "factor": 4}
     assert (original_of(wide), original_of(source), original_of(cache)) == ("small", None, None)
-    assert not (wide / "source.gguf").exists(), "--weights native would serve the original"
     assert not any("widened" in name for name in known_models())
     monkeypatch.setitem(TRAINED, "small", {"ssm": "an-ssm"})
     for name in ("small", "small-widened-4", str(wide)):
@@ -106,7 +104,7 @@ def test_it_is_called_widened_everywhere(cache: Path, monkeypatch: pytest.Monkey
 def test_a_bad_factor_is_named(factor: int, cache: Path) -> None:
     saved("llama", cache / "tiny")
     with pytest.raises(InvalidInputError, match=f"factor = {factor}: must be a power of two"):
-        widen(str(cache / "tiny"), factor, lambda *_: None)
+        widen(str(cache / "tiny"), factor)
 
 
 def test_nothing_is_overwritten_and_nothing_half_done(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,18 +112,15 @@ def test_nothing_is_overwritten_and_nothing_half_done(cache: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(widening, "save_file", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            widen(source, 2, lambda *_: None)
+            widen(source, 2)
     assert list((cache / "models").iterdir()) == []
-    counted: list[tuple[int, int]] = []
-    wide = widen(source, 2, lambda done, total: counted.append((done, total)))
-    assert counted[0][0] == 0
-    assert counted[-1][0] == counted[-1][1] > 10
+    wide = widen(source, 2)
     with pytest.raises(InvalidInputError, match=r"model = '.*tiny': is widened already: .*tiny-widened-2"):
-        widen(source, 2, lambda *_: None)
+        widen(source, 2)
     with pytest.raises(IncompatibleError, match="tiny-widened-2 is a widened model: widen tiny instead"):
-        widen(str(wide), 2, lambda *_: None)
+        widen(str(wide), 2)
     with pytest.raises(SettingError, match="model = 'nobody'"):
-        widen("nobody", 2, lambda *_: None)
+        widen("nobody", 2)
 
 
 def interrupt(*_: object, **__: object) -> None:
@@ -135,5 +130,5 @@ def interrupt(*_: object, **__: object) -> None:
 def test_other_families_are_refused(cache: Path) -> None:
     tiny_generic("gpt2").save_pretrained(cache / "gpt2")
     with pytest.raises(IncompatibleError, match="model_type = 'gpt2'"):
-        widen(str(cache / "gpt2"), 2, lambda *_: None)
+        widen(str(cache / "gpt2"), 2)
     assert list((cache / "models").iterdir()) == []

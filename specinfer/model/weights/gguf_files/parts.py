@@ -2,15 +2,43 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specinfer.errors import IncompatibleError
+
+if TYPE_CHECKING:
+    from specinfer.model.weights.gguf_files.reader import QuickReader
 
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
-def read_parts(path: Path) -> list[Any]:
+def split_stem(name: str) -> str:
+    """Return a file's name without ending and number of its part."""
+    named = _NAME.fullmatch(name)
+    return named["stem"] if named else Path(name).stem
+
+
+def split_name(path: Path) -> Path:
+    """Follow links until a name is that of a part; return the path itself if there is none."""
+    link = path
+    while _NAME.fullmatch(link.name) is None and link.is_symlink():
+        link = link.parent / link.readlink()
+    return link if _NAME.fullmatch(link.name) else path
+
+
+def paths_of_parts(path: Path) -> list[Path]:
+    """Return the paths of all parts of a model whose first file this is; by name alone, missing ones too."""
+    named = _NAME.fullmatch(path.name)
+    if named is None:
+        return [path]
+    count = int(named["count"])
+    return [path.with_name(f"{named['stem']}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+
+
+def read_parts(path: Path) -> "list[QuickReader]":
     """Return a reader of the file, or of all parts in order if it is the first of several.
+
+    Other parts lie next to the file. If it is a link with another name, they lie next to what it links to.
 
     Raises:
         IncompatibleError: if it is not GGUF, is another part than the first, or if parts are missing.
@@ -19,11 +47,12 @@ def read_parts(path: Path) -> list[Any]:
     count, number = (_number(first, f"split.{name}") for name in ("count", "no"))
     if count <= 1:
         return [first]
+    path = split_name(path)
     named = _NAME.fullmatch(path.name)
     if number != 0 or named is None or int(named["count"]) != count:
         whole = f"part {number + 1} of {count} of a split model"
         raise IncompatibleError(f"{path.name} is {whole}: give the first, NAME-00001-of-{count:05}.gguf")
-    paths = [path.with_name(f"{named['stem']}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+    paths = paths_of_parts(path)
     if missing := [part.name for part in paths if not part.is_file()]:
         raise IncompatibleError(f"{path.name} is split in {count}: {missing[0]} is not beside it")
     readers = [first, *map(_reader, paths[1:])]
@@ -39,16 +68,16 @@ def read_parts(path: Path) -> list[Any]:
     return readers
 
 
-def read_fields(reader: Any) -> dict[str, Any]:
+def read_fields(reader: "QuickReader") -> dict[str, Any]:
     """Return the metadata of a file, without the lists of a vocabulary, which are long."""
     return {
-        name: field.contents()
-        for name, field in reader.fields.items()
+        name: reader.value(name)
+        for name in reader.fields
         if not name.startswith("tokenizer.") or name.endswith("_id")
     }
 
 
-def _reader(path: Path) -> Any:
+def _reader(path: Path) -> "QuickReader":
     from specinfer.model.weights.gguf_files.reader import QuickReader  # loads gguf
 
     try:
@@ -57,6 +86,5 @@ def _reader(path: Path) -> Any:
         raise IncompatibleError(f"cannot read {path} as a GGUF file: {error}") from error
 
 
-def _number(reader: Any, name: str) -> int:
-    field = reader.fields.get(name)
-    return 0 if field is None else int(field.contents())
+def _number(reader: "QuickReader", name: str) -> int:
+    return int(reader.value(name)) if name in reader.fields else 0

@@ -1,30 +1,67 @@
-"""A reader of GGUF files that steps over the lists of a vocabulary.
+"""Reads GGUF files without touching their tensors, and the long lists of a vocabulary only on request.
 
-`gguf` makes two numpy arrays of each of their entries: three seconds of a start for 49,152 tokens and as many merges.
+`gguf` makes two numpy arrays of each entry of a list: 20 seconds for a vocabulary of 150,000 tokens.
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
 import gguf
 import numpy as np
 from gguf.constants import GGUFEndian, GGUFValueType
 
+from specinfer.errors import IncompatibleError
+
 _LONG = 4096
-"""Entries from which a list is stepped over; those of metadata that is read here have one for each layer at most."""
+"""Number of entries from which a list is stepped over."""
 
 
 class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
-    """`GGUFReader`, whose long lists have no entries."""
+    """`GGUFReader` that steps over long lists; `value` reads them at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._lists: dict[int, tuple[GGUFValueType, int]] = {}
+        """Kind and length of each list that was stepped over, by the offset of its value."""
+        self.path = path
+        super().__init__(path)
+
+    def value(self, name: str) -> Any:
+        """Return a metadata value, long lists included."""
+        field = self.fields[name]
+        offset = field.offset + 8 + len(name.encode()) + 4  # length, name, type
+        if offset not in self._lists:
+            return field.contents()
+        return self._read_list(offset + 12, *self._lists[offset])
+
+    def bytes_of(self, tensor: Any, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Read a tensor's rows `start` to `stop` from the file, as stored.
+
+        Raises:
+            IncompatibleError: if the file has become shorter.
+        """
+        rows = tensor.data[start:stop]
+        row = rows.nbytes // len(rows) if len(rows) else 0
+        read = np.fromfile(self.path, np.uint8, rows.nbytes, offset=int(tensor.data_offset) + start * row)
+        if read.nbytes != rows.nbytes:
+            raise IncompatibleError(f"{self.path} ends in {tensor.name}")
+        found: np.ndarray = read.view(rows.dtype).reshape(rows.shape)
+        return found
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         if raw_type == GGUFValueType.ARRAY:
             kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
             if count[0] > _LONG and kind[0] != GGUFValueType.ARRAY:
                 size = kind.nbytes + count.nbytes
-                size += self._size_of(orig_offs + size, GGUFValueType(kind[0]), int(count[0]))
-                return size, [kind, count], [], [GGUFValueType.ARRAY, GGUFValueType(kind[0])]
-        found: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
-        return found
+                found = GGUFValueType(kind[0]), int(count[0])
+                size += self._size_of(orig_offs + size, *found)
+                self._lists[orig_offs] = found
+                return size, [kind, count], [], [GGUFValueType.ARRAY, found[0]]
+        parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
+        return parts
+
+    @property
+    def _order(self) -> Literal["little", "big"]:
+        return "little" if self.endianess == GGUFEndian.LITTLE else "big"
 
     def _size_of(self, start: int, kind: GGUFValueType, count: int) -> int:
         """Return the bytes of a list's entries.
@@ -34,10 +71,20 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         """
         if kind != GGUFValueType.STRING:
             return count * int(np.dtype(self.gguf_scalar_to_np[kind]).itemsize)
-        data, at, end = memoryview(self.data), start, len(self.data) - 8
-        order: Literal["little", "big"] = "little" if self.endianess == GGUFEndian.LITTLE else "big"
+        data, at, end, order = memoryview(self.data), start, len(self.data) - 8, self._order
         for _ in range(count):
             if at > end:
                 raise IndexError("a list ends behind the file")
             at += 8 + int.from_bytes(data[at : at + 8], order)
         return at - start
+
+    def _read_list(self, start: int, kind: GGUFValueType, count: int) -> list[Any]:
+        if kind != GGUFValueType.STRING:
+            values: list[Any] = self._get(start, self.gguf_scalar_to_np[kind], count).tolist()
+            return values
+        data, at, order, texts = memoryview(self.data), start, self._order, []
+        for _ in range(count):
+            size = int.from_bytes(data[at : at + 8], order)
+            texts.append(str(data[at + 8 : at + 8 + size], "utf-8"))
+            at += 8 + size
+        return texts

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from specinfer.errors import IncompatibleError
@@ -16,6 +15,22 @@ from specinfer.errors import IncompatibleError
 _PREFIX = "tokenizer.ggml."
 _TEMPLATES = "tokenizer.chat_template."
 _KEYS = ("eos", "eot", "eom")
+_FOR_TRANSFORMERS = {
+    "model": "tokenizer_type",
+    "pre": "pre_tokenizer_type",
+    "tokens": "tokens",
+    "scores": "scores",
+    "token_type": "token_type",
+    "merges": "merges",
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "unknown_token_id": "unk_token_id",
+    "padding_token_id": "pad_token_id",
+    "add_space_prefix": "add_prefix_space",
+}
+"""Keys of a file, and their names in `transformers`."""
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+"""Special tokens of `transformers`, and their names in keys of a file."""
 _CONTROL = 3
 """Type of tokens that are no text."""
 _TURN_ENDS = frozenset(
@@ -101,6 +116,28 @@ class Vocabulary:
         unsaid = self._get("add_bos_token") is None and self._get("model") == "gpt2"
         return True if unsaid and self._get("pre") in _BOS_BY_DEFAULT else None
 
+    def for_transformers(self) -> dict[str, Any]:
+        """Return the values under the names by which `transformers` builds a tokenizer."""
+        found = {short: self._get(key) for key, short in _FOR_TRANSFORMERS.items()}
+        return {short: value for short, value in found.items() if value is not None}
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of a tokenizer of `transformers`: special tokens, ends, chat template."""
+        found: dict[str, Any] = {
+            f"{name}_token": None if (token := self._get(f"{key}_token_id")) is None else self.tokens[token]
+            for name, key in _SPECIAL.items()
+        }
+        if (template := self._fields.get("tokenizer.chat_template")) is not None:
+            found["chat_template"] = template
+        for name in ("add_bos_token", "add_eos_token"):
+            if (value := self._get(name)) is not None:
+                found[name] = value
+        if self._get("model") == "llama":
+            found.setdefault("add_bos_token", True)
+        if self.begins_with_bos() and found["bos_token"] is not None:
+            found["add_bos_token"] = True
+        return found
+
     def _adapt_bytes(self, stages: dict[str, Any]) -> None:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
@@ -127,30 +164,20 @@ class Vocabulary:
             decoder["decoders"] = [stage for stage in decoder["decoders"] if stage["type"] != "Strip"]
 
 
-def save_tokenizer(gguf: Path, vocabulary: Vocabulary, directory: Path) -> None:
+def save_tokenizer(architecture: str, vocabulary: Vocabulary, directory: Path) -> None:
     """Write the tokenizer of a GGUF file into a model directory.
 
     Raises:
         IncompatibleError: naming a key that is not understood.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        with TemporaryDirectory() as alone:  # files of another tokenizer beside it would be read
-            (Path(alone) / gguf.name).symlink_to(gguf.resolve())
-            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=gguf.name)
-    except KeyError as error:
-        raise IncompatibleError(f"GGUF: the tokenizer lacks {error}") from error
-    except ValueError as error:
-        raise IncompatibleError(f"GGUF: the tokenizer is not understood: {error}") from error
-    if vocabulary.begins_with_bos() and tokenizer.bos_token is not None:
-        tokenizer.add_bos_token = True
+    tokenizer = _of_transformers(architecture, vocabulary)
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     plain = [token for token in vocabulary.end_tokens() if not (token in added and added[token].special)]
     names = [name for token in plain if (name := tokenizer.backend_tokenizer.id_to_token(token)) is not None]
     if names:
         tokenizer.add_special_tokens({"additional_special_tokens": names}, replace_extra_special_tokens=False)
     tokenizer.save_pretrained(directory)
+    _declare(tokenizer.backend_tokenizer, directory / "tokenizer_config.json")
     path = directory / "tokenizer.json"
     stages = json.loads(path.read_text())
     vocabulary.adapt(stages)
@@ -159,3 +186,31 @@ def save_tokenizer(gguf: Path, vocabulary: Vocabulary, directory: Path) -> None:
         other = directory / "additional_chat_templates" / f"{name}.jinja"
         other.parent.mkdir(exist_ok=True)
         other.write_text(text)
+
+
+def _declare(backend: Any, path: Path) -> None:
+    """Name added tokens and their ids in `tokenizer_config.json`: it is read quickly."""
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    config = json.loads(path.read_text())
+    config["added_tokens_decoder"] = {
+        str(number): {flag: getattr(token, flag) for flag in flags}
+        for number, token in backend.get_added_tokens_decoder().items()
+    }
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def _of_transformers(architecture: str, vocabulary: Vocabulary) -> Any:
+    """Return the tokenizer that `transformers` makes of the metadata.
+
+    Its own reading of the file takes 20 seconds for a vocabulary of 150,000 tokens.
+    """
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import convert_gguf_tokenizer
+
+    try:
+        backend, _ = convert_gguf_tokenizer(architecture, vocabulary.for_transformers())
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **vocabulary.options())
+    except KeyError as error:
+        raise IncompatibleError(f"GGUF: the tokenizer lacks {error}") from error
+    except ValueError as error:
+        raise IncompatibleError(f"GGUF: the tokenizer is not understood: {error}") from error

@@ -15,18 +15,22 @@ from typing import Any
 
 import torch
 
-from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.packed.dequantised import DequantisedWeights
 from specinfer.model.weights.packed.scheme import read_scheme
+from specinfer.model.weights.source import kept_gguf
 
 
 def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.Tensor]:
-    """Return the tensors of a model directory, quantised ones as numbers.
+    """Return the tensors of a model directory, quantised ones as numbers: of its GGUF file, if it has one.
 
     Raises:
         SettingError: if there are none.
         IncompatibleError: if their quantisation is not understood, naming it.
     """
+    gguf = kept_gguf(directory)
+    if gguf is not None:
+        return GgufWeights(gguf, blocks=False)
     scheme = read_scheme(directory)
     weights = SafetensorsWeights(directory, device)
     return weights if scheme is None else DequantisedWeights(weights, scheme)

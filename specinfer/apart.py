@@ -1,0 +1,61 @@
+"""Work in a process of its own, whose memory is free again when it ends.
+
+The module that runs there ends with `sys.exit(finish(work))`, where `work` returns its output.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
+from specinfer.parent_process import ending_with_us
+
+_REFUSED, _NOT_STORED = 3, 4
+"""Exit codes: one of our errors, an error of the file system; standard output has the message."""
+
+
+@contextmanager
+def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
+    """Start a module of ours; the yielded function waits for its end and returns its output.
+
+    It is killed if it has not ended with the block.
+
+    Raises:
+        IncompatibleError: if it refused its input.
+        OSError: if it could not read or write a file.
+        UnavailableError: if it failed otherwise.
+    """
+    command = ending_with_us([sys.executable, "-m", module, *arguments])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+
+        def wait() -> str:
+            output, errors = process.communicate()
+            if process.returncode == _REFUSED:
+                raise IncompatibleError(output.strip())
+            if process.returncode == _NOT_STORED:
+                number, _, reason = output.strip().partition(" ")
+                raise OSError(int(number), reason)
+            if process.returncode:
+                last = (errors.strip().splitlines() or ["no output"])[-1]
+                raise UnavailableError(f"{module} ended with code {process.returncode}: {last}")
+            return output
+
+        try:
+            yield wait
+        finally:
+            process.kill()
+
+
+def finish(work: Callable[[], str]) -> int:
+    """Run the work of a module; print its output, or the reason of its failure; return the exit code."""
+    try:
+        print(work())
+    except SpecInferError as error:
+        print(error)
+        return _REFUSED
+    except OSError as error:
+        print(error.errno or 0, error.strerror or error)
+        return _NOT_STORED
+    return 0

@@ -1,0 +1,137 @@
+"""Model directories of GGUF files: derived once, kept in the cache, and made again after a change of our code."""
+
+import json
+import os
+import sys
+from functools import cache
+from hashlib import sha256
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from specinfer.apart import apart
+from specinfer.cache_directory import cache_directory
+from specinfer.errors import UnavailableError
+from specinfer.hub.atomic_directory import atomic_directory
+from specinfer.model.weights.gguf_files.parts import split_stem
+from specinfer.model.weights.source import (
+    KEPT_GGUF,
+    LARGE_FILE,
+    RECORD,
+    check_gguf,
+    file_fingerprint,
+    read_record,
+)
+from specinfer.progress import progress
+
+_DERIVE = "specinfer.model.weights.derive"
+"""Module that loads torch, which a gateway is installed without."""
+_NEEDED = ("torch", "transformers", "gguf")
+
+
+def derived_directories() -> Path:
+    """Return the folder of all directories that were derived from files elsewhere; it may not exist."""
+    return cache_directory() / "gguf"
+
+
+def gguf_directory(path: Path) -> Path:
+    """Return the model directory of a GGUF file, which holds a link to it; make it if there is none.
+
+    Raises:
+        SettingError: if this is no GGUF file.
+        IncompatibleError: if something in it is not understood.
+        UnavailableError: if the directory cannot be made.
+    """
+    check_gguf(path)
+    path = path.absolute()
+    fingerprint = file_fingerprint(path)
+    target = derived_directories() / f"{split_stem(path.name)}-{fingerprint}"
+    if not (target / "config.json").is_file():
+        try:
+            with atomic_directory(target) as work:
+                (work / KEPT_GGUF).symlink_to(path)
+                derive(work, path, fingerprint)
+        except OSError as error:
+            raise UnavailableError(f"cannot store {target}: {error.strerror or error}") from error
+        return target
+    _point(target, path)
+    refresh(target)
+    return target
+
+
+def derive(work: Path, path: Path, fingerprint: str) -> None:
+    """Write what a GGUF file says into a directory; in a process of its own if that takes much memory.
+
+    Raises:
+        IncompatibleError: if something in it is not understood.
+        UnavailableError: if a library is missing.
+    """
+    check_libraries()
+    with progress(f"reading configuration and tokenizer of {path}"):
+        if "torch" in sys.modules and path.stat().st_size < LARGE_FILE:
+            found = import_module(_DERIVE).derive_directory(path, work)
+        else:
+            with apart(_DERIVE, str(path), str(work)) as wait:
+                found = json.loads(wait())
+    record = {"file": str(path), "fingerprint": fingerprint, "made_by": _maker(), **found}
+    (work / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def check_libraries() -> None:
+    """Check that a GGUF file can be read here: a gateway is installed without what that needs.
+
+    Raises:
+        UnavailableError: naming what is missing.
+    """
+    if missing := _missing():
+        raise UnavailableError(f"reading a GGUF file needs {missing}: pip install '.[model]'")
+
+
+def refresh(directory: Path) -> None:
+    """Make a directory's files again if other code of ours or other versions made them.
+
+    It keeps the directory, which other processes may be reading; where a library is missing it is left as it is.
+    """
+    path = directory / KEPT_GGUF
+    if not path.is_file() or read_record(directory).get("made_by") == _maker() or _missing():
+        return
+    try:
+        with TemporaryDirectory(prefix=".again-", dir=directory) as name:
+            work = Path(name)
+            derive(work, path.readlink() if path.is_symlink() else path, file_fingerprint(path))
+            for made in sorted(
+                work.rglob("*"), key=lambda file: file.name == RECORD
+            ):  # the record comes last
+                if made.is_file():
+                    place = directory / made.relative_to(work)
+                    place.parent.mkdir(exist_ok=True)
+                    os.replace(made, place)
+    except OSError as error:
+        raise UnavailableError(f"cannot store {directory}: {error.strerror or error}") from error
+    for old in directory.glob("*.safetensors"):  # earlier versions converted the weights
+        old.unlink()
+
+
+def _missing() -> str:
+    return next((name for name in _NEEDED if find_spec(name) is None), "")
+
+
+def _point(directory: Path, path: Path) -> None:
+    """Let the link lead to a file with the same content."""
+    link = directory / KEPT_GGUF
+    if link.is_symlink() and link.readlink() == path:
+        return
+    part = directory / f".{KEPT_GGUF}-{os.getpid()}"
+    part.symlink_to(path)
+    os.replace(part, link)
+
+
+@cache
+def _maker() -> str:
+    """Return a hash of the code and the version of `transformers` that make directories."""
+    root = Path(__file__).parents[1] / "model" / "weights"
+    digest = sha256(metadata.version("transformers").encode())
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

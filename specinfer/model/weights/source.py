@@ -1,0 +1,84 @@
+"""The GGUF file that a model directory was derived from: a link to it or the file itself, and a record of both."""
+
+import json
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from specinfer.errors import SettingError
+from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
+
+KEPT_GGUF = "source.gguf"
+"""Name of the file, or of the link to it, in a model directory."""
+RECORD = "gguf.json"
+"""Name of the record in a model directory."""
+LARGE_FILE = 1 << 28
+"""Bytes of a file from which work that takes much memory is done in a process of its own."""
+_MAGIC = b"GGUF"
+_HEAD = 16 << 20
+"""Bytes from a file's start that are hashed: the metadata of nearly all files."""
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def kept_gguf(directory: Path) -> Path | None:
+    """Return the GGUF file of a model directory; None if it has none.
+
+    Raises:
+        SettingError: if the linked file is gone, or another one is there now.
+    """
+    path = directory / KEPT_GGUF
+    if not path.is_symlink():
+        return path if path.is_file() else None
+    target = path.parent / path.readlink()
+    if not target.is_file():
+        raise SettingError("model", str(directory), f"{target} is gone: give the file where it is now")
+    if read_record(directory).get("fingerprint") != file_fingerprint(target):
+        raise SettingError("model", str(directory), f"{target} is another file now: give the file itself")
+    return path
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """Return what was noted about a model directory; empty if nothing was."""
+    try:
+        found = json.loads((directory / RECORD).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def check_gguf(path: Path) -> None:
+    """Check that this is a GGUF file, by its first bytes.
+
+    Raises:
+        SettingError: if it is none, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+    except FileNotFoundError as error:
+        raise SettingError("model", str(path), "no such file") from error
+    except OSError as error:
+        raise SettingError("model", str(path), f"cannot be read: {error.strerror}") from error
+    if start != _MAGIC:
+        raise SettingError("model", str(path), f"is no GGUF file: begins with {start!r}, not {_MAGIC!r}")
+
+
+def file_fingerprint(path: Path) -> str:
+    """Return a short hash of a GGUF file and its further parts: of sizes, metadata and samples."""
+    parts = [part for part in paths_of_parts(split_name(path)) if part.is_file()]
+    stats = [(part, stat.st_size, stat.st_mtime_ns) for part in parts for stat in [part.stat()]]
+    return _fingerprint(tuple(stats))
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(parts: tuple[tuple[Path, int, int], ...]) -> str:
+    digest = sha256()
+    for path, size, _ in parts:
+        digest.update(f"{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_HEAD))
+            for sample in range(_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * (sample + 1) // _SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:12]

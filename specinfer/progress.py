@@ -1,0 +1,41 @@
+"""Reports work that takes seconds, as log lines of one logger: `packing weights: 40 %`.
+
+Services write them to their logs; the command line shows them while it waits.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+LOGGER = "specinfer.progress"
+log = logging.getLogger(LOGGER)
+_EVERY_S = 2.0
+"""Seconds between two lines about the same work."""
+_LONG_S = 1.0
+"""Seconds of work from which its end is reported."""
+
+
+class Report(Protocol):
+    """Receives the amount of finished work and that of all."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Log the share, unless a line was logged just before."""
+
+
+@contextmanager
+def progress(what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
+    """Log the beginning of some work and its progress; its seconds if it took more than one."""
+    started = last = clock()
+    log.info("%s", what)
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if total > 0 and clock() - last >= _EVERY_S:
+            last = clock()
+            log.info("%s: %d %%", what, 100 * done // total)
+
+    yield report
+    if (seconds := clock() - started) >= _LONG_S:
+        log.info("%s: %.1f s", what, seconds)
