@@ -54,6 +54,11 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
                 raise
             log.warning("%s; using the generic executor", error)
         else:
+            if config.max_positions < hf.max_position_embeddings:
+                log.warning(
+                    "model_type = %r: served up to %d positions (rope_type = 'longrope')",
+                    *(hf.model_type, config.max_positions),
+                )
             weights = _open_weights(directory, options)
             check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks)
@@ -84,6 +89,7 @@ def build_model(
     check_options(options)
     if options.layers is not None:
         config = config.first_layers(options.layers)
+    config = _known_to_parts(config, options, ranks)
     window = _window(config, options)
     if isinstance(weights, GgufWeights):
         check_rope(config, weights)
@@ -125,6 +131,19 @@ def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
             "weights", options.weights, f"{directory} has no {KEPT_GGUF}: pull the model again"
         )
     return GgufWeights(path, byte_activations=options.weights == "native-a8")
+
+
+def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:
+    """Return the model as far as all chosen parts know its layers.
+
+    Raises:
+        IncompatibleError: naming the part and what it does not know.
+    """
+    if ranks is not None:
+        return config.like_llama("ranks that share a model")
+    if options.executor == "device":
+        return config.like_llama("executor = 'device'")
+    return config.like_llama(f"kv_window = {options.kv_window}") if options.kv_window else config
 
 
 def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:

@@ -36,6 +36,8 @@ _ROUNDING_OF_HALVES = 0.2
 """The same for types of 16 bits."""
 _CACHE_TOKENS = 512
 _FEWEST_TOKENS = 6
+_WINDOW = 16
+"""Greatest window of layers that are compared."""
 
 
 class Probe(NamedTuple):
@@ -73,10 +75,12 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
     if isinstance(loaded.executor, GenericExecutor):
         return probe_generic(loaded.executor.model)
     hf, generation = load_transformers_config(directory)
+    if getattr(hf, "sliding_window", None):
+        hf.sliding_window = min(hf.sliding_window, _WINDOW)  # one that the prompt is longer than
     config = from_transformers(hf, generation)
     if (directory / KEPT_GGUF).is_file():
         check_kept(config, GgufWeights(directory / KEPT_GGUF), open_checkpoint(directory))
-    count = min(FEWEST_LAYERS, config.layers)
+    count = _fewest_layers(config)
     weights = open_checkpoint(directory)
     used = "native" if loaded.executor.name == "native" else "torch"
     small = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, executor=used, layers=count)
@@ -96,7 +100,7 @@ def check_directory(directory: Path) -> Probe:
     """
     hf, generation = load_transformers_config(directory)
     try:
-        layers = min(FEWEST_LAYERS, from_transformers(hf, generation).layers)
+        layers = _fewest_layers(from_transformers(hf, generation))
     except IncompatibleError:  # it is run by `transformers`, whole
         options = RunnerOptions(kv_tokens=_CACHE_TOKENS)
     else:
@@ -118,6 +122,11 @@ def require_right(directory: Path, loaded: LoadedModel) -> Probe:
     write_record(record_path(directory, loaded.executor.name), content)
     log.info("%s computes what transformers does (farthest logit %.1e)", directory, max(distances.values()))
     return probe
+
+
+def _fewest_layers(config: ModelConfig) -> int:
+    """Return the number of first layers to compare: of every kind at least one."""
+    return min(max(FEWEST_LAYERS, config.varied_layers), config.layers)
 
 
 def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:

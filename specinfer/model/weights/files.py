@@ -14,8 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.weights.gguf_files.metadata import Metadata, gguf_config, one_count
-from specinfer.model.weights.gguf_files.names import ROPE_FACTORS, hf_names
+from specinfer.model.families import gguf_layout
+from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata, one_count
+from specinfer.model.weights.gguf_files.names import ROPE_TENSORS, hf_names
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
 from specinfer.model.weights.quantise import Blocks
@@ -162,22 +163,20 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self.metadata = Metadata(read_fields(readers[0]))
         self._first = readers[0]
-        family = self.metadata.architecture
-        # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
-        self._permuted, self._raised = family == "llama", family == "gemma3"
+        self._layout = gguf_layout(self.metadata.architecture)
         self._heads = one_count(self.metadata, "attention.head_count")
         self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
             raise IncompatibleError(f"GGUF: block_count = {layers}: there are {len(self._tensors)} tensors")
-        self._names = {hf: name for hf, name in hf_names(family, layers) if name in self._tensors}
+        self._names = {hf: name for hf, name in hf_names(self._layout.parts, layers) if name in self._tensors}
         self._check_tensors()
 
     def _check_tensors(self) -> None:
         """Check that each tensor of the file is used, and can be read."""
         import gguf
 
-        if unused := sorted(self._tensors.keys() - self._names.values() - {ROPE_FACTORS}):
+        if unused := sorted(self._tensors.keys() - self._names.values() - ROPE_TENSORS):
             raise IncompatibleError(
                 f"GGUF: tensor {unused[0]} is not understood ({len(unused)} such tensors)"
             )
@@ -194,10 +193,9 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return Vocabulary({name: field.contents() for name, field in self._first.fields.items()})
 
     @property
-    def rope_factors(self) -> list[float] | None:
-        """Divisors of the rotary frequencies, if the file has them."""
-        stored = self._tensors.get(ROPE_FACTORS)
-        return None if stored is None else [float(factor) for factor in stored.data]
+    def rope_factors(self) -> dict[str, list[float]]:
+        """Lists of divisors of the rotary frequencies that the file has."""
+        return {name: self._tensors[name].data.tolist() for name in ROPE_TENSORS & self._tensors.keys()}
 
     def config(self) -> Any:
         """Return the configuration of `transformers` that the metadata describes.
@@ -206,7 +204,11 @@ class GgufWeights(Mapping[str, torch.Tensor]):
             IncompatibleError: naming keys that are missing or not understood.
         """
         shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in self._tensors.items()}
-        return gguf_config(self.metadata, shapes, self.rope_factors)
+        file = GgufFile(self.metadata, shapes, self.rope_factors)
+        common = file.common_fields()
+        config, own = self._layout.config(file)
+        self.metadata.check_used()
+        return config(**(common | own))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         import gguf
@@ -214,7 +216,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         stored = self._tensors[self._names[name]]
         array = np.array(gguf.dequantize(stored.data, stored.tensor_type), np.float32)
         tensor = self._in_order(name, torch.from_numpy(array))
-        return tensor - 1 if self._raised and name.endswith("norm.weight") else tensor
+        return tensor - 1 if self._layout.raised and name.endswith("norm.weight") else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
@@ -234,7 +236,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
 
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         heads = self._heads if ".q_proj." in name else self._kv_heads
-        if not self._permuted or not (".q_proj." in name or ".k_proj." in name):
+        if not self._layout.paired or not (".q_proj." in name or ".k_proj." in name):
             return rows
         if len(rows) % (2 * heads):
             raise IncompatibleError(f"{name} has {len(rows)} rows: must be twice a multiple of {heads} heads")
