@@ -33,17 +33,18 @@ class Worker {
       keep_features(layer);
       Layer& l = m_.layers[layer];
       if (!s_.states) norm(l.input_norm);
-      project(l.qkv, first(l.out));
+      project(l.qkv, activations(m_.normed), m_.qkv, first(l.out));
+      norm_rows(l);
       place(l, layer);
       attention_.run(layer);
       barrier_.wait();
       if (s_.parallel) norm(l.post_norm);  // of x as attention saw it
-      add_to_x(l.out, activations(m_.attended), first(l.up));
+      add_to_x(l.out, activations(m_.attended), l.attended_norm, first(l.up));
       if (!s_.parallel) norm(l.post_norm);
       expand(l.up, first(l.down));
       // of a layer that is not there yet nothing can be fetched
       const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].qkv : end == s_.layers ? m_.head : l.down;
-      add_to_x(l.down, activations(m_.inner), first(next));
+      add_to_x(l.down, activations(m_.inner), l.mlp_norm, first(next));
     }
     if (end < s_.layers) return;
     keep_features(end);
@@ -58,9 +59,10 @@ class Worker {
   void embed() {
     const T* table = static_cast<const T*>(m_.embedding);
     const Range r = mine(p_.tokens);
+    const float scale = s_.embedding_scale;
     for (int t = r.begin; t < r.end; ++t)
       for (int i = 0; i < s_.hidden; ++i)
-        m_.x[size_t(t) * s_.hidden + i] = Kind::to_float(table[size_t(p_.token_ids[t]) * s_.hidden + i]);
+        m_.x[size_t(t) * s_.hidden + i] = scale * Kind::to_float(table[size_t(p_.token_ids[t]) * s_.hidden + i]);
     if (!s_.rotary)
       for (int t = r.begin; t < r.end; ++t)
         for (int i = 0; i < s_.hidden; ++i)
@@ -98,7 +100,7 @@ class Worker {
     A* states = activations(m_.normed);
     for (size_t i = begin * s_.states; i < end * s_.states; ++i) states[i] = Kind::activation(from_bf16(p_.states[i]));
     barrier_.wait();
-    add_to_x(m_.fc, states, first(m_.layers[0].qkv));
+    add_to_x(m_.fc, states, Norm{}, first(m_.layers[0].qkv));
   }
 
   // Hidden states after `layer` layers, if they are wanted. x is whole here, and next changed behind a barrier.
@@ -120,9 +122,10 @@ class Worker {
     barrier_.wait();
   }
 
-  void project(const Matrix& w, const char* next) {
-    float* out = m_.qkv.data();
-    multiply<Kind, 2>(w, activations(m_.normed), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+  // to = a W^T + bias
+  void project(const Matrix& w, const A* a, std::vector<float>& to, const char* next) {
+    float* out = to.data();
+    multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
       const int n = std::min(32, w.n - col);
       float* y = out + size_t(row) * w.n + col;
       for (int i = 0; i < n; ++i) y[i] = v[i];
@@ -132,23 +135,39 @@ class Worker {
     barrier_.wait();
   }
 
+  // Norms of all heads of a token together, of queries and of keys.
+  void norm_rows(const Layer& l) {
+    const int d = s_.dim, queries = s_.heads * d, keys = s_.kv_heads * d;
+    const bool whole_q = int(l.q_norm.size()) > d, whole_k = int(l.k_norm.size()) > d;
+    if (!whole_q && !whole_k) return;
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t) {
+      float *q = &m_.qkv[size_t(t) * (queries + 2 * keys)], *k = q + queries;
+      if (whole_q) rms_norm<F32>(q, l.q_norm.data(), queries, s_.eps, q);
+      if (whole_k) rms_norm<F32>(k, l.k_norm.data(), keys, s_.eps, k);
+    }
+    barrier_.wait();
+  }
+
   // Normalises and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
   // share the lines of a cache block, and threads that write to one line wait for each other.
   void place(const Layer& l, int layer) {
-    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim;
+    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim, turned = l.table < 0 ? 0 : s_.rotary;
+    const size_t table = size_t(std::max(l.table, 0)) * s_.max_positions;
     const Range r = mine(p_.tokens * heads);
     for (int item = r.begin; item < r.end; ++item) {
       const int h = item / p_.tokens, t = item % p_.tokens, pos = p_.positions[t];
       float* x = &m_.qkv[(size_t(t) * heads + h) * d];
-      const float *cos = m_.cos.data() + size_t(pos) * s_.rotary / 2, *sin = m_.sin.data() + size_t(pos) * s_.rotary / 2;
+      const size_t angle = (table + pos) * s_.rotary / 2;
+      const float *cos = m_.cos.data() + angle, *sin = m_.sin.data() + angle;
       if (h < s_.heads) {
-        norm_head(x, l.q_norm, s_.eps);
-        rotate(x, cos, sin, s_.rotary);
+        norm_head(x, l.q_norm, d, s_.eps);
+        rotate(x, cos, sin, turned);
         A* q = activations(m_.query) + (size_t(t) * s_.heads + h) * d;
         for (int i = 0; i < d; i += LANES) Kind::put(q + i, load(x + i));
       } else if (h < s_.heads + s_.kv_heads) {
-        norm_head(x, l.k_norm, s_.eps);
-        rotate(x, cos, sin, s_.rotary);
+        norm_head(x, l.k_norm, d, s_.eps);
+        rotate(x, cos, sin, turned);
         store_key(layer, p_.write_slots[t], h - s_.heads, x);
       } else {
         store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
@@ -177,15 +196,29 @@ class Worker {
     }
   }
 
-  // x += a W^T + bias
-  void add_to_x(const Matrix& w, const A* a, const char* next) {
+  // x += residual_scale * norm(a W^T + bias)
+  void add_to_x(const Matrix& w, const A* a, const Norm& norm, const char* next) {
+    const float scale = s_.residual_scale;
+    if (!norm.weight.empty()) return add_normed(w, a, norm, next);
     multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
       float* y = &m_.x[size_t(row) * s_.hidden + col];
       const int n = std::min(32, w.n - col);
-      for (int i = 0; i < n; ++i) y[i] += v[i];
+      for (int i = 0; i < n; ++i) y[i] += scale * v[i];
       if (!w.bias.empty())
-        for (int i = 0; i < n; ++i) y[i] += w.bias[col + i];
+        for (int i = 0; i < n; ++i) y[i] += scale * w.bias[col + i];
     });
+    barrier_.wait();
+  }
+
+  void add_normed(const Matrix& w, const A* a, const Norm& norm, const char* next) {
+    project(w, a, m_.change, next);
+    const float scale = s_.residual_scale;
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t) {
+      float *change = &m_.change[size_t(t) * s_.hidden], *x = &m_.x[size_t(t) * s_.hidden];
+      normalise<F32>(change, norm, s_.hidden, s_.eps, change);
+      for (int i = 0; i < s_.hidden; ++i) x[i] += scale * change[i];
+    }
     barrier_.wait();
   }
 
@@ -194,6 +227,7 @@ class Worker {
     if (s_.activation == SILU) expand<silu>(w, next);
     if (s_.activation == GELU) expand<gelu>(w, next);
     if (s_.activation == RELU) expand<relu>(w, next);
+    if (s_.activation == GELU_TANH) expand<gelu_tanh>(w, next);
     barrier_.wait();
   }
 
@@ -239,6 +273,8 @@ class Worker {
     multiply<Kind, WIDE>(m_.head, activations(m_.normed), p_.logits, mine(m_.head.tiles()), scratch_, first(m_.head),
                       [&](int row, int col, const float* v) {
                         float* out = p_.logits_out + size_t(row) * s_.vocab + col;
+                        float capped[WIDE * LANES];
+                        if (s_.logit_cap) v = cap_logits(v, capped);
                         if (!stream) {
                           std::memcpy(out, v, std::min(WIDE * LANES, s_.vocab - col) * sizeof(float));
                           return;
@@ -246,6 +282,12 @@ class Worker {
                         for (int i = 0; i < WIDE * LANES; i += LANES) specinfer::stream(out + i, load(v + i));
                       });
     if (stream) _mm_sfence();
+  }
+
+  const float* cap_logits(const float* v, float* capped) const {
+    const float over = 1 / s_.logit_cap;
+    for (int i = 0; i < WIDE * LANES; i += LANES) store(capped + i, soft_cap(load(v + i), s_.logit_cap, over));
+    return capped;
   }
 
   Model& m_;

@@ -16,8 +16,9 @@ struct Norm {
 };
 
 struct Layer {
-  Norm input_norm, post_norm;
+  Norm input_norm, post_norm, attended_norm, mlp_norm;
   std::vector<float> q_norm, k_norm;
+  int window = 0, table = 0;  // positions that it looks back, 0: all; its rotary table, -1: none
   Matrix qkv, out, up, down;  // up: with the gate beside it if there is one
   Matrix& matrix(int slot) {
     Matrix* all[] = {&qkv, &out, &up, &down};  // in the order of MatrixSlot
@@ -32,10 +33,10 @@ struct Model {
   Norm final_norm, hidden_norm;
   Matrix head, fc;
   const void* embedding = nullptr;
-  std::vector<float> cos, sin;   // [positions, rotary / 2]
+  std::vector<float> cos, sin;   // [tables, positions, rotary / 2]
   std::vector<float> positions;  // [positions, hidden], if they are learnt
   // buffers of the largest pass so far
-  std::vector<float> x, qkv;
+  std::vector<float> x, qkv, change;  // change: what a part adds to x, if it is normed
   std::vector<uint32_t> normed, query, attended, inner;  // activations as the kind of numbers keeps them
 };
 
@@ -84,6 +85,7 @@ void prepare(Model& m, size_t tokens) {
   const Shape& s = m.shape;
   const auto words = [](size_t n) { return (n * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t); };
   m.x.resize(std::max(m.x.size(), tokens * s.hidden));
+  if (!m.layers[0].attended_norm.weight.empty()) m.change.resize(std::max(m.change.size(), tokens * s.hidden));
   m.qkv.resize(std::max(m.qkv.size(), tokens * (s.heads + 2 * s.kv_heads) * s.dim));
   m.normed.resize(std::max(m.normed.size(), words(tokens * std::max(read_width(s), s.states * s.hidden))));
   m.query.resize(std::max(m.query.size(), words(tokens * s.heads * s.dim)));

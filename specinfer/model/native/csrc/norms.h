@@ -37,15 +37,20 @@ void layer_norm(const float* x, const Norm& norm, int n, float eps, typename Kin
   for (int i = 0; i < n; ++i) out[i] = Kind::activation(float((x[i] - mean) * scale) * norm.weight[i] + norm.bias[i]);
 }
 
+// A norm without weights is none.
 template <class Kind>
 void normalise(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
+  if (norm.weight.empty()) {
+    for (int i = 0; i < n; ++i) out[i] = Kind::activation(x[i]);
+    return;
+  }
   if (norm.bias.empty()) return rms_norm<Kind>(x, norm.weight.data(), n, eps, out);
   layer_norm<Kind>(x, norm, n, eps, out);
 }
 
-// The same on one head, in place and in float32 (Qwen3's query and key norm).
-void norm_head(float* x, const std::vector<float>& weight, float eps) {
-  if (weight.empty()) return;
+// The same on one head of `dim` numbers, in place and in float32, if the weights are those of heads.
+void norm_head(float* x, const std::vector<float>& weight, int dim, float eps) {
+  if (weight.size() != size_t(dim)) return;
   float total = 0;
   for (size_t i = 0; i < weight.size(); ++i) total += x[i] * x[i];
   const float scale = 1.0f / std::sqrt(total / weight.size() + eps);
