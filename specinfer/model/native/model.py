@@ -67,7 +67,9 @@ class NativeModel:
             score_cap=config.score_cap,
             logit_cap=config.logit_cap,
         )
-        cos, sin = (torch.cat(parts)[:, : config.rotary_dim // 2].contiguous() for parts in zip(*tables, strict=True))
+        cos, sin = (
+            torch.cat(parts)[:, : config.rotary_dim // 2].contiguous() for parts in zip(*tables, strict=True)
+        )
         self.address = self.library.si_model_new(
             ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
         )

@@ -95,14 +95,14 @@ class WeightPacker:
         self._library.si_set_embedding(self._model, embedding.data_ptr())
         tied = self._config.tied_embeddings
         self._matrix(0, MatrixSlot.HEAD, [EMBEDDING if tied else "lm_head.weight"])
-        self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm", self._config.logit_scale)
+        self._norm(
+            0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm", self._config.logit_scale
+        )
         if not self._config.rotary_dim:
             self._vector(0, VectorSlot.POSITIONS, [POSITIONS])
         return embedding
 
-    def _norm(
-        self, layer: int, weight: VectorSlot, bias: VectorSlot, name: str, scale: float = 1.0
-    ) -> None:
+    def _norm(self, layer: int, weight: VectorSlot, bias: VectorSlot, name: str, scale: float = 1.0) -> None:
         self._vector(layer, weight, [f"{name}.weight"], scale)
         if self._config.layer_norm:
             self._vector(layer, bias, [f"{name}.bias"], scale)
