@@ -201,7 +201,8 @@ def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
     return int(values.pop())
 
 
-def _special_ids(meta: Metadata) -> dict[str, int]:
+def _special_ids(meta: Metadata) -> dict[str, int | None]:
+    """Return tokens of the file; None for those that it does not name, in place of a family's usual ones."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {name: meta.other(f"tokenizer.ggml.{short}_token_id") for name, short in names.items()}
-    return {name: int(value) for name, value in found.items() if value is not None}
+    return {name: None if value is None else int(value) for name, value in found.items()}
