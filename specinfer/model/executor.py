@@ -64,7 +64,7 @@ class TorchExecutor:
         shape = (config.layers, num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
-        self._device, self._inv_freq = device, config.inv_freq
+        self._device, self._config = device, config
 
     @property
     def weight_bytes(self) -> int:
@@ -91,13 +91,15 @@ class TorchExecutor:
             x: [T, hidden], what the layers read where these are not the first ones; else the tokens are.
         """
         token_ids, positions, slots = map(self._tensor, (batch.token_ids, batch.positions, batch.write_slots))
-        plan = self._attention.plan(batch)
+        config = self._config
+        plans = {back: self._attention.plan(batch, back) for back in set(config.windows) or {0}}
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             keys, values = self._keys[layer], self._values[layer]
             keys.index_copy_(0, slots, key)
             values.index_copy_(0, slots, value)
-            return self._attention.attend(query, keys, values, plan)
+            plan = plans[config.window(layer)]
+            return self._attention.attend(query, keys, values, plan, config.score_scale, config.score_cap)
 
         if x is None:
             x = self._model.embed(token_ids, positions)
@@ -116,6 +118,6 @@ class TorchExecutor:
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turn the keys of slots by `delta` rotary positions."""
         here = self._tensor(slots)
-        angles = torch.tensor(self._inv_freq, device=self._device).repeat(2) * delta
+        angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())
         self._keys.index_copy_(1, here, turned.to(self._keys.dtype))

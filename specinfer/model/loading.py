@@ -64,6 +64,11 @@ def load_model(
                 raise
             log.warning("%s; using the generic executor", error)
         else:
+            if config.max_positions < hf.max_position_embeddings:
+                log.warning(
+                    "model_type = %r: served up to %d positions (rope_type = 'longrope')",
+                    *(hf.model_type, config.max_positions),
+                )
             weights = _open_weights(directory, options)
             if not accounted:
                 check_tensors(hf, config, in_llama_names(config, weights))
@@ -96,6 +101,7 @@ def build_model(
     check_options(options)
     if options.layers is not None:
         config = config.first_layers(options.layers)
+    config = _known_to_parts(config, options, ranks)
     window = _window(config, options)
     if isinstance(weights, GgufWeights):
         check_rope(config, weights)
@@ -128,6 +134,19 @@ def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
         return GgufWeights(path)
     # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
     return open_checkpoint(directory, options.device if options.executor == "gpu" else "cpu")
+
+
+def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:
+    """Return the model as far as all chosen parts know its layers.
+
+    Raises:
+        IncompatibleError: naming the part and what it does not know.
+    """
+    if ranks is not None:
+        return config.like_llama("ranks that share a model")
+    if options.executor == "device":
+        return config.like_llama("executor = 'device'")
+    return config.like_llama(f"kv_window = {options.kv_window}") if options.kv_window else config
 
 
 def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:

@@ -68,7 +68,7 @@ class ModelRunner:
             from specinfer.model.probe.check import require_right  # loads the models of transformers
 
             require_right(directory, loaded)
-        if first:
+        if ranks is None or ranks.place.rank == 0:
             log.info("%s: weights %s", directory.name, loaded.weights)
         return cls(*loaded)
 

@@ -24,6 +24,7 @@ class Activation(IntEnum):
     SILU = 0
     GELU = 1
     RELU = 2
+    GELU_TANH = 3
 
 
 class Storage(IntEnum):
@@ -79,6 +80,8 @@ class VectorSlot(IntEnum):
     DOWN_BIAS = 12
     HIDDEN_NORM = 13
     HIDDEN_NORM_BIAS = 14
+    ATTENDED_NORM = 15
+    MLP_NORM = 16
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -91,8 +94,8 @@ class Shape(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
-        *_fields(c_int, "rotary activation gated parallel states residual_normed"),
-        ("eps", c_float),
+        *_fields(c_int, "rotary tables activation gated parallel states residual_normed"),
+        *_fields(c_float, "eps embedding_scale score_scale residual_scale score_cap logit_cap"),
     ]
 
 
@@ -145,6 +148,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_model_free": (None, [c_void_p]),
     "si_set_matrix": (None, [c_void_p, c_int, c_int, c_int, c_void_p]),
     "si_set_vector": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
+    "si_set_layer": (None, [c_void_p, c_int, c_int, c_int]),
     "si_set_embedding": (None, [c_void_p, c_int, c_void_p]),
     "si_packed": (c_int64, [c_void_p, c_int, c_int, c_void_p]),
     "si_place": (None, [c_void_p, c_int, c_int, c_void_p]),

@@ -11,7 +11,7 @@ from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
 from specinfer.model.weights.files import shape_of
-from specinfer.model.weights.quantise import BlockWeights
+from specinfer.model.weights.blocks import BlockWeights
 
 
 def matrix_shape(which: MatrixSlot, config: ModelConfig, states: int) -> tuple[int, int]:
@@ -37,8 +37,8 @@ def vector_shape(which: VectorSlot, config: ModelConfig) -> tuple[int, ...]:
     shapes: dict[VectorSlot, tuple[int, ...]] = {
         VectorSlot.QKV_BIAS: ((config.heads + 2 * config.kv_heads) * config.head_dim,),
         VectorSlot.UP_BIAS: (config.intermediate_size,),
-        VectorSlot.Q_NORM: (config.head_dim,),
-        VectorSlot.K_NORM: (config.head_dim,),
+        VectorSlot.Q_NORM: (config.head_dim * (config.heads if config.qk_norm_rows else 1),),
+        VectorSlot.K_NORM: (config.head_dim * (config.kv_heads if config.qk_norm_rows else 1),),
         VectorSlot.POSITIONS: (config.max_positions, config.hidden_size),
     }
     return shapes.get(which, (config.hidden_size,))
@@ -86,10 +86,14 @@ class WeightPacker:
         for bias, names in _LAYER_BIASES:
             if f"{prefix}{names[0]}.bias" in self._weights:
                 self._vector(layer, bias, [f"{prefix}{name}.bias" for name in names])
-        self._norm(layer, VectorSlot.INPUT_NORM, VectorSlot.INPUT_NORM_BIAS, f"{prefix}input_layernorm")
-        self._norm(
-            layer, VectorSlot.POST_NORM, VectorSlot.POST_NORM_BIAS, f"{prefix}post_attention_layernorm"
-        )
+        if self._config.pre_norm:
+            self._norm(layer, VectorSlot.INPUT_NORM, VectorSlot.INPUT_NORM_BIAS, f"{prefix}input_layernorm")
+            self._norm(
+                layer, VectorSlot.POST_NORM, VectorSlot.POST_NORM_BIAS, f"{prefix}post_attention_layernorm"
+            )
+        if self._config.post_norm:
+            self._vector(layer, VectorSlot.ATTENDED_NORM, [f"{prefix}post_self_attn_layernorm.weight"])
+            self._vector(layer, VectorSlot.MLP_NORM, [f"{prefix}post_mlp_layernorm.weight"])
         if self._config.qk_norm:
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
@@ -109,15 +113,16 @@ class WeightPacker:
         self._library.si_set_embedding(self._model, storage, embedding.data_ptr())
         tied = self._config.tied_embeddings
         self._matrix(0, MatrixSlot.HEAD, EMBEDDING if tied else "lm_head.weight")
-        self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm")
+        scale = self._config.logit_scale
+        self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm", scale)
         if not self._config.rotary_dim:
             self._vector(0, VectorSlot.POSITIONS, [POSITIONS])
         return embedding
 
-    def _norm(self, layer: int, weight: VectorSlot, bias: VectorSlot, name: str) -> None:
-        self._vector(layer, weight, [f"{name}.weight"])
+    def _norm(self, layer: int, weight: VectorSlot, bias: VectorSlot, name: str, scale: float = 1.0) -> None:
+        self._vector(layer, weight, [f"{name}.weight"], scale)
         if self._config.layer_norm:
-            self._vector(layer, bias, [f"{name}.bias"])
+            self._vector(layer, bias, [f"{name}.bias"], scale)
 
     def _matrix(self, layer: int, which: MatrixSlot, name: str) -> None:
         """Pack a matrix as it is stored."""
@@ -134,9 +139,9 @@ class WeightPacker:
         storage = Storage.F32 if self._dtype is torch.float32 else Storage.BF16
         return storage, self._fetch(name)
 
-    def _vector(self, layer: int, which: VectorSlot, names: Sequence[str]) -> None:
+    def _vector(self, layer: int, which: VectorSlot, names: Sequence[str], scale: float = 1.0) -> None:
         self._check_shapes(names, vector_shape(which, self._config))
-        vector = torch.cat([self._fetch(name) for name in names]).float().contiguous()
+        vector = torch.cat([self._read(name).float() for name in names]).contiguous() * scale
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 
     def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:
@@ -147,6 +152,9 @@ class WeightPacker:
             raise IncompatibleError(f"{', '.join(names)}: {[*map(list, shapes)]} must make {list(wanted)}")
 
     def _fetch(self, name: str) -> torch.Tensor:
+        return self._read(name).to(self._dtype).contiguous()
+
+    def _read(self, name: str) -> torch.Tensor:
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
-        return self._weights[name].to(self._dtype).contiguous()
+        return self._weights[name]

@@ -264,8 +264,12 @@ def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
         ModelRunner.build(complete, state, RunnerOptions())
 
 
-def test_sliding_window_limits_the_context() -> None:
-    assert from_transformers(tiny_transformers("mistral").config).max_positions == 512
+def test_parts_that_know_no_windows_are_served_up_to_them() -> None:
     windowed = tiny_transformers("mistral").config
     windowed.sliding_window = 64
-    assert from_transformers(windowed).max_positions == 64
+    config = from_transformers(windowed)
+    assert (config.windows, config.max_positions) == ((64, 64, 64), 512)
+    shorter = config.like_llama("ranks")
+    assert (shorter.windows, shorter.max_positions) == ((), 64)
+    windowed.sliding_window = 512
+    assert from_transformers(windowed).windows == (), "no text is longer"

@@ -35,19 +35,20 @@ class Worker {
       if (!s_.states) norm(l.input_norm, qkv.inputs());
       else prepare(m_.normed.data(), p_.tokens, l.q.k, qkv.inputs());
       project(l, qkv, first(l.out));
+      norm_rows(l);
       place(l, layer);
       attention_.run(layer);
       barrier_.wait();
       const Matrix& inner = s_.gated ? l.gate : l.up;
       if (s_.parallel) norm(l.post_norm, PLAIN);  // of x as attention saw it
-      add_to_x(l.out, m_.attended.data(), first(inner));
+      add_to_x(l.out, m_.attended.data(), l.attended_norm, first(inner));
       const int ways = l.up.input | (s_.gated ? l.gate.input : PLAIN);
       if (s_.parallel) prepare(m_.normed.data(), p_.tokens, s_.hidden, ways);
       else norm(l.post_norm, ways);
       expand(l, first(l.down));
       // of a layer that is not there yet nothing can be fetched
       const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].q : end == s_.layers ? m_.head : l.down;
-      add_to_x(l.down, m_.inner.data(), first(next));
+      add_to_x(l.down, m_.inner.data(), l.mlp_norm, first(next));
     }
     if (end < s_.layers) return;
     keep_features(end);
@@ -75,7 +76,11 @@ class Worker {
 
   void embed() {
     const Range r = mine(p_.tokens);
-    for (int t = r.begin; t < r.end; ++t) read_embedding(p_.token_ids[t], &m_.x[size_t(t) * s_.hidden]);
+    for (int t = r.begin; t < r.end; ++t) {
+      float* x = &m_.x[size_t(t) * s_.hidden];
+      read_embedding(p_.token_ids[t], x);
+      for (int i = 0; i < s_.hidden; ++i) x[i] *= s_.embedding_scale;
+    }
     if (!s_.rotary)
       for (int t = r.begin; t < r.end; ++t)
         for (int i = 0; i < s_.hidden; ++i)
@@ -110,7 +115,7 @@ class Worker {
     std::fill(m_.x.data() + begin, m_.x.data() + end, 0.0f);
     for (size_t i = begin * s_.states; i < end * s_.states; ++i) m_.normed[i] = from_bf16(p_.states[i]);
     barrier_.wait();
-    add_to_x(m_.fc, m_.normed.data(), first(m_.layers[0].q));
+    add_to_x(m_.fc, m_.normed.data(), Norm{}, first(m_.layers[0].q));
   }
 
   // Hidden states after `layer` layers, if they are wanted. x is whole here, and next changed behind a barrier.
@@ -150,23 +155,39 @@ class Worker {
     for (int i = 0; i < n; ++i) y[i] += v[i];
   }
 
+  // Norms of all heads of a token together, of queries and of keys.
+  void norm_rows(const Layer& l) {
+    const int d = s_.dim, queries = s_.heads * d, keys = s_.kv_heads * d;
+    const bool whole_q = int(l.q_norm.size()) > d, whole_k = int(l.k_norm.size()) > d;
+    if (!whole_q && !whole_k) return;
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t) {
+      float *q = &m_.qkv[size_t(t) * (queries + 2 * keys)], *k = q + queries;
+      if (whole_q) rms_norm(q, l.q_norm.data(), queries, s_.eps, q);
+      if (whole_k) rms_norm(k, l.k_norm.data(), keys, s_.eps, k);
+    }
+    barrier_.wait();
+  }
+
   // Normalises and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
   // share the lines of a cache block, and threads that write to one line wait for each other.
   void place(const Layer& l, int layer) {
-    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim;
+    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim, turned = l.table < 0 ? 0 : s_.rotary;
+    const size_t table = size_t(std::max(l.table, 0)) * s_.max_positions;
     const Range r = mine(p_.tokens * heads);
     for (int item = r.begin; item < r.end; ++item) {
       const int h = item / p_.tokens, t = item % p_.tokens, pos = p_.positions[t];
       float* x = &m_.qkv[(size_t(t) * heads + h) * d];
-      const float *cos = m_.cos.data() + size_t(pos) * s_.rotary / 2, *sin = m_.sin.data() + size_t(pos) * s_.rotary / 2;
+      const size_t angle = (table + pos) * s_.rotary / 2;
+      const float *cos = m_.cos.data() + angle, *sin = m_.sin.data() + angle;
       if (h < s_.heads) {
-        norm_head(x, l.q_norm, s_.eps);
-        rotate(x, cos, sin, s_.rotary);
+        norm_head(x, l.q_norm, d, s_.eps);
+        rotate(x, cos, sin, turned);
         A* q = reinterpret_cast<A*>(m_.query.data()) + (size_t(t) * s_.heads + h) * d;
         for (int i = 0; i < d; i += LANES) Kind::put(q + i, load(x + i));
       } else if (h < s_.heads + s_.kv_heads) {
-        norm_head(x, l.k_norm, s_.eps);
-        rotate(x, cos, sin, s_.rotary);
+        norm_head(x, l.k_norm, d, s_.eps);
+        rotate(x, cos, sin, turned);
         store_key(layer, p_.write_slots[t], h - s_.heads, x);
       } else {
         store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
@@ -195,15 +216,29 @@ class Worker {
     }
   }
 
-  // x += a W^T + bias
-  void add_to_x(const Matrix& w, const float* a, const char* next) {
+  // x += residual_scale * norm(a W^T + bias)
+  void add_to_x(const Matrix& w, const float* a, const Norm& norm, const char* next) {
     prepare(a, p_.tokens, w.k, w.input);
     const Shares<1> shares({&w}, thread_, threads_);
-    multiply(w, m_.inputs, a, p_.tokens, shares.tiles[0], next, [&](int row, int col, const float* v, int n) {
+    const bool normed = !norm.weight.empty();
+    const float scale = s_.residual_scale;
+    multiply(w, m_.inputs, a, p_.tokens, shares.tiles[0], next, [&](int row, int col, float* v, int n) {
+      if (!w.bias.empty()) add_to(v, &w.bias[col], n);
+      if (normed) return void(std::copy(v, v + n, &m_.change[size_t(row) * s_.hidden + col]));
       float* y = &m_.x[size_t(row) * s_.hidden + col];
-      add_to(y, v, n);
-      if (!w.bias.empty()) add_to(y, &w.bias[col], n);
+      for (int i = 0; i < n; ++i) y[i] += scale * v[i];
     });
+    barrier_.wait();
+    if (normed) add_normed(norm);
+  }
+
+  void add_normed(const Norm& norm) {
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t) {
+      float *change = &m_.change[size_t(t) * s_.hidden], *x = &m_.x[size_t(t) * s_.hidden];
+      normalise(change, norm, s_.hidden, s_.eps, change);
+      for (int i = 0; i < s_.hidden; ++i) x[i] += s_.residual_scale * change[i];
+    }
     barrier_.wait();
   }
 
@@ -212,6 +247,7 @@ class Worker {
     if (s_.activation == SILU) expand<silu>(l, next);
     if (s_.activation == GELU) expand<gelu>(l, next);
     if (s_.activation == RELU) expand<relu>(l, next);
+    if (s_.activation == GELU_TANH) expand<gelu_tanh>(l, next);
     barrier_.wait();
   }
 
@@ -256,12 +292,18 @@ class Worker {
     const bool stream = p_.sparse && s_.vocab % LANES == 0 && reinterpret_cast<uintptr_t>(p_.logits_out) % 64 == 0;
     const Shares<1> shares({&m_.head}, thread_, threads_);
     multiply(m_.head, m_.inputs, m_.normed.data(), p_.logits, shares.tiles[0], first(m_.head),
-             [&](int row, int col, const float* v, int n) {
+             [&](int row, int col, float* v, int n) {
+               if (s_.logit_cap) cap_logits(v);
                float* out = p_.logits_out + size_t(row) * s_.vocab + col;
                if (!stream) return void(std::copy(v, v + n, out));
                for (int i = 0; i < n; i += LANES) specinfer::stream(out + i, load(v + i));
              });
     if (stream) _mm_sfence();
+  }
+
+  void cap_logits(float* v) const {
+    const float over = 1 / s_.logit_cap;
+    for (int i = 0; i < m_.head.width; i += LANES) store(v + i, soft_cap(load(v + i), s_.logit_cap, over));
   }
 
   Model& m_;

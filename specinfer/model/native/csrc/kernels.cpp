@@ -46,7 +46,7 @@ void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* 
   m->shape = *shape;
   m->bf16 = bf16 != 0;
   m->layers = std::vector<Layer>(shape->layers);
-  const size_t n = size_t(shape->max_positions) * shape->rotary / 2;
+  const size_t n = size_t(shape->tables) * shape->max_positions * shape->rotary / 2;
   m->cos.assign(cos, cos + n);
   m->sin.assign(sin, sin + n);
   return m;
@@ -72,6 +72,12 @@ void si_place(void* model, int layer, int which, const void* at) {
   static_cast<Model*>(model)->layers[layer].matrix(which).place(static_cast<const char*>(at));
 }
 
+// What a layer has that others have otherwise: see Layer.
+void si_set_layer(void* model, int layer, int window, int table) {
+  Layer& l = static_cast<Model*>(model)->layers[layer];
+  l.window = window, l.table = table;
+}
+
 // which: a VectorSlot
 void si_set_vector(void* model, int layer, int which, const float* data, int n) {
   Model& m = *static_cast<Model*>(model);
@@ -80,7 +86,7 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
       // in the order of VectorSlot
       &l.input_norm.weight, &l.post_norm.weight, &l.q_norm, &l.k_norm, &m.final_norm.weight, &m.positions,
       &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv_bias, &l.out.bias, &l.up.bias, &l.down.bias,
-      &m.hidden_norm.weight, &m.hidden_norm.bias};
+      &m.hidden_norm.weight, &m.hidden_norm.bias, &l.attended_norm.weight, &l.mlp_norm.weight};
   targets[which]->assign(data, data + n);
 }
 

@@ -15,8 +15,9 @@ struct Norm {
 };
 
 struct Layer {
-  Norm input_norm, post_norm;
+  Norm input_norm, post_norm, attended_norm, mlp_norm;
   std::vector<float> q_norm, k_norm, qkv_bias;
+  int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
   Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one
   Matrix& matrix(int slot) {
     Matrix* all[] = {&q, &k, &v, &out, &gate, &up, &down};  // in the order of MatrixSlot
@@ -32,10 +33,10 @@ struct Model {
   Matrix head, fc;
   const void* embedding = nullptr;  // [vocabulary, hidden], of the caller
   Storage embedding_storage = F32;
-  std::vector<float> cos, sin;   // [positions, rotary / 2]
+  std::vector<float> cos, sin;   // [tables, positions, rotary / 2]
   std::vector<float> positions;  // [positions, hidden], if they are learnt
   // buffers of the largest pass so far
-  std::vector<float> x, qkv, normed, attended, inner;
+  std::vector<float> x, qkv, normed, attended, inner, change;  // change: what a part adds to x, if it is normed
   std::vector<uint32_t> query;  // as the kind of numbers of the cache is multiplied
   Inputs inputs;                // of the product that is computed now
   int ways = PLAIN;             // in which any matrix reads them
@@ -69,6 +70,7 @@ void prepare(Model& m, size_t tokens) {
   const size_t read = std::max(read_width(s), s.states * s.hidden), query = s.heads * s.dim;
   const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
   grow(m.x, tokens * s.hidden);
+  if (!m.layers[0].attended_norm.weight.empty()) grow(m.change, tokens * s.hidden);
   grow(m.qkv, tokens * (s.heads + 2 * s.kv_heads) * s.dim);
   grow(m.normed, tokens * read);
   grow(m.query, (tokens * query * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t));

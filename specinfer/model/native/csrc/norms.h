@@ -35,14 +35,16 @@ inline void layer_norm(const float* x, const Norm& norm, int n, float eps, float
   for (int i = 0; i < n; ++i) out[i] = float((x[i] - mean) * scale) * norm.weight[i] + norm.bias[i];
 }
 
+// A norm without weights is none.
 inline void normalise(const float* x, const Norm& norm, int n, float eps, float* out) {
+  if (norm.weight.empty()) return void(std::copy(x, x + n, out));
   if (norm.bias.empty()) return rms_norm(x, norm.weight.data(), n, eps, out);
   layer_norm(x, norm, n, eps, out);
 }
 
-// The same on one head, in place and in float32 (Qwen3's query and key norm).
-void norm_head(float* x, const std::vector<float>& weight, float eps) {
-  if (weight.empty()) return;
+// The same on one head of `dim` numbers, in place and in float32, if the weights are those of heads.
+void norm_head(float* x, const std::vector<float>& weight, int dim, float eps) {
+  if (weight.size() != size_t(dim)) return;
   float total = 0;
   for (size_t i = 0; i < weight.size(); ++i) total += x[i] * x[i];
   const float scale = 1.0f / std::sqrt(total / weight.size() + eps);

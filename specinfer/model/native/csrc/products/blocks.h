@@ -161,7 +161,7 @@ __attribute__((noinline)) void sweep_blocks(const ByteUnit* a, size_t stride, co
                                             int lines) {
   using B = Blocks<F>;
   constexpr int V = BLOCK_VECTORS;
-  alignas(64) float part[MR * TILE];
+  alignas(64) float part[MR * TILE] = {};
   for (int i = 0; i < MR * TILE; i += LANES) store(out + i, zeros());
   for (; blocks > 0; --blocks) {
     const char* head = w;

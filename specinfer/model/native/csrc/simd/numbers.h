@@ -173,6 +173,18 @@ inline Floats vexp(Floats x) { return vexp2(mul(x, spread(LOG2_E))); }
 inline Floats relu(Floats x) { return most(zeros(), x); }
 inline Floats silu(Floats x) { return div(x, add(spread(1.0f), vexp(sub(zeros(), x)))); }
 
+// x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): gelu with a tanh in place of the error function.
+inline Floats gelu_tanh(Floats x) {
+  const Floats inner = mul(x, fma(mul(x, x), spread(0.044715f * -1.5957691216f), spread(-1.5957691216f)));
+  return div(x, add(spread(1.0f), vexp(inner)));
+}
+
+// c tanh(x / c), given 1 / c
+inline Floats soft_cap(Floats x, float c, float over) {
+  const Floats half = div(spread(2 * c), add(spread(1.0f), vexp(mul(x, spread(-2 * over)))));
+  return sub(half, spread(c));
+}
+
 // x times the normal distribution's share below x; the share beyond |x| after Abramowitz and Stegun 7.1.26, error below 1e-7.
 inline Floats gelu(Floats x) {
   const Floats a = mul(magnitude(x), spread(0.70710678f)), one = spread(1.0f);
