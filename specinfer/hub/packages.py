@@ -60,7 +60,7 @@ def check_sum(path: Path, wanted: str) -> None:
 
 @contextmanager
 def watched(folder: Path, before: int, megabytes: int, report: Report) -> Iterator[None]:
-    """Report the growth of a folder while somebody else fills it.
+    """Report the growth of the largest file of a folder while somebody else fills it.
 
     Args:
         before: bytes that are done already.
@@ -70,7 +70,7 @@ def watched(folder: Path, before: int, megabytes: int, report: Report) -> Iterat
 
     def watch() -> None:
         while not ended.wait(0.5):
-            report(min(before + _bytes_below(folder), total), total)
+            report(min(before + _largest_below(folder), total), total)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -81,9 +81,9 @@ def watched(folder: Path, before: int, megabytes: int, report: Report) -> Iterat
         thread.join()
 
 
-def _bytes_below(folder: Path) -> int:
+def _largest_below(folder: Path) -> int:
     try:
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return max((path.stat().st_size for path in folder.rglob("*") if path.is_file()), default=0)
     except FileNotFoundError:  # it was moved while we looked
         return 0
 

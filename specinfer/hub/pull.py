@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 from specinfer.errors import NotFoundError, UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
@@ -134,12 +135,14 @@ def _fetch(known: KnownModel, source: GgufSource, wanted: str, work: Path) -> Pa
 
 
 def _file_from_hub(repository: str, source: GgufSource, work: Path) -> Path:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import hf_hub_download, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     what = f"downloading {source.hub_file}"
     try:
-        get_hf_file_metadata(hf_hub_url(repository, source.hub_file), timeout=_BRIEFLY_S)
+        # one question without the library's retries, which take half a minute without a network
+        asked = Request(hf_hub_url(repository, source.hub_file), method="HEAD")
+        urlopen(asked, timeout=_BRIEFLY_S).close()
         with progress(what) as report, watched(work, 0, source.megabytes, report):
             return Path(hf_hub_download(repository, source.hub_file, local_dir=work))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

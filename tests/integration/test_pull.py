@@ -7,7 +7,10 @@ import zipfile
 from dataclasses import replace
 from fnmatch import fnmatch
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request
 
 import huggingface_hub
 import pytest
@@ -128,16 +131,19 @@ def test_the_hub_comes_first_where_it_has_the_file(
     for module in (registry, pulling):
         monkeypatch.setattr(module, "known_models", lambda: {"parted": known})
 
-    def metadata(url: str, timeout: float) -> None:
+    def urlopen(request: Request, timeout: float) -> BytesIO:
+        assert request.get_method() == "HEAD"
+        assert request.full_url.endswith("/some/model/resolve/main/file.gguf")
         if not answers:
-            raise OSError("no network")
+            raise URLError("no network")
+        return BytesIO()
 
     def hf_hub_download(repository: str, name: str, local_dir: Path) -> str:
         assert (repository, name) == ("some/model", "file.gguf")
         (local_dir / name).write_bytes(whole)
         return str(local_dir / name)
 
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+    monkeypatch.setattr(pulling, "urlopen", urlopen)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     if not answers:
         with pytest.raises(UnavailableError, match=r"cannot fetch file\.gguf of some/model from the hub"):

@@ -7,10 +7,10 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families import base, family_of
+from specinfer.model.weights.blocks import Blocks, BlockWeights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
 from specinfer.model.weights.packed import open_checkpoint
-from specinfer.model.weights.blocks import Blocks, BlockWeights
 
 EMBEDDING, POSITIONS = "model.embed_tokens.weight", base.POSITIONS
 

@@ -313,7 +313,7 @@ def test_gemma3_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(BLOCKS))
 def test_blocks_are_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
-    """Of every type; rows of queries and keys in the order of `transformers`, parts as the whole has them."""
+    """Every type is; rows of queries and keys in the order of `transformers`, parts as the whole has them."""
     model, of_kind = random_llama(hidden_size=256, intermediate_size=512), gguf.GGMLQuantizationType[kind]
     file = Gguf.of(model)
     path = file.write(tmp_path / "plain.gguf")
