@@ -79,6 +79,16 @@ def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, tmp_path: Path) 
     assert float((logits[0] - expected).abs().max() / expected.std()) < 0.1
 
 
+def test_float32_takes_numbers_in_place_of_blocks(tmp_path: Path) -> None:
+    model, file = file_of("gemma3_text", kind=gguf.GGMLQuantizationType.Q8_0)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    model.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    options = RunnerOptions("float32", kv_tokens=256, executor="native")
+    runner = ModelRunner.build(from_transformers(weights.config()), weights, options)
+    (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, TOKENS)[-1], rtol=1e-4, atol=1e-4)
+
+
 def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
     _, file = file_of("phi3", kind=gguf.GGMLQuantizationType.Q8_0)
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
