@@ -196,6 +196,7 @@ void multiply_dense(const Matrix& m, const void* a, int rows, Range range, const
 // `finish(row, first column, values, how many)` gets each row of a tile.
 template <class Finish>
 void multiply(const Matrix& m, const Inputs& inputs, const float* x, int rows, Range range, const char* next, Finish finish) {
+  if (!rows) return;  // a pass without logits
   if (with_format(m.storage, [&](auto format) {
         multiply_blocks<decltype(format)>(m, inputs.bytes(m.input), rows, range, next, finish);
       }))
