@@ -187,17 +187,24 @@ def _gpt_neox(hf: Any) -> dict[str, Any]:
 
 
 def rotary(hf: Any) -> tuple[tuple[float, ...], float]:
-    """Return frequencies as `transformers` computes them, for scalings that do not depend on the input."""
-    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    """Return frequencies as `transformers` computes them, for scalings that do not depend on the input.
+
+    Its code of models is not loaded: it takes seconds, and 200 MB.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = getattr(hf, "rope_parameters", None) or getattr(hf, "rope_scaling", None) or {}
     kind = parameters.get("rope_type", "default")
     if kind not in ("default", "linear", "llama3", "yarn") and not _same_for_all_lengths(parameters):
         raise IncompatibleError(f"rope_type = {kind!r}: its frequencies depend on the input length")
-    rotary = (GPTNeoXRotaryEmbedding if hf.model_type == "gpt_neox" else LlamaRotaryEmbedding)(config=hf)
-    frequencies = rotary.inv_freq.to(torch.float32).tolist()
-    return tuple(frequencies), float(rotary.attention_scaling)
+    if kind != "default":
+        inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](hf, device="cpu")
+        return tuple(inv_freq.to(torch.float32).tolist()), float(scale)
+    part = parameters.get("partial_rotary_factor", 1.0) if hf.model_type == "gpt_neox" else 1.0
+    head = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    size = int(head * part)
+    inv_freq = 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    return tuple(inv_freq.tolist()), 1.0
 
 
 def _same_for_all_lengths(rope: Mapping[str, Any]) -> bool:
