@@ -75,4 +75,4 @@ def _format(file_type: Any, sizes: Mapping[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(finish(lambda: json.dumps(convert_gguf(*map(Path, sys.argv[1:])))))
+    sys.exit(finish(lambda: json.dumps(convert_gguf(Path(sys.argv[1]), Path(sys.argv[2])))))
