@@ -25,7 +25,7 @@ from specinfer.model.weights.source import (
 )
 from specinfer.progress import progress
 
-_DERIVE = "specinfer.model.weights.derive"
+_DERIVE = "specinfer.model.weights.convert"
 """Module that loads torch, which a gateway is installed without."""
 _NEEDED = ("torch", "transformers", "gguf")
 
@@ -68,9 +68,9 @@ def derive(work: Path, path: Path, fingerprint: str) -> None:
         UnavailableError: if a library is missing.
     """
     check_libraries()
-    with progress(f"reading configuration and tokenizer of {path}"):
+    with progress(f"reading configuration and tokenizer of {path}") as report:
         if "torch" in sys.modules and path.stat().st_size < LARGE_FILE:
-            found = import_module(_DERIVE).derive_directory(path, work)
+            found = import_module(_DERIVE).convert_gguf(path, work, report)
         else:
             with apart(_DERIVE, str(path), str(work)) as wait:
                 found = json.loads(wait())
