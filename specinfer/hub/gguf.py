@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from specinfer.apart import apart
-from specinfer.cache_directory import cache_directory
 from specinfer.errors import UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
 from specinfer.model.weights.gguf_files.parts import split_stem
@@ -23,7 +21,9 @@ from specinfer.model.weights.source import (
     file_fingerprint,
     read_record,
 )
-from specinfer.progress import progress
+from specinfer.system.apart import apart
+from specinfer.system.cache_directory import cache_directory
+from specinfer.system.progress import progress
 
 _DERIVE = "specinfer.model.weights.convert"
 """Module that loads torch, which a gateway is installed without."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specinfer.apart import finish
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
-from specinfer.progress import Report
+from specinfer.system.apart import finish
+from specinfer.system.progress import Report
 
 
 def _silent(done: int, total: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
-from specinfer.parent_process import ending_with_us
+from specinfer.system.parent_process import ending_with_us
 
 _REFUSED, _NOT_STORED = 3, 4
 """Exit codes: one of our errors, an error of the file system; standard output has the message."""
