@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from specinfer.system import processors
+
 
 @pytest.fixture(autouse=True)
 def fresh_flags() -> Iterator[None]:

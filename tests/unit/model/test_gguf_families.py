@@ -76,7 +76,8 @@ def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, tmp_path: Path) 
     runner = ModelRunner.build(config, weights, RunnerOptions(kv_tokens=256))
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
     expected = reference_logits(model, TOKENS)[-1]
-    assert float((logits[0] - expected).abs().max() / expected.std()) < 0.1
+    farthest = float((logits[0] - expected).abs().max() / expected.std())
+    assert farthest < 0.3, "activations in eight bits, of 64 and 96 numbers"
 
 
 def test_float32_takes_numbers_in_place_of_blocks(tmp_path: Path) -> None:
