@@ -10,7 +10,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.registry import AUTO, weights_help
 from specinfer.planning.guarantee import NEVER_SLOWER
-from specinfer.processors.threads import THREADS_HELP
+from specinfer.processors.threads import THREADS_HELP, thread_count
 from specinfer.scheduling.limits import SchedulerLimits
 
 GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
@@ -66,9 +66,10 @@ class ServeSettings(HttpSettings):
     )
 
     def check(self) -> None:
-        """Check also that nobody names gateways."""
+        """Check also that nobody names gateways, or more threads than there are processors."""
         if self.gateways != GATEWAY:
             raise SettingError("gateways", self.gateways, "this process is the gateway")
+        thread_count(self.threads)
         super().check()
 
     @property

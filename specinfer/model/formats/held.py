@@ -80,12 +80,12 @@ class HeldWeights(Mapping[str, torch.Tensor]):
             self._blocks.pop(name, None)
         return tensor
 
-    def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix in blocks; None for numbers."""
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
+        """Return a matrix in blocks, with `as_stored` only those of its file; None for numbers."""
         if not self._gives_blocks:
             return None
         assert isinstance(self._source, BlockWeights)
-        found = self._source.blocks(name)
+        found = self._source.blocks(name, as_stored)
         if found is not None:
             self._blocks[name] = found[0]
         return found

@@ -39,8 +39,10 @@ class QuantisedWeights(Mapping[str, torch.Tensor]):
         """Return the shape of a tensor."""
         return shape_of(self._weights, name)
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return the matrix as the file has it, if it has this format, else quantised; None for numbers."""
+        if as_stored:
+            return self._weights.blocks(name, True) if isinstance(self._weights, BlockWeights) else None
         shape = self.shape(name)
         chosen = format_for_rows(self._format, shape[1]) if len(shape) == 2 else None
         if chosen is None:

@@ -105,7 +105,7 @@ class WeightPacker:
 
     def pack_ends(self) -> torch.Tensor:
         """Pack the weights outside the layers; return the embeddings, which the kernels read in place."""
-        storage, embedding = self._stored(EMBEDDING)
+        storage, embedding = self._stored(EMBEDDING, looked_up=True)
         rows, hidden = shape_of(self._weights, EMBEDDING)
         if rows < self._config.vocab_size or hidden != self._config.hidden_size:  # drafts have more rows
             wanted = [self._config.vocab_size, self._config.hidden_size]
@@ -131,9 +131,12 @@ class WeightPacker:
         storage, rows = self._stored(name)
         self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
 
-    def _stored(self, name: str) -> tuple[Storage, torch.Tensor]:
-        """Return a matrix in its own format: blocks if it has them, else numbers of the model's type."""
-        blocks = self._weights.blocks(name) if isinstance(self._weights, BlockWeights) else None
+    def _stored(self, name: str, looked_up: bool = False) -> tuple[Storage, torch.Tensor]:
+        """Return a matrix in its own format: blocks if it has them, else numbers of the model's type.
+
+        A table that is looked up is never quantised here.
+        """
+        blocks = self._weights.blocks(name, looked_up) if isinstance(self._weights, BlockWeights) else None
         if blocks is not None:
             return Storage[blocks[0]], blocks[1].contiguous()
         storage = Storage.F32 if self._dtype is torch.float32 else Storage.BF16

@@ -12,5 +12,5 @@ Blocks = tuple[str, torch.Tensor]
 class BlockWeights(Protocol):
     """Weights that can give matrices as quantised blocks."""
 
-    def blocks(self, name: str) -> Blocks | None:
-        """Return a matrix in blocks; None if it has none."""
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
+        """Return a matrix in blocks, with `as_stored` only those of its file; None if it has none."""

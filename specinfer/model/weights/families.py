@@ -46,10 +46,10 @@ class RenamedWeights(Mapping[str, torch.Tensor]):
             return read_part(self._weights, source, span)
         return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a matrix in its stored format, some rows of it if it is a part of one; None for others."""
         source, pick = self._sources[name]
-        found = self._weights.blocks(source) if isinstance(self._weights, BlockWeights) else None
+        found = self._weights.blocks(source, as_stored) if isinstance(self._weights, BlockWeights) else None
         if found is None or pick is None:
             return found
         kind, rows = found

@@ -259,7 +259,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         """Return the shape of a tensor."""
         return tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a quantised matrix as stored: (name of its type, bytes [N, bytes of a row]); None for numbers."""
         reader, stored = self._tensors[self._names[name]]
         kind = stored.tensor_type.name

@@ -153,7 +153,7 @@ class File(dict[str, torch.Tensor]):
         super().__init__(tensors)
         self._kinds = kinds
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         if name not in self._kinds:
             return None
         chosen = FORMATS[self._kinds[name].lower()]
