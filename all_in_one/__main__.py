@@ -106,17 +106,14 @@ async def verifier(
     settings: ServeSettings, thread: EngineThread, registry: CollectorRegistry
 ) -> AsyncIterator[None]:
     """Serve the model at `in-process:verifier`."""
-    import torch
-
-    from verifier_svc.app import load_runner, make_servicer, with_held_weights  # loads torch
+    from specinfer.model.threads import use_threads
+    from verifier_svc.app import load_runner, make_servicer  # loads torch
     from verifier_svc.settings import VerifierSettings
 
     shared = ("model", "dtype", "device", "weights", "threads", "drafters", "kv_tokens", "max_context_len")
     own = VerifierSettings(**{name: getattr(settings, name) for name in shared})
     own.check()
-    if own.threads:
-        torch.set_num_threads(own.threads)
-    own = await thread.call(with_held_weights, own)
+    use_threads(own.threads)
     runner = await thread.call(load_runner, own)
     servicer = await make_servicer(own, thread, runner, registry)
     server = InProcessServer(VERIFIER.removeprefix(SCHEME))

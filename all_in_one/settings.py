@@ -8,8 +8,9 @@ from specinfer.drafters.pools import default_resident
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.held_weights import AUTO
+from specinfer.model.formats.registry import AUTO, weights_help
 from specinfer.planning.guarantee import NEVER_SLOWER
+from specinfer.processors.threads import THREADS_HELP, thread_count
 from specinfer.scheduling.limits import SchedulerLimits
 
 GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
@@ -29,10 +30,8 @@ class ServeSettings(HttpSettings):
     )
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
-    weights: str = Field(AUTO, description="How weights are held; see `python -m verifier_svc --help`.")
-    threads: int = Field(
-        0, ge=0, description="CPU threads of the model; 0: one for each processor of the machine."
-    )
+    weights: str = Field(AUTO, description=f"Format of weights: {weights_help()}.")
+    threads: int = Field(0, ge=0, description=f"CPU threads of the model; {THREADS_HELP}.")
     speculators: str = Field(
         AUTOMATIC,
         description="Speculators, DRAFTER[+DRAFTER...][,FLAG=VALUE...]; auto: those that ship for the model, else "
@@ -67,9 +66,10 @@ class ServeSettings(HttpSettings):
     )
 
     def check(self) -> None:
-        """Check also that nobody names gateways."""
+        """Check also that nobody names gateways, or more threads than there are processors."""
         if self.gateways != GATEWAY:
             raise SettingError("gateways", self.gateways, "this process is the gateway")
+        thread_count(self.threads)
         super().check()
 
     @property

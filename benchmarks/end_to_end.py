@@ -30,8 +30,8 @@ def main(
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
     sequences: Annotated[str, typer.Option(help="Lengths of sequences, with commas between.")] = "4,5,6,7,8",
     weights: Annotated[
-        str, typer.Option(help="How the verifier holds the target: converted, native or native-a8.")
-    ] = ("converted"),
+        str, typer.Option(help="Format of the target: bf16, or auto for its blocks.")
+    ] = "bf16",
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "end-to-end",
 ) -> None:
     """Measure the default pool through the services."""

@@ -34,7 +34,7 @@ MODEL = "smollm2-135m"
 THREADS = 2
 FEW = 5
 WINDOWS = (0, 512, 256)
-WEIGHTS = (("converted", ""), ("native", BLOCKS))
+WEIGHTS = (("bf16", ""), ("auto", BLOCKS))
 
 
 def main(
@@ -55,7 +55,7 @@ def main(
     }
     with console.status("ours") as spinner, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         show = spinner.update if console.is_terminal else console.print
-        runners = {"specinfer plain": load(), f"specinfer plain{BLOCKS}": load(weights="native")}
+        runners = {"specinfer plain": load(), f"specinfer plain{BLOCKS}": load(weights="auto")}
         runner, native = runners.values()
         llms = {
             kind: stack.enter_context(LLM(MODEL, weights=weights, max_num_seqs=max(BATCHES)))
@@ -156,7 +156,7 @@ def rotated(prompts: list[list[int]], start: int) -> list[list[int]]:
     return prompts[start:] + prompts[:start]
 
 
-def load(kv_window: int = 0, weights: str = "converted") -> ModelRunner:
+def load(kv_window: int = 0, weights: str = "bf16") -> ModelRunner:
     """The default model, its cache windowed or not."""
     options = RunnerOptions(kv_window=kv_window, weights=weights)
     return ModelRunner.load(resolve_model(MODEL), options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specinfer.drafters import make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.drafters.pools import LEARNT
+from specinfer.drafters.pools import LEARNT, MODEL_DRAFTERS
 from specinfer.drafters.warm_up import warm_up
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
@@ -37,10 +37,10 @@ LEARNING = learning_pb2.DESCRIPTOR.services_by_name["Learning"].full_name
 
 def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
     """Load the drafters and put the engine together."""
-    if settings.threads:
-        import torch  # model-free drafters start without it
+    if MODEL_DRAFTERS & set(settings.drafters):
+        from specinfer.model.threads import use_threads  # it loads torch: others start without it
 
-        torch.set_num_threads(settings.threads)
+        use_threads(settings.threads)
     options = settings.drafter_options()
     drafters = [make_drafter(name, options) for name in settings.drafters]
     return SpeculatorEngine(drafters)

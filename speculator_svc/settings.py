@@ -6,6 +6,8 @@ from pydantic_settings import SettingsConfigDict
 from specinfer.drafters import DRAFTERS, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.formats.registry import weights_help
+from specinfer.processors.threads import THREADS_HELP
 from specinfer.service.settings import ServiceSettings
 
 _DEFAULTS = DrafterOptions()
@@ -29,7 +31,7 @@ class SpeculatorSettings(ServiceSettings):
     drafter: str = Field(
         "ngram", description=f"Drafting method: {', '.join(DRAFTERS)}; or several, as in ngram+ssm."
     )
-    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's default.")
+    threads: int = Field(0, ge=0, description=f"CPU threads; {THREADS_HELP}.")
 
     model: str = Field(
         DEFAULT_MODEL, description="ssm: model, as for the verifier; recycling, retrieval: whose tokens."
@@ -38,10 +40,7 @@ class SpeculatorSettings(ServiceSettings):
     device: str = Field(_DEFAULTS.device, description="ssm: torch device.")
     weights: str = Field(
         _DEFAULTS.weights,
-        description="ssm: how weights are held: converted, as dtype says; native, the blocks of a GGUF "
-        "file; native-a8, these with activations of 8 bits; int8, int4 and w8a8 (activations too) quantise "
-        "while loading, the device executor int8 and fp8; auto takes w8a8 where the native kernels multiply "
-        "bytes.",
+        description=f"ssm: format of weights: {weights_help()}. Of a draft, auto is q8_0 where there are no blocks.",
     )
     kv_tokens: int = Field(_DEFAULTS.kv_tokens, ge=16, description="ssm: context tokens the KV cache holds.")
     expansion: str = Field(

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import torch
-
+from specinfer.model.threads import use_threads
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
@@ -11,7 +10,7 @@ from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.acceptance import find_rule
-from verifier_svc.app import load_runner, make_servicer, with_held_weights
+from verifier_svc.app import load_runner, make_servicer
 from verifier_svc.ranks import follow, layout_of, leading, own_rank
 from verifier_svc.settings import VerifierSettings
 
@@ -28,10 +27,8 @@ async def serve(settings: VerifierSettings) -> None:
         launch(settings, PROGRAM)  # nothing else runs in this process
         return
     find_rule(settings.acceptance)  # a bad name should not wait for the weights
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)
     thread = EngineThread("verifier-engine")
-    settings = await thread.call(with_held_weights, settings)
     if rank:
         runner = await thread.call(load_runner, settings)
         assert runner.parallel is not None, "only ranks that share a model have numbers"

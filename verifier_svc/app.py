@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry
 from specinfer.constraints.compiler import Compiler
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
-from specinfer.model.held_weights import held_weights
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.service.threads import EngineThread
@@ -21,7 +20,7 @@ from specinfer.verification.pass_costs import measure_passes
 from specinfer.verification.warm_up import warm_up
 from verifier_svc.identity import Identity
 from verifier_svc.metrics import VerifierMetrics
-from verifier_svc.ranks import join, layout_of
+from verifier_svc.ranks import join
 from verifier_svc.resident import ResidentSpeculators
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
@@ -43,13 +42,6 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
         offload=settings.offload,
         offload_directory=settings.offload_directory,
     )
-
-
-def with_held_weights(settings: VerifierSettings) -> VerifierSettings:
-    """Return the settings with `weights = auto` resolved for this model."""
-    shared = layout_of(settings).ranks > 1
-    held = held_weights(resolve_model(settings.model), runner_options(settings), shared)
-    return settings.model_copy(update={"weights": held})
 
 
 def load_runner(settings: VerifierSettings) -> ModelRunner:
@@ -108,7 +100,7 @@ def describe(
         pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=round(s * 1e6)) for n, s in pass_costs],
         executor=engine.runner.executor_name,
         device=settings.device,
-        weights=settings.weights,
+        weights=str(engine.runner.weights),
         instance_id=identity.instance_id,
         model_fingerprint=identity.model_fingerprint,
         text_fingerprint=identity.text_fingerprint,
@@ -137,8 +129,7 @@ async def make_servicer(
     """Return the servicer of a loaded model; takes some seconds, in which its passes are measured."""
     directory = resolve_model(settings.model)
     tokenizer = await thread.call(Tokenizer.load, directory)
-    identity = await thread.call(Identity.of, settings, directory, tokenizer)
-    log.info("weights are held as %s", settings.weights)
+    identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)
     engine = build_engine(settings, runner, tokenizer)
     resident = await thread.call(ResidentSpeculators.load, settings, engine, identity.tokenizer_fingerprint)
     pass_costs = await thread.call(_pass_costs, engine)

@@ -1,6 +1,7 @@
 """Identity of a verifier's process, and of all that decides the text that it generates."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,23 +26,30 @@ class Identity:
     """Fingerprint of the vocabulary, by which speculators are selected."""
 
     @classmethod
-    def of(cls, settings: VerifierSettings, directory: Path, tokenizer: Tokenizer) -> "Identity":
+    def of(
+        cls, settings: VerifierSettings, directory: Path, tokenizer: Tokenizer, blocks: Sequence[str] = ()
+    ) -> "Identity":
         """Return the identity of a verifier of this directory's model and tokenizer under these settings.
+
+        Args:
+            blocks: types of the blocks in which matrices are held.
 
         Raises:
             SettingError: if the directory lacks a configuration or weights.
         """
         text = tokenizer.text_fingerprint()
-        return cls(secrets.token_hex(8), _model(settings, directory, text), text, tokenizer.fingerprint())
+        return cls(
+            secrets.token_hex(8), _model(settings, directory, blocks, text), text, tokenizer.fingerprint()
+        )
 
 
-def _model(settings: VerifierSettings, directory: Path, text: str) -> str:
+def _model(settings: VerifierSettings, directory: Path, blocks: Sequence[str], text: str) -> str:
     """Return the fingerprint of the model; a window only matters where the cache has one."""
     window = (settings.kv_window,) if settings.kv_window else ()
     parts = (
         weights_fingerprint(directory),
         settings.dtype,
-        settings.weights,
+        *blocks,
         *window,
         text,
     )

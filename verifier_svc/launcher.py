@@ -18,6 +18,7 @@ from specinfer.hub import resolve_model
 from specinfer.model.parallel.layout import check_layout
 from specinfer.model.parallel.ranks import LOST_GROUP
 from specinfer.model.weights.config import load_config
+from specinfer.processors.threads import usable_processors
 from verifier_svc.ranks import layout_of
 from verifier_svc.settings import VerifierSettings
 
@@ -32,7 +33,7 @@ def launch(settings: VerifierSettings, program: str) -> None:
     """
     layout = layout_of(settings)
     check_layout(load_config(resolve_model(settings.model)), layout)  # said once, not by every rank
-    threads = max(1, (os.cpu_count() or 1) // layout.ranks)
+    threads = max(1, usable_processors() // layout.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # `_explain` says it in a line
     config = LaunchConfig(

@@ -4,8 +4,10 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.backends import executors_help
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.held_weights import AUTO
+from specinfer.model.formats.registry import AUTO, weights_help
+from specinfer.processors.threads import THREADS_HELP
 from specinfer.service.settings import ServiceSettings
 from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.jobs import EngineLimits
@@ -27,16 +29,11 @@ class VerifierSettings(ServiceSettings):
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(
         AUTO,
-        description="How weights are held: converted, as dtype says; native, the 4- or 8-bit blocks of the "
-        "model's GGUF file; native-a8, these with activations of 8 bits instead of 16; auto: native-a8 where "
-        "there is such a file and the compiled kernels run, else converted; int8, int4 or w8a8 (activations "
-        "too) quantise while loading, which makes another target; with the device executor int8 or fp8 do.",
+        description=f"Format of weights: {weights_help()}.",
     )
     executor: str = Field(
         "auto",
-        description="What runs passes: native (compiled CPU kernels), torch, generic (any causal model of "
-        "transformers), or auto, the first of them that can; or device (fused kernels for a GPU; not yet run "
-        "on one).",
+        description=f"What runs passes: {executors_help()}.",
     )
     offload: str = Field(
         "none",
@@ -67,7 +64,7 @@ class VerifierSettings(ServiceSettings):
         description="A rank that does not answer for this long is lost, and the whole verifier ends; more "
         "than the longest pass takes.",
     )
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves torch's default.")
+    threads: int = Field(0, ge=0, description=f"CPU threads of the model; {THREADS_HELP}.")
     kv_tokens: int = Field(
         CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
     )

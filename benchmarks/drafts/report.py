@@ -129,16 +129,15 @@ def figures() -> list[str]:
 
 
 HELD = {
-    "converted": "bfloat16",
-    "native": "the 4-bit blocks of the model's file",
-    "native-a8": "the 4-bit blocks of the model's file, activations in 8 bits",
+    "bf16": "bfloat16",
+    "auto": "the 4-bit blocks of the model's file, activations in 8 bits",
 }
 """By `--weights` of the verifier."""
 
 
 def services_report(report: dict[str, Any]) -> str:
     """Through the services: by batch, and by source at batch 1."""
-    held = HELD[report.get("weights", "converted")]
+    held = HELD[report.get("weights", "bf16")]
     rest = (
         f" at most, {held}, the default pool (n-gram and the shipped SSM), adaptive. Modes take turns; "
         "gains are over plain decoding in the same turns, with the standard error over them."

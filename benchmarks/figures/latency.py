@@ -71,7 +71,7 @@ def latencies(
     Modes take turns, forwards and backwards, as the machine's speed drifts.
     """
     flags = {"max-batch": str(max(setup.batches)), "sequence-length": str(setup.sequence_length)}
-    verifier = {"weights": "converted"}  # of every model alike: the widened one has no blocks
+    verifier = {"weights": "bf16"}  # of every model alike: the widened one has no blocks
     options = LocalOptions(model=setup.model, gateway=flags, verifier=verifier, speculators=setup.speculators)
     with LocalSystem(options, say) as system:
         asyncio.run(_by_batch(system.address, setup, prompts, say, keep))

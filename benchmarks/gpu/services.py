@@ -64,7 +64,7 @@ def measure_services(context: SectionContext, rows: Rows) -> None:
 
 def executor(device: str) -> str:
     """Return the executor of the services' models: without a GPU the interpreter would take a second a pass."""
-    return "device" if device.startswith("cuda") else "torch"
+    return "gpu" if device.startswith("cuda") else "torch"
 
 
 def roomy_directory(size: int) -> str | None:
@@ -82,7 +82,7 @@ def _options(context: SectionContext, target: Path, drafter: Path) -> LocalOptio
         "model": str(drafter),
         "depth": str(_DEPTH),
         "min-path-probability": "0",
-        "weights": "converted",
+        "weights": "auto",
         **where,
     }
     gateway = {

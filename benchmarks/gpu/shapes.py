@@ -82,8 +82,8 @@ def _tensors(s: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def random_runner(shape: ModelShape, dtype: str, device: str, positions: int, kv_tokens: int) -> ModelRunner:
-    """A runner of the device executor."""
-    options = RunnerOptions(dtype=dtype, device=device, executor="device", kv_tokens=kv_tokens)
+    """A runner of the gpu executor."""
+    options = RunnerOptions(dtype=dtype, device=device, executor="gpu", kv_tokens=kv_tokens)
     weights = RandomWeights(shape, DTYPES[dtype], device)
     return ModelRunner.build(from_transformers(transformers_config(shape, positions)), weights, options)
 

@@ -74,7 +74,7 @@ class Workload:
 
     @classmethod
     def of(cls, cell: Cell, dtype: torch.dtype, device: str, seed: int = 0) -> "Workload":
-        """The pass of a cell, as the device executor would describe and split it."""
+        """The pass of a cell, as the gpu executor would describe and split it."""
         batch = pass_of(cell, seed)
         bucket = exact_bucket(batch, cell.heads.query // cell.heads.kv)
         numbers = torch.from_numpy(describe(batch, bucket)).to(device)

@@ -34,7 +34,7 @@ def offloaded_system(
 ) -> OffloadedSystem:
     """The usual pool with more flags, a verifier that takes trees of 128 nodes, its layers on the disk."""
     verifier = {"offload": "disk", "offload-directory": directory, "max-nodes": "129"}
-    verifier["weights"] = "converted"
+    verifier["weights"] = "bf16"
     pool = {name: {**flags, **speculator} for name, flags in default_speculators(model, offload=True).items()}
     options = LocalOptions(model=model, verifier=verifier, gateway=gateway, speculators=pool)
     return OffloadedSystem(options, bytes_per_second)

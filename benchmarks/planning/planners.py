@@ -37,7 +37,7 @@ NODES = 16
 """Nodes of a recorded tree."""
 OFF, TREE = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_TREE
 KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
-ORACLE = {"converted": "1.81x", "native-a8": "1.45x"}
+ORACLE = {"bf16": "1.81x", "auto": "1.45x"}
 """Over plain decoding at batch 1, in its own simulation (results/scheduler.md)."""
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -51,7 +51,7 @@ def record(
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
     batch: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    weights: Annotated[str, typer.Option(help="How the verifier holds the target.")] = "native-a8",
+    weights: Annotated[str, typer.Option(help="How the verifier holds the target.")] = "auto",
 ) -> None:
     """Record steps of the default pool."""
     flags = {
@@ -83,9 +83,7 @@ def compare(
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 12,
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
     turns: Annotated[int, typer.Option(min=2, help="Turns of every mode.")] = 10,
-    weights: Annotated[
-        str, typer.Option(help="Ways to hold the target, with commas.")
-    ] = "converted,native-a8",
+    weights: Annotated[str, typer.Option(help="Ways to hold the target, with commas.")] = "bf16,auto",
     batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4",
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "planners",
 ) -> None:

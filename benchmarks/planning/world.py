@@ -1,6 +1,6 @@
 """A simulated verifier, two speculators and texts of every kind, for the planner.
 
-The costs are those of the default weights on two cores (Zen 5, native-a8): passes, drafts by the nodes asked
+The costs are those of the default weights on two cores (Zen 5, the blocks of Q4_1): passes, drafts by the nodes asked
 for, and what services add. The machine's pace wanders by a fifth, a price of nodes wanders by itself, one
 pass in a hundred is disturbed, a neighbour now and then slows down a hundred steps in a row by half, and the
 first steps of a process are cold. A text is known by the probability that the first guess of a speculator is

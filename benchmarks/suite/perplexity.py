@@ -6,7 +6,6 @@ that changes the text, a windowed cache.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,13 +58,10 @@ class Scorer:
         return tuple(self._tokenizer.encode(text))
 
     def _load(self) -> "ModelRunner":
-        from specinfer.model.held_weights import held_weights
         from specinfer.model.options import RunnerOptions
         from specinfer.model.runner import ModelRunner
 
-        options = RunnerOptions(dtype=self._dtype, weights=self._weights)
-        held = held_weights(self._directory, options, shared=False)
-        return ModelRunner.load(self._directory, replace(options, weights=held))
+        return ModelRunner.load(self._directory, RunnerOptions(dtype=self._dtype, weights=self._weights))
 
 
 def _log_probability(runner: "ModelRunner", prompt: Sequence[int], answer: Sequence[int]) -> float:

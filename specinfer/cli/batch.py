@@ -12,7 +12,7 @@ from specinfer.cli.connection import API_KEY_VARIABLE
 from specinfer.cli.local.processes import free_ports
 from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
-from specinfer.cli.options.choices import DtypeChoice, WeightsChoice
+from specinfer.cli.options.choices import DtypeChoice
 from specinfer.cli.options.shared import (
     Dtype,
     Model,
@@ -26,6 +26,7 @@ from specinfer.cli.show import console, progress_bar
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.formats.registry import AUTO
 from specinfer.openai_api.batch import BatchTotals, answer_all, keep_answered, read_jobs, sole_run
 from specinfer.openai_api.server import ApiServer
 
@@ -50,7 +51,7 @@ def batch(
     ] = None,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = WeightsChoice.AUTO,
+    weights: Weights = AUTO,
     speculator: Speculators = None,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format. Exit code 1 if the server failed to answer some.

@@ -52,9 +52,8 @@ MOST_SIZES = 8
 
 def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply) -> list[tuple[str, str]]:
     """Return (name, choice and reason) of the decisions, in the order in which they are made."""
-    asked = options.verifier.get("weights", "auto")
     return [
-        ("weights", weights_words(asked, told.weights)),
+        ("weights", told.weights),
         ("passes", f"{passes_words(told)} (measured when the verifier started)"),
         ("speculators", pool_words(options)),
         (
@@ -63,18 +62,6 @@ def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply)
             "far, plain decoding included; `specinfer status --watch` shows them",
         ),
     ]
-
-
-def weights_words(asked: str, held: str) -> str:
-    """Return words for the form in which the target is held."""
-    if asked != "auto":
-        return f"{held}, as asked"
-    if held == "native-a8":
-        return (
-            "native-a8: the model came as a GGUF file, and the compiled kernels multiply its blocks as they "
-            "are, with activations in 8 bits"
-        )
-    return "converted to --dtype: no GGUF file came with the model, or no kernels for its blocks run here"
 
 
 def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:

@@ -16,7 +16,7 @@ from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_b
 from specinfer.cli.connection import Connection, client_tls
 from specinfer.cli.local.running import gateway, load_in_process
 from specinfer.cli.local.system import LocalOptions
-from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, WeightsChoice
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice
 from specinfer.cli.options.shared import (
     GATEWAY_OPTIONS,
     LOCAL_OPTIONS,
@@ -42,6 +42,7 @@ from specinfer.cli.show import output, print_runs, progress_bar
 from specinfer.drafters.pools import read_resident, read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.formats.registry import AUTO
 from specinfer.prompts import read_prompts
 
 FIGURES = ("tokens_per_second", "speedup")
@@ -182,7 +183,7 @@ def bench(
     tls_key: TlsKey = None,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = WeightsChoice.AUTO,
+    weights: Weights = AUTO,
     offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
     speculator: Speculators = None,

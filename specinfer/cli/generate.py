@@ -16,7 +16,6 @@ from specinfer.cli.options.choices import (
     DtypeChoice,
     OffloadChoice,
     SpeculationChoice,
-    WeightsChoice,
 )
 from specinfer.cli.options.request import (
     DeadlineSeconds,
@@ -75,6 +74,7 @@ from specinfer.client import (
 )
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.formats.registry import AUTO
 from specinfer.prompts import check_text, read_prompt, read_text
 from specinfer.v1 import generation_pb2
 
@@ -117,7 +117,7 @@ def generate(
     ] = False,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = WeightsChoice.AUTO,
+    weights: Weights = AUTO,
     offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
 ) -> None:

@@ -21,7 +21,7 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, PlannerChoice, WeightsChoice
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, PlannerChoice
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     Dtype,
@@ -40,6 +40,7 @@ from specinfer.client import RequestFailedError
 from specinfer.drafters.pools import read_resident, read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.formats.registry import AUTO
 from specinfer.service.channel import check_target
 from specinfer.usage import USAGE_ERROR, usage_message
 
@@ -82,7 +83,7 @@ def up(
     ] = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
-    weights: Weights = WeightsChoice.AUTO,
+    weights: Weights = AUTO,
     offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
     speculator: Speculators = None,

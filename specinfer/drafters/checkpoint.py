@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from specinfer.drafters import DrafterDescription, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import resolve_model
-from specinfer.model.options import RunnerOptions, check_options
+from specinfer.model.options import RunnerOptions, check_numbers, check_options
 from specinfer.model.published.memory import Borrowed
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import KIND, is_draft_checkpoint, verifier_of
@@ -104,13 +104,11 @@ def _torch_options(options: DrafterOptions, what: str) -> RunnerOptions:
     Raises:
         SettingError: if they ask for something else.
     """
-    weights = "converted" if options.weights == "auto" else options.weights
     found = RunnerOptions(
-        options.dtype, options.device, options.executor, kv_tokens=options.kv_tokens, weights=weights
+        options.dtype, options.device, options.executor, kv_tokens=options.kv_tokens, weights=options.weights
     )
     check_options(found)
     if found.executor not in ("auto", "torch"):
         raise SettingError("executor", found.executor, f"{what} runs in torch")
-    if weights != "converted":
-        raise SettingError("weights", weights, f"{what} is held in --dtype, as converted")
+    check_numbers(found, f"{what} is held")
     return found

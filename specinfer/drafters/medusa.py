@@ -49,8 +49,7 @@ class HeadsDrafter:
         """
         shape, trained = shape_of(options), load_trained(options, cls.kind)
         config, heads = trained.config, trained.draft
-        weights = "converted" if options.weights == "auto" else options.weights
-        run_as = RunnerOptions(options.dtype, options.device, options.executor, weights=weights)
+        run_as = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
         runner = HeadsRunner.build(heads, config, open_weights(trained.target, config), run_as)
         description = replace(
             trained.description, feature_layers=(config.layers,), feature_size=config.hidden_size

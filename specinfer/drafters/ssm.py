@@ -15,8 +15,7 @@ from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.native.build import multiplies_bytes
-from specinfer.model.options import RunnerOptions, holds_blocks
+from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint
 from specinfer.sampling import GREEDY
@@ -27,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _CATCH_UP = 1024
 """Most context tokens read at once: the service may hold many that this drafter has not read."""
+_DRAFT_FORMAT = "q8_0"
+"""Format that `auto` is for a draft without blocks of its own, as a draft may be rough."""
 _PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
 """Kinds of children for stochastic requests."""
 
@@ -74,6 +75,7 @@ class SsmDrafter:
         trained = load_trained(options, DraftModel)
         draft = trained.draft
         runner = ModelRunner.build(draft.config, draft.weights, runner_options(options))
+        log.info("%s: weights %s", options.model, runner.weights)
         return cls(runner, trained.description, shape, draft.token_ids)
 
     @property
@@ -172,21 +174,12 @@ def runner_options(options: DrafterOptions) -> RunnerOptions:
     return RunnerOptions(
         dtype=options.dtype,
         device=options.device,
-        weights=_weights(options),
+        weights=options.weights,
+        numbers_as=_DRAFT_FORMAT,
         executor=options.executor,
         kv_tokens=options.kv_tokens,
         layers=options.layers or None,
     )
-
-
-def _weights(options: DrafterOptions) -> str:
-    """Resolve `auto`: bytes where the native kernels will run and multiply them. A draft may be rough."""
-    if options.weights != "auto":
-        return options.weights
-    native = options.device == "cpu" and holds_blocks(options.dtype, options.executor)
-    chosen = "w8a8" if native and multiplies_bytes() else "converted"
-    log.info("weights = auto: %s", chosen)
-    return chosen
 
 
 def shape_of(options: DrafterOptions) -> GrowthShape:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,11 +18,12 @@ from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.pool import LocalPool
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.held_weights import AUTO, held_weights
+from specinfer.model.formats.registry import AUTO
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.runner import ModelRunner
+from specinfer.model.threads import limit_threads
 from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Planner, derive_budget
@@ -60,7 +61,7 @@ class LLMOptions:
     weights: str = AUTO
     """Format in which weights are held; see `python -m verifier_svc --help`."""
     executor: str = "auto"
-    """Executor of passes: native, torch, generic, or auto, the first of these that can; or device (for GPUs)."""
+    """Executor of passes: native, torch, generic, or auto, the first of these that can; or gpu."""
     acceptance: str = DEFAULT_RULE
     """Rule for sampled requests: traversal, multi_step or naive."""
     max_num_seqs: int = 16
@@ -193,8 +194,8 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
         kv_tokens=options.kv_tokens,
         offload=options.offload,
     )
-    own = replace(own, weights=held_weights(directory, own, shared=layout.ranks > 1))
     if layout.ranks == 1:
+        limit_threads()
         return ModelRunner.load(directory, own), lambda: None
     ranks = LocalRanks(directory, own, layout)
     return ranks.runner, ranks.close

@@ -1,6 +1,5 @@
 """EAGLE in use: the layer and its cache, trees for a batch of requests."""
 
-import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,13 +12,11 @@ from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.executor import runs_native
+from specinfer.model.loading import hold
 from specinfer.model.native.eagle import NativeEagle
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
-from specinfer.model.weights.quantise import BLOCK_TYPES
+from specinfer.model.weights.families import EMBEDDING
 from specinfer.tree import TokenTree, TreeLimits
-
-log = logging.getLogger(__name__)
 
 
 class RowModel(KVStorage, Protocol):
@@ -51,13 +48,11 @@ class EagleRunner:
         check_options(options)
         if options.executor not in ("auto", "native", "torch"):
             raise SettingError("executor", options.executor, "an EAGLE layer runs in native or torch")
-        if options.weights not in ("converted", *BLOCK_TYPES):
-            raise SettingError("weights", options.weights, "an EAGLE layer comes in bfloat16, not in blocks")
         dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
-        if runs_native(options.executor, weights.config, dtype, options.device):
-            return cls(NativeEagle(weights, dtype, options.weights, blocks), blocks)
-        if options.weights != "converted":
-            log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
+        whole = {**weights.tensors, EMBEDDING: weights.embedding}
+        backend, held = hold(weights.config, whole, options)
+        if backend.name == "native":
+            return cls(NativeEagle(weights, held, dtype, blocks), blocks)
         return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:

@@ -1,17 +1,9 @@
-"""Executors of flattened passes: an executor owns the weights and the memory of the cache.
+"""Interface of executors of flattened passes, which own the weights and the cache; the one in torch."""
 
-torch    any device and type; attention backend by name (`specinfer.model.torch.attention`)
-device   fused kernels for a GPU (`specinfer.model.gpu`); only by name
-native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
-auto     native where it can run the model, torch otherwise, saying so in the log
-"""
-
-import logging
 from typing import Protocol
 
 import torch
 
-from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.offload.stores import LayerStore
@@ -22,9 +14,6 @@ from specinfer.model.torch.rotary import rotate
 from specinfer.model.torch.surgery import Surgery
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig
-
-log = logging.getLogger(__name__)
-EXECUTORS = ("auto", "native", "torch", "generic", "device")
 
 
 class Executor(Protocol):
@@ -75,7 +64,7 @@ class TorchExecutor:
         shape = (config.layers, num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
-        self._device, self._inv_freq = device, config.inv_freq
+        self._device, self._config = device, config
 
     @property
     def weight_bytes(self) -> int:
@@ -102,13 +91,15 @@ class TorchExecutor:
             x: [T, hidden], what the layers read where these are not the first ones; else the tokens are.
         """
         token_ids, positions, slots = map(self._tensor, (batch.token_ids, batch.positions, batch.write_slots))
-        plan = self._attention.plan(batch)
+        config = self._config
+        plans = {back: self._attention.plan(batch, back) for back in set(config.windows) or {0}}
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             keys, values = self._keys[layer], self._values[layer]
             keys.index_copy_(0, slots, key)
             values.index_copy_(0, slots, value)
-            return self._attention.attend(query, keys, values, plan)
+            plan = plans[config.window(layer)]
+            return self._attention.attend(query, keys, values, plan, config.score_scale, config.score_cap)
 
         if x is None:
             x = self._model.embed(token_ids, positions)
@@ -127,76 +118,6 @@ class TorchExecutor:
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turn the keys of slots by `delta` rotary positions."""
         here = self._tensor(slots)
-        angles = torch.tensor(self._inv_freq, device=self._device).repeat(2) * delta
+        angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())
         self._keys.index_copy_(1, here, turned.to(self._keys.dtype))
-
-
-def make_executor(
-    name: str,
-    config: ModelConfig,
-    weights: Weights,
-    dtype: torch.dtype,
-    num_blocks: int,
-    device: str,
-    attention: str,
-    store: LayerStore | None = None,
-    held: str = "converted",
-) -> Executor:
-    """Return the executor of this name.
-
-    Args:
-        store: where the layers lie, if not on the device.
-        held: how the device executor holds matrices.
-
-    Raises:
-        SettingError: if there is none, or if the chosen one cannot run this model.
-    """
-    if name == "device":
-        return _device_executor(config, weights, dtype, num_blocks, device, held)
-    if runs_native(name, config, dtype, device):
-        from specinfer.model.native.executor import NativeExecutor
-
-        return NativeExecutor(config, weights, dtype, num_blocks, store)
-    return TorchExecutor(config, weights, dtype, num_blocks, device, attention, store)
-
-
-def runs_native(name: str, config: ModelConfig, dtype: torch.dtype, device: str) -> bool:
-    """Return whether the compiled kernels run this model; if not, log the reason where the choice is free.
-
-    Raises:
-        SettingError: if they are chosen by name and cannot.
-    """
-    if name not in ("auto", "native"):
-        return False
-    from specinfer.model.native.model import check_supported
-
-    try:
-        check_supported(config, dtype, device)
-    except (UnavailableError, IncompatibleError) as error:
-        if name == "native":
-            raise SettingError("executor", name, str(error)) from error
-        log.warning("%s; using the torch executor", error)
-        return False
-    return True
-
-
-def is_native(config: ModelConfig, dtype: torch.dtype, device: str) -> bool:
-    """Return whether the compiled kernels can run this model here."""
-    from specinfer.model.native.model import check_supported
-
-    try:
-        check_supported(config, dtype, device)
-    except (UnavailableError, IncompatibleError):
-        return False
-    return True
-
-
-def _device_executor(
-    config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int, device: str, held: str
-) -> Executor:
-    try:
-        from specinfer.model.gpu.executor import DeviceExecutor
-    except ModuleNotFoundError as error:
-        raise SettingError("executor", "device", f"needs the extra `gpu`: {error}") from error
-    return DeviceExecutor(config, weights, dtype, num_blocks, device, held)

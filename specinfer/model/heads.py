@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from specinfer.errors import SettingError
 from specinfer.model.drafting.levels import grow_edges, grow_levels
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
 from specinfer.model.torch.linear import Linear
 from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
@@ -127,8 +127,7 @@ class HeadsRunner:
         check_options(options)
         if options.executor not in ("auto", "torch"):
             raise SettingError("executor", options.executor, "heads run in torch")
-        if options.weights != "converted":
-            raise SettingError("weights", options.weights, "heads are held in --dtype, as converted")
+        check_numbers(options, "heads are held")
         dtype = DTYPES[options.dtype]
         kind, markov = type(source), source.markov
         tensors = {**source.tensors, **tensors_of_target(kind, config, target, source.token_ids, markov)}

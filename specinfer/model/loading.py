@@ -5,21 +5,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.backends import Backend, Work, choose_backend
 from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.cache.window import KVWindow
-from specinfer.model.executor import Executor, TorchExecutor, make_executor
+from specinfer.model.executor import Executor
+from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
+from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import open_store
-from specinfer.model.options import DTYPES, NATIVE, RunnerOptions, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.account import check_rope, check_tensors, load_whole
+from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
-from specinfer.model.weights.quantise import BLOCK_TYPES, QuantisedWeights
-from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
+from specinfer.model.weights.source import kept_gguf
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ class LoadedModel(NamedTuple):
     """Number of blocks of the cache."""
     window: KVWindow | None = None
     """Window of the cache; None: all context tokens are kept."""
+    weights: HeldFormats = NOT_COUNTED
+    """Formats in which the weights are held."""
 
 
 def load_model(
@@ -59,6 +64,11 @@ def load_model(
                 raise
             log.warning("%s; using the generic executor", error)
         else:
+            if config.max_positions < hf.max_position_embeddings:
+                log.warning(
+                    "model_type = %r: served up to %d positions (rope_type = 'longrope')",
+                    *(hf.model_type, config.max_positions),
+                )
             weights = _open_weights(directory, options)
             if not accounted:
                 check_tensors(hf, config, in_llama_names(config, weights))
@@ -76,7 +86,8 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
     executor = GenericExecutor(model, num_blocks, options.device)
     if executor.limit:
         log.warning("model_type = %r: %s", hf.model_type, executor.limit)
-    return LoadedModel(generic_config(hf, generation), executor, num_blocks)
+    held = formats_of_parameters(model.parameters())
+    return LoadedModel(generic_config(hf, generation), executor, num_blocks, weights=held)
 
 
 def build_model(
@@ -90,19 +101,15 @@ def build_model(
     check_options(options)
     if options.layers is not None:
         config = config.first_layers(options.layers)
+    config = _known_to_parts(config, options, ranks)
     window = _window(config, options)
     if isinstance(weights, GgufWeights):
         check_rope(config, weights)
     if ranks is not None:
         _check_shared(options)
-    weights = in_llama_names(config, weights)
-    if options.weights in BLOCK_TYPES and options.executor != "device":
-        weights = QuantisedWeights(weights, options.weights)
     num_blocks = blocks_for(options.kv_tokens)
-    executor = _executor(config, weights, options, num_blocks, ranks)
-    if options.weights != "converted" and isinstance(executor, TorchExecutor):
-        log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
-    return LoadedModel(config, executor, num_blocks, window)
+    executor, held = _executor(config, weights, options, num_blocks, ranks)
+    return LoadedModel(config, executor, num_blocks, window, held.formats())
 
 
 def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:
@@ -122,13 +129,24 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
 
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
-    if options.weights not in NATIVE:
-        # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
-        return open_checkpoint(directory, options.device if options.executor == "device" else "cpu")
     path = kept_gguf(directory)
-    if path is None:
-        raise SettingError("weights", options.weights, f"{directory} has no {KEPT_GGUF}")
-    return GgufWeights(path)
+    if path is not None:
+        return GgufWeights(path)
+    # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
+    return open_checkpoint(directory, options.device if options.executor == "gpu" else "cpu")
+
+
+def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:
+    """Return the model as far as all chosen parts know its layers.
+
+    Raises:
+        IncompatibleError: naming the part and what it does not know.
+    """
+    if ranks is not None:
+        return config.like_llama("ranks that share a model")
+    if options.executor == "device":
+        return config.like_llama("executor = 'device'")
+    return config.like_llama(f"kv_window = {options.kv_window}") if options.kv_window else config
 
 
 def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
@@ -141,23 +159,37 @@ def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
 
 def _check_shared(options: RunnerOptions) -> None:
     """Check that ranks can share a model with these options."""
-    if options.weights != "converted":
-        raise SettingError("weights", options.weights, "ranks share a model as dtype says: converted")
+    check_numbers(options, "ranks share a model")
     if options.offload != "none":
         raise SettingError("offload", options.offload, "ranks that share a model keep it on their devices")
 
 
 def _executor(
     config: ModelConfig, weights: Weights, options: RunnerOptions, num_blocks: int, ranks: Ranks | None
-) -> Executor:
+) -> tuple[Executor, HeldWeights]:
     dtype = DTYPES[options.dtype]
     if ranks is not None:
+        held = HeldWeights(in_llama_names(config, weights), find_format(options.weights), "torch", dtype)
         return parallel_executor(
-            ranks, config, weights, dtype, num_blocks, options.executor, options.attention
-        )
+            ranks, config, held, dtype, num_blocks, options.executor, options.attention
+        ), held
+    backend, held = hold(config, weights, options)
     store = open_store(options.offload, options.device, options.offload_directory)
-    return make_executor(
-        *(options.executor, config, weights, dtype, num_blocks, options.device, options.attention),
-        store=store,
-        held=options.weights,
-    )
+    work = Work(config, held, held.format, dtype, num_blocks, options.device, options.attention, store)
+    return backend.make(work), held
+
+
+def hold(config: ModelConfig, weights: Weights, options: RunnerOptions) -> tuple[Backend, HeldWeights]:
+    """Return the backend that runs a model, and its weights in the format in which that holds them.
+
+    Raises:
+        SettingError: if no backend runs it so.
+    """
+    dtype, chosen = DTYPES[options.dtype], find_format(options.weights)
+    backend = choose_backend(options.executor, config, chosen, dtype, options.device)
+    preferred = find_format(options.numbers_as)
+    asked = chosen.name != AUTO or isinstance(weights, BlockWeights)
+    if not asked and not backend.runs(config, preferred, dtype, options.device):
+        chosen = preferred
+    named = in_llama_names(config, weights)
+    return backend, HeldWeights(named, chosen, backend.name, dtype, asked)

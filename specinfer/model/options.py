@@ -5,16 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import SettingError
+from specinfer.model.backends import EXECUTORS, candidates
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.executor import EXECUTORS
+from specinfer.model.formats.base import NumberFormat
+from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import OFFLOADS
-from specinfer.model.torch.attention import BACKENDS
-from specinfer.model.weights.quantise import BLOCK_TYPES
+from specinfer.model.torch.attention import BACKENDS as ATTENTION_BACKENDS
 
-NATIVE = ("native", "native-a8")
-WEIGHTS = ("converted", *NATIVE, *BLOCK_TYPES, "fp8")
-DEVICE_WEIGHTS = ("converted", "int8", "fp8")
-"""Formats of the device executor's weights."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -28,11 +25,10 @@ class RunnerOptions:
     attention: str = "reference"
     """Attention backend of the torch executor."""
     kv_tokens: int = CACHE_TOKENS
-    weights: str = "converted"
-    """"native" keeps the quantised blocks of the model's GGUF file; "native-a8" multiplies them with
-    activations of eight bits instead of sixteen, as llama.cpp does; "int8", "int4" and "w8a8" quantise while
-    loading (`quantise.py`). All five need the native executor in bfloat16. The device executor has an "int8"
-    of its own, and "fp8"."""
+    weights: str = AUTO
+    """Format of the matrices, one of `FORMATS`."""
+    numbers_as: str = AUTO
+    """Format that `auto` takes for a checkpoint without blocks, where it can be held."""
     layers: int | None = None
     """Number of first layers to keep (with the model's own final norm and head); None keeps all."""
     kv_window: int = 0
@@ -45,11 +41,6 @@ class RunnerOptions:
     """Directory of "disk"; empty: the cache directory."""
 
 
-def holds_blocks(dtype: str, executor: str) -> bool:
-    """Return whether these options allow quantised matrices: only the native executor does, in bfloat16."""
-    return dtype == "bfloat16" and executor in ("auto", "native")
-
-
 def check_options(options: RunnerOptions) -> None:
     """Check the names among the options.
 
@@ -58,29 +49,34 @@ def check_options(options: RunnerOptions) -> None:
     """
     if options.dtype not in DTYPES:
         raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
-    if options.weights not in WEIGHTS:
-        raise SettingError("weights", options.weights, f"must be one of {', '.join(WEIGHTS)}")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
-    if options.attention not in BACKENDS:  # also where the executor has an attention of its own
-        raise SettingError("attention", options.attention, f"must be one of {', '.join(BACKENDS)}")
+    if options.attention not in ATTENTION_BACKENDS:  # also where the executor has an attention of its own
+        raise SettingError("attention", options.attention, f"must be one of {', '.join(ATTENTION_BACKENDS)}")
     if options.offload not in OFFLOADS:
         raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
-    if options.offload != "none" and options.executor not in ("auto", "native", "torch"):
+    if options.offload != "none" and not any(each.offloads for each in candidates(options.executor)):
         raise SettingError("offload", options.offload, f"the {options.executor} executor holds whole models")
     _check_weights(options)
     _check_device(options.device)
 
 
+def check_numbers(options: RunnerOptions, subject: str) -> None:
+    """Check that the format is that of numbers.
+
+    Raises:
+        SettingError: naming what must be in numbers.
+    """
+    chosen = find_format(options.weights)
+    if chosen.name != AUTO and not isinstance(chosen, NumberFormat):
+        raise SettingError("weights", options.weights, f"{subject} in numbers, as dtype says: auto")
+
+
 def _check_weights(options: RunnerOptions) -> None:
-    if options.executor == "device":
-        if options.weights not in DEVICE_WEIGHTS:
-            known = ", ".join(DEVICE_WEIGHTS)
-            raise SettingError("weights", options.weights, f"the device executor holds {known}")
-    elif options.weights == "fp8":
-        raise SettingError("weights", options.weights, "needs the device executor")
-    elif options.weights != "converted" and not holds_blocks(options.dtype, options.executor):
-        raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
+    chosen = find_format(options.weights)
+    reasons = [chosen.fits(None, each.name, options.dtype) for each in candidates(options.executor)]
+    if all(reasons):
+        raise SettingError("weights", options.weights, reasons[0])
 
 
 def _check_device(name: str) -> None:

@@ -18,6 +18,7 @@ from specinfer.model.cache.window import KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
 from specinfer.model.executor import Executor, TorchExecutor
+from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
 from specinfer.model.loading import build_model, load_model, wrap_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
@@ -36,9 +37,16 @@ class ModelRunner:
     """Runs passes. Not thread-safe: one engine thread owns it."""
 
     def __init__(
-        self, config: ModelConfig, executor: Executor, num_blocks: int, window: KVWindow | None = None
+        self,
+        config: ModelConfig,
+        executor: Executor,
+        num_blocks: int,
+        window: KVWindow | None = None,
+        weights: HeldFormats = NOT_COUNTED,
     ) -> None:
         self.config, self._executor = config, executor
+        self.weights = weights
+        """Formats in which the weights are held."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
         self.cache = PagedKVCache(num_blocks, self.features, window)
@@ -60,6 +68,8 @@ class ModelRunner:
             from specinfer.model.probe.check import require_right  # loads the models of transformers
 
             require_right(directory, loaded)
+        if ranks is None or ranks.place.rank == 0:
+            log.info("%s: weights %s", directory.name, loaded.weights)
         return cls(*loaded)
 
     @classmethod
@@ -91,7 +101,7 @@ class ModelRunner:
 
     @property
     def executor_name(self) -> str:
-        """Name of its executor: "native", "torch" or "generic"."""
+        """Name of its executor: one of `BACKENDS`."""
         return self._executor.name
 
     @property

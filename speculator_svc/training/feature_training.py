@@ -13,8 +13,8 @@ from specinfer.errors import SettingError
 from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, target_config
 from specinfer.model.weights.families import open_weights
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
 from speculator_svc.training.distil import (
@@ -88,7 +88,7 @@ class FeatureTraining:
             )
         self._asked, self._device = asked, place_for(asked.device, asked.threads)
         self.directory = resolve_model(asked.model)
-        self.config: ModelConfig = load_config(self.directory)
+        self.config: ModelConfig = target_config(self.directory)
         self._vocabulary = draft_vocabulary(asked.vocabulary, self.config.vocab_size)
 
     def run(self, reader: TrainingMethod[S]) -> None:

@@ -12,20 +12,21 @@ import typer
 from torch import nn
 
 from specinfer.errors import SettingError, SpecInferError
+from specinfer.model.threads import use_threads
+from specinfer.processors.threads import THREADS_HELP
 from speculator_svc.training.generate import LABEL_WIDTH
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 
 
 def place_for(device: str, threads: int) -> str:
-    """Return the device to train on; on a CPU set the number of threads, or torch's default for 0.
+    """Return the device to train on; set the number of threads.
 
     Raises:
-        SettingError: if there is no such device here.
+        SettingError: if there is no such device here, or fewer processors.
     """
     place = pick_device(device)
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     return place
 
 
@@ -62,7 +63,7 @@ DraftVocabulary = Annotated[
 ]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]
-Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")]
+Threads = Annotated[int, typer.Option(help=f"CPU threads; {THREADS_HELP}.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Train although --out is finished, and replace it at the end.")
 ]

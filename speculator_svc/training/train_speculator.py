@@ -17,8 +17,8 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import fingerprint_in, is_draft_checkpoint
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.draft_checkpoint import fingerprint_in, is_draft_checkpoint, target_config
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import finished_jobs, read_corpora
@@ -168,7 +168,7 @@ def train_speculator(
     SIGINT (Ctrl-C) and SIGTERM keep what is done beside --out; the same command goes on from there.
     """
     directory = resolve_model(model)
-    config = load_config(directory)
+    config = target_config(directory)
     texts = read_prompts(prompts)
     if len(texts) < LEAST_PROMPTS:
         raise InvalidInputError(

@@ -14,11 +14,11 @@ from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import (
     is_draft_checkpoint,
     load_ssm,
     save_ssm,
+    target_config,
 )
 from speculator_svc.training.corpus import Continuation, Examples, frequent_tokens, read_corpora
 from speculator_svc.training.distil import (
@@ -116,7 +116,7 @@ def train_ssm(
         raise SettingError("out", str(out), "holds a finished SSM; --overwrite trains again and replaces it")
     place = place_for(device, threads)
     directory = resolve_model(model)
-    config = load_config(directory)
+    config = target_config(directory)
     pool = [load_ssm(path, directory) for path in after or ()]
     begin = Start.read(directory, start, layers, insert)
     given = begin.ssm or (pool[0] if pool else None)

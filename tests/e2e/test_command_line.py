@@ -161,7 +161,7 @@ def test_status_shows_the_system(system: LocalSystem) -> None:
 
 @pytest.mark.thorough
 def test_generate_local_leaves_nothing_behind(default_model: Path, tmp_path: Path) -> None:
-    flags = ["--local", "--weights", "native", "--json", "--max-new-tokens", "24"]
+    flags = ["--local", "--weights", "auto", "--json", "--max-new-tokens", "24"]
     done = specinfer("generate", "Count from one to ten.", *flags, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -156,9 +156,9 @@ def test_speculation_changes_nothing(
 @pytest.mark.parametrize(
     ("batch", "sampling", "weights", "first"),
     [
-        (1, GREEDY, "converted", 0),
-        (8, GREEDY, "native", 1),
-        (8, Sampling(temperature=0.8, seed=5), "converted", 1),
+        (1, GREEDY, "bf16", 0),
+        (8, GREEDY, "auto", 1),
+        (8, Sampling(temperature=0.8, seed=5), "bf16", 1),
     ],
 )
 def test_speculation_changes_nothing_in_bfloat16_either(

@@ -8,8 +8,8 @@ from specinfer.model.gpu.choice import choose
 from specinfer.model.gpu.description import exact_bucket
 from specinfer.model.sampling.noise import Noise
 from specinfer.verification.target import LogitsTarget
-from tests.unit.model.device.passes import DEVICE, SLOTS, exact_attention, planned, ragged_pass
-from tests.unit.model.device.test_choice import CASES, task
+from tests.unit.model.gpu.passes import DEVICE, SLOTS, exact_attention, planned, ragged_pass
+from tests.unit.model.gpu.test_choice import CASES, task
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
 from tests.support.oracle import chain
 from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.model.device.passes import DEVICE
+from tests.unit.model.gpu.passes import DEVICE
 
 pytestmark = pytest.mark.gpu
 
@@ -19,7 +19,7 @@ LENGTH = 24
 def texts(sampling: Sampling, known: list[list[int]] | None = None) -> list[list[int]]:
     """Tokens behind each prompt, all in one batch; `known`: trees propose these, then wrong ones."""
     engine = VerifierEngine(
-        runner_of(tiny_transformers("llama"), executor="device", device=DEVICE, kv_tokens=2048)
+        runner_of(tiny_transformers("llama"), executor="gpu", device=DEVICE, kv_tokens=2048)
     )
     told: list[list[int]] = [[] for _ in PROMPTS]
     held, deltas = [0] * len(PROMPTS), [list(prompt) for prompt in PROMPTS]

@@ -200,18 +200,18 @@ async def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -
         pass
 
     def load(settings: VerifierSettings) -> None:
-        assert settings.threads == 3
+        assert settings.threads == 1
         raise LoadedError
 
     given = list[int]()
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    monkeypatch.setattr("verifier_svc.app.with_held_weights", load)
+    monkeypatch.setattr("verifier_svc.app.load_runner", load)
     thread = EngineThread("engine")
     with pytest.raises(LoadedError):
-        async with verifier(ServeSettings.load("serve", ["--threads", "3"]), thread, CollectorRegistry()):
+        async with verifier(ServeSettings.load("serve", ["--threads", "1"]), thread, CollectorRegistry()):
             pass
     thread.stop()
-    assert given == [3]
+    assert given == [1]
 
 
 def test_settings_that_cannot_be_are_named() -> None:

@@ -28,7 +28,7 @@ print(answers(sys.argv[1], 2))
 def answers(model: str, tensor: int) -> str:
     """Return the tokens of two requests as JSON."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    options: Any = {"dtype": "float32", "executor": "torch", "weights": "converted", "kv_tokens": 2048}
+    options: Any = {"dtype": "float32", "executor": "torch", "kv_tokens": 2048}
     with LLM(model, tensor_parallel_size=tensor, speculators=["ngram"], **options) as llm:
         outputs = llm.generate([[5, 6, 7, 5, 6], [9, 9, 9]], params, use_tqdm=False)
     return json.dumps([output.outputs[0].token_ids for output in outputs])

@@ -8,8 +8,9 @@ import pytest
 
 from specinfer import __version__
 from specinfer.cli.local.processes import free_ports
-from specinfer.model.executor import EXECUTORS
-from specinfer.model.options import DTYPES, WEIGHTS
+from specinfer.model.backends import EXECUTORS
+from specinfer.model.formats.registry import FORMATS
+from specinfer.model.options import DTYPES
 from tests.support.preloaded import ROOT
 from tests.support.preloaded import run_preloaded as run
 
@@ -35,6 +36,10 @@ BAD_SETTINGS = [
     (["speculator_svc", "--drafter", "crystal"], "drafter = 'crystal': must be one of ssm, eagle, medusa"),
     (["gateway", "--tree-nodes", "many"], "tree_nodes = 'many'"),
     (["gateway", "--log-level", "loud"], "log_level = 'loud'"),
+    (["verifier_svc", "--threads", "100000"], "threads = 100000: must be 1 to "),
+    (["verifier_svc", "--threads", "-1"], "threads = '-1'"),
+    (["all_in_one", "--threads", "100000", "--model", "tests/data"], "threads = 100000: must be 1 to "),
+    (["verifier_svc", "--weights", "w8a8"], "weights = 'w8a8': is called q8_0 now"),
     (["verifier_svc", "--device", "abacus"], "device = 'abacus': "),
     (["verifier_svc", "--listen", "52"], "listen = '52': must be host:port with a port from 0 to 65535"),
     (["gateway", "--verifiers", "a:1,b"], "verifiers = 'b': must be host:port"),
@@ -89,7 +94,7 @@ BAD_COMMANDS = [
     (["generate", b"\xff\xfe"], 2, "not UTF-8 at character 1"),
     (["generate", "hi", "--stop", b"\xff"], 2, "stop = '\\udcff': not UTF-8"),
     (["generate", "hi", "--model", "x"], 2, "--model = 'x': needs --local"),
-    (["generate", "hi", "--weights", "int8"], 2, "--weights = 'int8': needs --local"),
+    (["generate", "hi", "--weights", "q8_0"], 2, "--weights = 'q8_0': needs --local"),
     (["generate", "hi", "--local", "--address", "x:1"], 2, "--address = 'x:1': excludes --local"),
     (["generate", "hi", "--local", "--model", "/no/such"], 2, "model = '/no/such'"),
     (["bench", "--prompts", "/no/such.jsonl"], 2, "prompts = '/no/such.jsonl'"),
@@ -111,7 +116,7 @@ BAD_COMMANDS = [
         for flag, value in (
             ("--model", "y"),
             ("--dtype", "float32"),
-            ("--weights", "int8"),
+            ("--weights", "q8_0"),
             ("--device", "y"),
         )
     ),
@@ -168,10 +173,10 @@ def help_of(*command: str) -> str:
 @pytest.mark.parametrize(
     ("command", "values"),
     [
-        (["verifier_svc"], [*EXECUTORS, *WEIGHTS, *DTYPES]),
-        (["speculator_svc"], [*WEIGHTS, *DTYPES, "1,1,3,1"]),
+        (["verifier_svc"], [*EXECUTORS, *FORMATS, *DTYPES]),
+        (["speculator_svc"], [*FORMATS, *DTYPES, "1,1,3,1"]),
         (["speculator_svc.training", "ssm"], ["numbers from 0, such as 0,29"]),
-        *(([CLI, name], [*WEIGHTS, *DTYPES, "cpu", "cuda"]) for name in ("up", "generate", "bench")),
+        *(([CLI, name], [*FORMATS, *DTYPES, "cpu", "cuda"]) for name in ("up", "generate", "bench")),
     ],
 )
 def test_help_lists_the_values(command: list[str], values: list[str]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import transformers
 
+from specinfer.model.families import FAMILIES as OURS
+
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -20,6 +22,8 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _HEAD = {"head_dim": 8}
+_WIDE = {"hidden_size": 64, "head_dim": 16}
+"""Sizes that the compiled kernels can run, for the families of our decoder."""
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _LATENT = {
     "kv_lora_rank": 16,
@@ -40,8 +44,8 @@ _SLIDING = {"sliding_window": 8}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.3, 1.5],
-    "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
     "original_max_position_embeddings": 64,
 }
 
@@ -83,7 +87,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mistral, sliding window": ("mistral", {"sliding_window": 16}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", _HEAD),
-    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 64}),
     "gpt_neox": ("gpt_neox", {}),
     "afmoe": ("afmoe", _HEAD | _EXPERTS),
     "apertus": ("apertus", {}),
@@ -245,7 +249,8 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
 def random_model(name: str, **changes: Any) -> Any:
     """A model of this entry whose predictions differ from token to token."""
     family, own = FAMILIES[name]
-    config = transformers.AutoConfig.for_model(family, **(SHAPE | own | changes))
+    wide = _WIDE if family in OURS else {}
+    config = transformers.AutoConfig.for_model(family, **(SHAPE | own | wide | changes))
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

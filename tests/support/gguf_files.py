@@ -1,5 +1,6 @@
 """GGUF files of small models, as llama.cpp's converter writes them, to be changed before they are written."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ _PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_GEMMA3 = {
+_POST = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+_OF_ARCHITECTURE = {"gemma2": _POST, "gemma3": _POST, "olmo2": _POST, "phi3": _FUSED}
+_ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mistral": "llama"}
+_INTERLEAVED = ("llama", "smollm3", "granite")
 _TOP = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 
 
@@ -33,6 +38,33 @@ def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """llama.cpp's order of rotary pairs."""
     size = tensor.shape[0] // heads
     return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[str, Any]:
+    """What files of one architecture have beside the common keys."""
+    match architecture:
+        case "gemma2":
+            return {
+                "attn_logit_softcapping": config.attn_logit_softcapping,
+                "final_logit_softcapping": config.final_logit_softcapping,
+            }
+        case "granite":
+            return {
+                "embedding_scale": config.embedding_multiplier,
+                "attention.scale": config.attention_multiplier,
+                "residual_scale": config.residual_multiplier,
+                "logit_scale": config.logits_scaling,
+            }
+        case "phi3":
+            original = config.original_max_position_embeddings
+            scale = config.max_position_embeddings / original
+            factor = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+            attention = {"rope.scaling.attn_factor": factor} if "short_factor" in rope else {}
+            return {"rope.scaling.original_context_length": original, **attention}
+        case "olmo2" if hasattr(config, "layer_types"):
+            pattern = [kind == "sliding_attention" for kind in config.layer_types]
+            return {"attention.sliding_window_pattern": pattern}
+    return {}
 
 
 @dataclass
@@ -50,11 +82,12 @@ class Gguf:
 
     @classmethod
     def of(cls, model: Any, kind: "gguf.GGMLQuantizationType | None" = None) -> "Gguf":
-        """The file of a Llama, Qwen2, Qwen3 or Gemma 3."""
+        """The file of a model of a family that our decoder knows."""
         config = model.config
-        architecture = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+        architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
         ropes = config.rope_parameters
         rope = ropes.get("full_attention", ropes)
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         values = {
             "block_count": config.num_hidden_layers,
             "context_length": config.max_position_embeddings,
@@ -64,27 +97,29 @@ class Gguf:
             "attention.head_count_kv": config.num_key_value_heads,
             "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
             "rope.freq_base": rope["rope_theta"],
-            "rope.dimension_count": config.head_dim or config.hidden_size // config.num_attention_heads,
+            "rope.dimension_count": int(head * rope.get("partial_rotary_factor", 1.0)),
             "vocab_size": config.vocab_size,
         }
-        if architecture == "gemma3":
-            values |= {
-                "attention.key_length": config.head_dim,
-                "attention.value_length": config.head_dim,
-                "attention.sliding_window": config.sliding_window,
-            }
-        file = cls(architecture, values, kind=kind)
+        if architecture.startswith("gemma"):
+            values |= {"attention.key_length": head, "attention.value_length": head}
+        if getattr(config, "sliding_window", None):
+            values["attention.sliding_window"] = config.sliding_window
+        file = cls(architecture, values | _own_values(architecture, config, rope), kind=kind)
         file._add_tensors(model)
+        if "short_factor" in rope:
+            for name in ("short", "long"):
+                factors = np.array(rope[f"{name}_factor"], np.float32)
+                file.tensors[f"rope_factors_{name}.weight"] = factors
         return file
 
     def _add_tensors(self, model: Any) -> None:
-        config, parts = model.config, _PARTS | (_GEMMA3 if self.architecture == "gemma3" else {})
+        config, parts = model.config, _PARTS | _OF_ARCHITECTURE.get(self.architecture, {})
         for name, tensor in model.state_dict().items():
             stored = tensor.detach().float()
             stem, kind = name.removeprefix("model.").rsplit(".", 1)
             if stem == "lm_head" and config.tie_word_embeddings:
                 continue
-            if self.architecture == "gemma3" and stem.endswith("norm"):
+            if self.architecture.startswith("gemma") and stem.endswith("norm"):
                 stored = stored + 1
             target = _TOP.get(stem)
             if target is None:
@@ -94,7 +129,7 @@ class Gguf:
                     "self_attn.q_proj": config.num_attention_heads,
                     "self_attn.k_proj": config.num_key_value_heads,
                 }
-                if self.architecture == "llama" and part in heads:
+                if self.architecture in _INTERLEAVED and part in heads:
                     stored = interleaved(stored, heads[part])
             self.tensors[f"{target}.{kind}"] = np.ascontiguousarray(stored.numpy())
 

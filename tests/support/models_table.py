@@ -18,7 +18,7 @@ from tests.support.families import FAMILIES, save_random
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 OPTIONS = RunnerOptions(dtype="float32", kv_tokens=512)
 _BEGIN, _END = "<!-- families -->\n", "<!-- end of families -->"
-_OURS = "our decoder"
+_OURS = {"native": "compiled kernels", "torch": "our decoder in torch"}
 
 
 def row(name: str, directory: Path) -> str:
@@ -30,7 +30,7 @@ def row(name: str, directory: Path) -> str:
             executor = probe_loaded(directory, loaded).executor
         except IncompatibleError as error:
             return f"| {name} | refused | {reason(str(error))} |"
-    runs = "`transformers`" if executor == "generic" else _OURS
+    runs = _OURS.get(executor, "`transformers`")
     return f"| {name} | right | {runs} |"
 
 

@@ -4,20 +4,23 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
 
-from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt, multiplies_bytes
+from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
-from specinfer.processor import processor_flags
+from specinfer.processors.description import processor_flags
 
 FAMILIES = (
     *("llama", "llama-rope3", "llama-untied", "llama-biased", "mistral", "qwen2", "qwen3"),
     *("opt", "opt-untied", "gpt_neox", "gpt_neox-serial"),
+    *("mistral-windowed", "gemma", "gemma2", "gemma3", "phi3", "phi3-longrope"),
+    *("smollm3", "granite", "olmo2", "olmo3"),
 )
+SPECIAL = ("mistral-windowed", "gemma2", "gemma3", "phi3-longrope", "smollm3", "granite", "olmo2", "olmo3")
+"""Families that have together all that layers can have beyond Llama's."""
 _SHAPE: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -39,6 +42,15 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_TWO_BASES = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 1e5,
+        "factor": 2.0,
+        "original_max_position_embeddings": 256,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 
 def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
@@ -48,6 +60,21 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
     own = {k: v for k, v in shape.items() if k not in ("head_dim", "num_key_value_heads")}
     own["hidden_size"] = hidden = shape["head_dim"] * shape["num_attention_heads"]
     own["initializer_range"] = shape["initializer_range"] * (32 / hidden) ** 0.5
+    window = shape.pop("sliding_window", 5)
+    mixed = {
+        "sliding_window": window,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }
+    gemma = shape | {"query_pre_attn_scalar": 12}
+    phi = own | {"num_key_value_heads": shape["num_key_value_heads"]}
+    partial = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    factors = [1 + place / 4 for place in range(shape["head_dim"] * 3 // 8)]
+    longrope = partial | {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": [2 * factor for factor in factors],
+        "original_max_position_embeddings": 256,
+    }
     opt = own | {"ffn_dim": shape["intermediate_size"], "init_std": own["initializer_range"], "dropout": 0.0}
     configs: dict[str, Any] = {
         "llama": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=True),
@@ -62,10 +89,33 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
             **opt, tie_word_embeddings=False, activation_function="gelu"
         ),
         "gpt_neox": lambda: transformers.GPTNeoXConfig(**own, rotary_pct=0.5),
+        "mistral-windowed": lambda: transformers.MistralConfig(**shape, sliding_window=window),
+        "gemma": lambda: transformers.GemmaConfig(**shape),
+        "gemma2": lambda: transformers.Gemma2Config(
+            **gemma, **mixed, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+        ),
+        "gemma3": lambda: transformers.Gemma3TextConfig(**gemma, **mixed, rope_parameters=_TWO_BASES),
+        "phi3": lambda: transformers.Phi3Config(**phi, rope_parameters=partial, sliding_window=window),
+        "phi3-longrope": lambda: transformers.Phi3Config(
+            **phi, rope_parameters=longrope, original_max_position_embeddings=256
+        ),
+        "smollm3": lambda: transformers.SmolLM3Config(**shape, no_rope_layers=[1, 0, 1]),
+        "granite": lambda: transformers.GraniteConfig(
+            **shape,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.3,
+            residual_multiplier=0.4,
+            logits_scaling=0.7,
+        ),
+        "olmo2": lambda: transformers.Olmo2Config(**shape),
+        "olmo3": lambda: transformers.Olmo3Config(**shape, **mixed, rope_parameters=_TWO_BASES),
         "gpt_neox-serial": lambda: transformers.GPTNeoXConfig(**own, use_parallel_residual=False),
     }
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(configs[family]()).eval()
+    # of all kinds of attention only this one applies soft caps
+    model = transformers.AutoModelForCausalLM.from_config(
+        configs[family](), attn_implementation="eager"
+    ).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:  # zeros and ones would hide a missing term
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
@@ -98,12 +148,7 @@ def tiny_generic(family: str, seed: int = 0, **overrides: Any) -> Any:
 
 
 def runner_of(model: Any, **options: Any) -> ModelRunner:
-    """Our runner with the weights of a `transformers` model, in float32.
-
-    Skips the test where the processor cannot multiply bytes and is asked to.
-    """
-    if options.get("weights") == "w8a8" and not multiplies_bytes():
-        pytest.skip("the processor has AVX-512 without VNNI")
+    """Our runner with the weights of a `transformers` model, in float32."""
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048, "executor": "torch"}
     return ModelRunner.build(from_transformers(model.config), weights, RunnerOptions(**(defaults | options)))

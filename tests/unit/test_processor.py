@@ -4,21 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from specinfer import processor
+from specinfer.processors import description
 
 
 @pytest.fixture(autouse=True)
 def fresh_flags() -> Iterator[None]:
-    processor.processor_flags.cache_clear()
+    description.processor_flags.cache_clear()
     yield
-    processor.processor_flags.cache_clear()
+    description.processor_flags.cache_clear()
 
 
 def named(monkeypatch: pytest.MonkeyPatch, **fields: str) -> str:
     """Return the name of a processor of these fields."""
     found = {name.replace("_", " "): value for name, value in fields.items()}
-    monkeypatch.setattr(processor, "_field", lambda name: found.get(name, ""))
-    return processor.processor_name()
+    monkeypatch.setattr(description, "_field", lambda name: found.get(name, ""))
+    return description.processor_name()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,10 @@
 
 from enum import StrEnum
 
+import typer
+
+from specinfer.model.formats.registry import FORMATS, unknown_format
+
 
 class SpeculationChoice(StrEnum):
     """Speculation of a request."""
@@ -34,17 +38,16 @@ class DtypeChoice(StrEnum):
     FLOAT16 = "float16"
 
 
-class WeightsChoice(StrEnum):
-    """Format in which weights are held."""
+def format_name(text: str) -> str:
+    """Return the name of a format of weights, checked; a former name is answered with the one of today."""
+    if text not in FORMATS:
+        raise typer.BadParameter(f"{text!r} {unknown_format(text)}")
+    return text
 
-    AUTO = "auto"
-    CONVERTED = "converted"
-    NATIVE = "native"
-    NATIVE_A8 = "native-a8"
-    INT8 = "int8"
-    INT4 = "int4"
-    W8A8 = "w8a8"
-    FP8 = "fp8"
+
+def format_names() -> list[str]:
+    """Return the names of all formats, for the shell's completion."""
+    return list(FORMATS)
 
 
 class OffloadChoice(StrEnum):

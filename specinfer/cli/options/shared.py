@@ -8,10 +8,11 @@ import typer
 
 from specinfer.cli.bench import MODES
 from specinfer.cli.connection import API_KEY_VARIABLE
-from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, WeightsChoice
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, format_name, format_names
 from specinfer.client.options import ConstraintOptions
 from specinfer.client.request import KINDS
 from specinfer.errors import InvalidInputError
+from specinfer.model.formats.registry import weights_help
 from specinfer.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -115,12 +116,13 @@ Dtype = Annotated[
     typer.Option(help="Numeric type of a local system; float16: torch executor.", rich_help_panel=LOCAL),
 ]
 Weights = Annotated[
-    WeightsChoice,
+    str,
     typer.Option(
+        parser=format_name,
+        autocompletion=format_names,
+        metavar="FORMAT",
         rich_help_panel=LOCAL,
-        help="Of a local verifier: auto (native-a8 where it can be, else converted); converted (as --dtype "
-        "says); native (the 4- or 8-bit blocks of a GGUF model); native-a8 (these, with activations of 8 "
-        "bits); int8, int4 or w8a8 (quantised while loading, which makes another target); fp8 on a GPU.",
+        help=f"Format of a local verifier's weights: {weights_help()}.",
     ),
 ]
 Offload = Annotated[

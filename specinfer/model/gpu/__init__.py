@@ -9,5 +9,5 @@
     growth         whole trees of a draft model in one captured sequence
 
 Needs the extra `gpu` (Triton). Nothing here was measured on a GPU yet: results are compared in Triton's
-interpreter, and every kernel is compiled for sm_80 and sm_90 (tests/unit/model/device).
+interpreter, and every kernel is compiled for sm_80 and sm_90 (tests/unit/model/gpu).
 """

@@ -45,7 +45,7 @@ def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
     """Return compile options of the kernel: positions per step (STEP), warps of a program, steps under way.
 
     So that keys and values of the steps under way fit into the shared memory of sm_80 and registers hold the
-    rest (tests/unit/model/device/test_compiling.py).
+    rest (tests/unit/model/gpu/test_compiling.py).
     """
     large = tile == MOST_TILE
     step = min(MOST_STEP, _STEP_BYTES // (width * element_bytes)) // (2 if large else 1)

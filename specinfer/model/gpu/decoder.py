@@ -12,7 +12,7 @@ from specinfer.model.gpu.description import power_above
 from specinfer.model.gpu.layer_kernels import add_norm, gate, turn_heads
 from specinfer.model.gpu.weights import Quantise, ShownWeights
 from specinfer.model.torch.layer import Attend, Layer
-from specinfer.model.torch.parts import LayerNorm, Parts, RMSNorm, Weights
+from specinfer.model.torch.parts import Norm, Parts, RMSNorm, Weights
 from specinfer.model.torch.transformer import (
     Transformer,
 )
@@ -103,7 +103,7 @@ class FusedLayer(Layer):
     ) -> torch.Tensor:
         """Map hidden states to those of the next layer, with what attention reads given."""
         norm = self._post_norm
-        if self._config.parallel or isinstance(norm, LayerNorm):
+        if self._config.parallel or not isinstance(norm, RMSNorm):
             return super().behind(x, normed, angles, attend)
         query, key, value = self.project(normed, angles)
         change = self._out(attend(self._index, query, key, value).flatten(1))
@@ -130,11 +130,11 @@ class FusedLayer(Layer):
         return query, key, value
 
 
-def _norm(x: torch.Tensor, norm: RMSNorm | LayerNorm) -> torch.Tensor:
+def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     return normed(x, norm) if isinstance(norm, RMSNorm) else norm(x)
 
 
-class DeviceTransformer(Transformer):
+class GpuTransformer(Transformer):
     """The decoder of fused layers; its weights are shown while they are read."""
 
     def __init__(

@@ -12,9 +12,10 @@ import torch
 from specinfer.model.batch import Batch, PassFeatures
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.formats.registry import AUTO
 from specinfer.model.gpu.attention import AttentionPlan, splits_for, tree_attention
 from specinfer.model.gpu.choice import choose
-from specinfer.model.gpu.decoder import DeviceTransformer
+from specinfer.model.gpu.decoder import GpuTransformer
 from specinfer.model.gpu.description import Bucket, describe, exact_bucket
 from specinfer.model.gpu.graphs import (
     MOST_ROWS,
@@ -26,7 +27,7 @@ from specinfer.model.gpu.graphs import (
     bucket_grid,
     largest,
 )
-from specinfer.model.gpu.growth import DeviceGrowth, can_grow
+from specinfer.model.gpu.growth import GpuGrowth, can_grow
 from specinfer.model.gpu.growth_description import GrowthModel
 from specinfer.model.gpu.launch import Inputs, check_device, processors
 from specinfer.model.gpu.layer_kernels import move
@@ -38,10 +39,10 @@ from specinfer.model.weights.config import ModelConfig
 from specinfer.tree import TokenTree
 
 
-class DeviceExecutor:
+class GpuExecutor:
     """The decoder on one GPU, with keys and values of shape [layers, KV heads, slots, D]."""
 
-    name = "device"
+    name = "gpu"
 
     def __init__(
         self,
@@ -50,12 +51,12 @@ class DeviceExecutor:
         dtype: torch.dtype,
         num_blocks: int,
         device: str,
-        held: str = "converted",
+        weights_format: str = AUTO,
     ) -> None:
-        """Load the model; `held` is the format of the layers' matrices: "converted", "int8" or "fp8"."""
+        """Load the model; `weights_format` is that of the layers' matrices: numbers, "int8" or "fp8"."""
         check_device(device)
         self._config, self._device, self._processors = config, device, processors(device)
-        self._model = DeviceTransformer(config, weights, dtype, device, quantiser(held))
+        self._model = GpuTransformer(config, weights, dtype, device, quantiser(weights_format))
         shape = (config.layers, config.kv_heads, num_blocks * BLOCK_TOKENS, config.head_dim)
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self._group, self._positions = config.heads // config.kv_heads, config.max_positions
@@ -67,7 +68,7 @@ class DeviceExecutor:
         self._inputs = Inputs(largest(grid).starts["blocks"] + blocks, device)
         self._graphs = self._graphs_of(self._replayed)
         model = GrowthModel(device, self._group, config.vocab_size, self._positions)
-        self._growth = DeviceGrowth(self.run, self._scored, self._graphs_of, model)
+        self._growth = GpuGrowth(self.run, self._scored, self._graphs_of, model)
         with torch.inference_mode():
             self._graphs.capture(grid)
 

@@ -68,7 +68,7 @@ def launch_options(candidates: int) -> dict[str, int]:
     return {"num_warps": min(max(candidates // 256, 1), 16)}
 
 
-class DeviceGrowth:
+class GpuGrowth:
     """Grows trees of points with one model.
 
     Args:

@@ -100,7 +100,7 @@ def check_device(device: str) -> None:
     """
     if torch.device(device).type == "cuda" or interpreted():
         return
-    raise SettingError("device", device, "the device executor needs a GPU (TRITON_INTERPRET=1 for tests)")
+    raise SettingError("device", device, "the gpu executor needs a GPU (TRITON_INTERPRET=1 for tests)")
 
 
 def processors(device: str) -> int:

@@ -24,29 +24,42 @@ class Activation(IntEnum):
     SILU = 0
     GELU = 1
     RELU = 2
+    GELU_TANH = 3
 
 
 class Storage(IntEnum):
-    """Format of a stored matrix."""
+    """Format of a stored matrix, by GGUF's names; BLOCK_FLOAT is the kernels' own for bfloat16."""
 
-    DENSE = 0
-    Q4_1 = 1
-    Q8_0 = 2
-    W8A8 = 3
-    BLOCK_FLOAT = 4
-    Q4_1_A8 = 5
-    Q8_0_A8 = 6
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+    Q5_0 = 5
+    Q5_1 = 6
+    Q8_0 = 7
+    Q2_K = 8
+    Q3_K = 9
+    Q4_K = 10
+    Q5_K = 11
+    Q6_K = 12
+    IQ4_NL = 13
+    IQ4_XS = 14
+    BLOCK_FLOAT = 15
 
 
 class MatrixSlot(IntEnum):
     """Matrices of a layer; of the model: its head, and fc of an EAGLE model."""
 
-    QKV = 0
-    OUT = 1
-    UP = 2
-    DOWN = 3
-    HEAD = 4
-    FC = 5
+    QUERY = 0
+    KEY = 1
+    VALUE = 2
+    OUT = 3
+    GATE = 4
+    UP = 5
+    DOWN = 6
+    HEAD = 7
+    FC = 8
 
 
 class VectorSlot(IntEnum):
@@ -67,6 +80,8 @@ class VectorSlot(IntEnum):
     DOWN_BIAS = 12
     HIDDEN_NORM = 13
     HIDDEN_NORM_BIAS = 14
+    ATTENDED_NORM = 15
+    MLP_NORM = 16
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -79,8 +94,8 @@ class Shape(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
-        *_fields(c_int, "rotary activation gated parallel states residual_normed"),
-        ("eps", c_float),
+        *_fields(c_int, "rotary tables activation gated parallel states residual_normed"),
+        *_fields(c_float, "eps embedding_scale score_scale residual_scale score_cap logit_cap"),
     ]
 
 
@@ -129,13 +144,12 @@ class _LayoutEntry(ctypes.Structure):
 
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_layout": (c_void_p, [c_void_p]),
-    "si_multiplies_bytes": (c_int, []),
     "si_model_new": (c_void_p, [c_void_p, c_int, c_void_p, c_void_p]),
     "si_model_free": (None, [c_void_p]),
-    "si_set_matrix": (None, [c_void_p, c_int, c_int, c_void_p]),
-    "si_set_quantised": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
+    "si_set_matrix": (None, [c_void_p, c_int, c_int, c_int, c_void_p]),
     "si_set_vector": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
-    "si_set_embedding": (None, [c_void_p, c_void_p]),
+    "si_set_layer": (None, [c_void_p, c_int, c_int, c_int]),
+    "si_set_embedding": (None, [c_void_p, c_int, c_void_p]),
     "si_packed": (c_int64, [c_void_p, c_int, c_int, c_void_p]),
     "si_place": (None, [c_void_p, c_int, c_int, c_void_p]),
     "si_forward": (None, [c_void_p, c_void_p]),

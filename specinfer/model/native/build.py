@@ -35,7 +35,8 @@ from specinfer.model.native.compiler import (
     sources_digest,
 )
 from specinfer.model.native.variants import VARIANTS, Variant, fitting
-from specinfer.processor import processor_flags
+from specinfer.processors.description import processor_flags
+from specinfer.processors.threads import usable_processors
 
 log = logging.getLogger(__name__)
 KERNELS_VARIABLE = "SPECINFER_KERNELS"
@@ -66,14 +67,6 @@ def loaded_library() -> ctypes.CDLL | None:
     return load_library() if load_library.cache_info().currsize else None
 
 
-def multiplies_bytes() -> bool:
-    """Return whether the kernels run here and multiply bytes with bytes (`--weights w8a8`)."""
-    try:
-        return bool(load_library().si_multiplies_bytes())
-    except UnavailableError:
-        return False
-
-
 def variant_path(directory: Path, variant: Variant) -> Path:
     """Return the path of a variant's library. Its name changes with the sources, for this version alone."""
     return directory / f"kernels-{variant.name}-{sources_digest()}.so"
@@ -101,7 +94,7 @@ def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> l
     compiler = find_compiler()
     paths = [variant_path(directory, variant) for variant in variants]
     missing = [(v, path) for v, path in zip(variants, paths, strict=True) if not path.is_file()]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_processors()) as pool:
         list(pool.map(lambda pair: compile_library(compiler, pair[0].options, pair[1]), missing))
     return paths
 

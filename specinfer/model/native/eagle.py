@@ -10,25 +10,23 @@ import torch
 from specinfer.model.cache.sequence import Slots
 from specinfer.model.drafting.eagle import EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.formats.held import HeldWeights
 from specinfer.model.native.model import NativeModel
-from specinfer.model.weights.families import EMBEDDING
-from specinfer.model.weights.quantise import QuantisedWeights
 from specinfer.tree import TokenTree
 
 
 class NativeEagle:
     """The packed layer and its cache memory."""
 
-    def __init__(self, weights: EagleWeights, dtype: torch.dtype, held: str, num_blocks: int) -> None:
-        """Pack the layer; `held` is "converted" or a format of matrices (`quantise.BLOCK_TYPES`)."""
+    def __init__(self, weights: EagleWeights, held: HeldWeights, dtype: torch.dtype, num_blocks: int) -> None:
+        """Pack the layer; `held` are its matrices and the embeddings."""
         tensors = weights.tensors
         self.config = weights.config
         self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
         self.model = NativeModel(self.config, dtype, self.states, weights.norm_before_residual)
         # a few numbers of hidden states are so large that bytes could not represent the others
         self.model.packer(tensors).pack_states()
-        whole = {**tensors, EMBEDDING: weights.embedding}
-        packer = self.model.packer(whole if held == "converted" else QuantisedWeights(whole, held))
+        packer = self.model.packer(held)
         packer.pack_layer(0)
         self._embedding = packer.pack_ends()
         self.memory = self.model.memory(num_blocks)

@@ -11,7 +11,7 @@ from specinfer.model.native.build import load_library
 from specinfer.model.native.expansion import CacheMemory, NativeGrowth
 from specinfer.model.native.weights import WeightPacker
 from specinfer.model.torch.parts import Weights
-from specinfer.model.torch.rotary import rotary_tables
+from specinfer.model.torch.rotary import all_rotary_tables
 from specinfer.model.weights.config import ModelConfig
 
 
@@ -43,6 +43,7 @@ class NativeModel:
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self.library = config, dtype, load_library()
         self._states = states
+        tables = all_rotary_tables(config)
         shape = Shape(
             layers=config.layers,
             hidden=config.hidden_size,
@@ -53,18 +54,28 @@ class NativeModel:
             vocab=config.vocab_size,
             max_positions=config.max_positions,
             rotary=config.rotary_dim,
+            tables=len(tables),
             activation=Activation[config.activation.upper()],
             gated=config.gated,
             parallel=config.parallel,
             states=states,
             residual_normed=residual_normed,
             eps=config.norm_eps,
+            embedding_scale=float(torch.tensor(config.embedding_scale, dtype=dtype)),
+            score_scale=config.score_scale,
+            residual_scale=config.residual_scale,
+            score_cap=config.score_cap,
+            logit_cap=config.logit_cap,
         )
-        cos, sin = (t[:, : config.rotary_dim // 2].contiguous() for t in rotary_tables(config))
+        cos, sin = (
+            torch.cat(parts)[:, : config.rotary_dim // 2].contiguous() for parts in zip(*tables, strict=True)
+        )
         self.address = self.library.si_model_new(
             ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
         )
         """Address by which the kernels know the model."""
+        for layer in range(config.layers):
+            self.library.si_set_layer(self.address, layer, config.window(layer), config.rotary_of(layer))
 
     def __del__(self) -> None:
         if hasattr(self, "address"):

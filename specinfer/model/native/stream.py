@@ -14,7 +14,10 @@ from specinfer.model.offload.buffers import make_buffers
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.stream import BUFFERS, LayerStream
 
-_OF_A_LAYER = (MatrixSlot.QKV, MatrixSlot.OUT, MatrixSlot.UP, MatrixSlot.DOWN)
+_OF_A_LAYER = (
+    *(MatrixSlot.QUERY, MatrixSlot.KEY, MatrixSlot.VALUE, MatrixSlot.OUT),
+    *(MatrixSlot.GATE, MatrixSlot.UP, MatrixSlot.DOWN),
+)
 
 
 class StreamedMatrices:
@@ -53,5 +56,7 @@ class StreamedMatrices:
         """Return the bytes [bytes] uint8 that the kernels have packed."""
         at = ctypes.c_void_p()
         size = self._library.si_packed(self._model, layer, which, ctypes.byref(at))
+        if not size:  # the gate of an MLP without one
+            return torch.empty(0, dtype=torch.uint8)
         packed = np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (size,))
         return torch.from_numpy(packed)

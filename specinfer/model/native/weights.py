@@ -5,23 +5,27 @@ from collections.abc import Sequence
 
 import torch
 
-from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.errors import IncompatibleError
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
 from specinfer.model.torch.parts import Weights
+from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
 from specinfer.model.weights.files import shape_of
-from specinfer.model.weights.quantise import BlockWeights
 
 
 def matrix_shape(which: MatrixSlot, config: ModelConfig, states: int) -> tuple[int, int]:
     """Return (outputs, inputs) of a matrix of the kernels."""
     hidden, heads = config.hidden_size, config.heads * config.head_dim
     read = 2 * hidden if states else hidden  # embeddings beside hidden states
+    keys = config.kv_heads * config.head_dim
     return {
-        MatrixSlot.QKV: (heads + 2 * config.kv_heads * config.head_dim, read),
+        MatrixSlot.QUERY: (heads, read),
+        MatrixSlot.KEY: (keys, read),
+        MatrixSlot.VALUE: (keys, read),
         MatrixSlot.OUT: (hidden, heads),
-        MatrixSlot.UP: (config.intermediate_size * (1 + config.gated), hidden),
+        MatrixSlot.GATE: (config.intermediate_size, hidden),
+        MatrixSlot.UP: (config.intermediate_size, hidden),
         MatrixSlot.DOWN: (hidden, config.intermediate_size),
         MatrixSlot.HEAD: (config.vocab_size, hidden),
         MatrixSlot.FC: (hidden, states * hidden),
@@ -32,12 +36,29 @@ def vector_shape(which: VectorSlot, config: ModelConfig) -> tuple[int, ...]:
     """Return the shape of a vector of the kernels, or of the table of positions."""
     shapes: dict[VectorSlot, tuple[int, ...]] = {
         VectorSlot.QKV_BIAS: ((config.heads + 2 * config.kv_heads) * config.head_dim,),
-        VectorSlot.UP_BIAS: (config.intermediate_size * (1 + config.gated),),
-        VectorSlot.Q_NORM: (config.head_dim,),
-        VectorSlot.K_NORM: (config.head_dim,),
+        VectorSlot.UP_BIAS: (config.intermediate_size,),
+        VectorSlot.Q_NORM: (config.head_dim * (config.heads if config.qk_norm_rows else 1),),
+        VectorSlot.K_NORM: (config.head_dim * (config.kv_heads if config.qk_norm_rows else 1),),
         VectorSlot.POSITIONS: (config.max_positions, config.hidden_size),
     }
     return shapes.get(which, (config.hidden_size,))
+
+
+_LAYER_MATRICES = (
+    (MatrixSlot.QUERY, "self_attn.q_proj"),
+    (MatrixSlot.KEY, "self_attn.k_proj"),
+    (MatrixSlot.VALUE, "self_attn.v_proj"),
+    (MatrixSlot.OUT, "self_attn.o_proj"),
+    (MatrixSlot.GATE, "mlp.gate_proj"),
+    (MatrixSlot.UP, "mlp.up_proj"),
+    (MatrixSlot.DOWN, "mlp.down_proj"),
+)
+_LAYER_BIASES = (
+    (VectorSlot.QKV_BIAS, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+    (VectorSlot.OUT_BIAS, ("self_attn.o_proj",)),
+    (VectorSlot.UP_BIAS, ("mlp.up_proj",)),
+    (VectorSlot.DOWN_BIAS, ("mlp.down_proj",)),
+)
 
 
 class WeightPacker:
@@ -59,69 +80,71 @@ class WeightPacker:
     def pack_layer(self, layer: int) -> None:
         """Pack one decoder layer."""
         prefix = f"model.layers.{layer}."
-        for which, bias, names in (
-            (MatrixSlot.QKV, VectorSlot.QKV_BIAS, [f"self_attn.{name}_proj" for name in "qkv"]),
-            (MatrixSlot.OUT, VectorSlot.OUT_BIAS, ["self_attn.o_proj"]),
-            (MatrixSlot.UP, VectorSlot.UP_BIAS, [*(["mlp.gate_proj"] * self._config.gated), "mlp.up_proj"]),
-            (MatrixSlot.DOWN, VectorSlot.DOWN_BIAS, ["mlp.down_proj"]),
-        ):
-            self._matrix(layer, which, [f"{prefix}{name}.weight" for name in names])
+        for which, name in _LAYER_MATRICES:
+            if which is not MatrixSlot.GATE or self._config.gated:
+                self._matrix(layer, which, f"{prefix}{name}.weight")
+        for bias, names in _LAYER_BIASES:
             if f"{prefix}{names[0]}.bias" in self._weights:
                 self._vector(layer, bias, [f"{prefix}{name}.bias" for name in names])
-        self._norm(layer, VectorSlot.INPUT_NORM, VectorSlot.INPUT_NORM_BIAS, f"{prefix}input_layernorm")
-        self._norm(
-            layer, VectorSlot.POST_NORM, VectorSlot.POST_NORM_BIAS, f"{prefix}post_attention_layernorm"
-        )
+        if self._config.pre_norm:
+            self._norm(layer, VectorSlot.INPUT_NORM, VectorSlot.INPUT_NORM_BIAS, f"{prefix}input_layernorm")
+            self._norm(
+                layer, VectorSlot.POST_NORM, VectorSlot.POST_NORM_BIAS, f"{prefix}post_attention_layernorm"
+            )
+        if self._config.post_norm:
+            self._vector(layer, VectorSlot.ATTENDED_NORM, [f"{prefix}post_self_attn_layernorm.weight"])
+            self._vector(layer, VectorSlot.MLP_NORM, [f"{prefix}post_mlp_layernorm.weight"])
         if self._config.qk_norm:
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
 
     def pack_states(self) -> None:
         """Pack the weights by which EAGLE changes the target's hidden states before its layer."""
-        self._matrix(0, MatrixSlot.FC, ["fc.weight"])
+        self._matrix(0, MatrixSlot.FC, "fc.weight")
         self._norm(0, VectorSlot.HIDDEN_NORM, VectorSlot.HIDDEN_NORM_BIAS, "hidden_norm")
 
     def pack_ends(self) -> torch.Tensor:
         """Pack the weights outside the layers; return the embeddings, which the kernels read in place."""
-        embedding = self._fetch(EMBEDDING)
-        rows, hidden = embedding.shape
+        storage, embedding = self._stored(EMBEDDING, looked_up=True)
+        rows, hidden = shape_of(self._weights, EMBEDDING)
         if rows < self._config.vocab_size or hidden != self._config.hidden_size:  # drafts have more rows
             wanted = [self._config.vocab_size, self._config.hidden_size]
             raise IncompatibleError(f"{EMBEDDING}: {[rows, hidden]} must be at least {wanted}")
-        self._library.si_set_embedding(self._model, embedding.data_ptr())
+        self._library.si_set_embedding(self._model, storage, embedding.data_ptr())
         tied = self._config.tied_embeddings
-        self._matrix(0, MatrixSlot.HEAD, [EMBEDDING if tied else "lm_head.weight"])
-        self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm")
+        self._matrix(0, MatrixSlot.HEAD, EMBEDDING if tied else "lm_head.weight")
+        scale = self._config.logit_scale
+        self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm", scale)
         if not self._config.rotary_dim:
             self._vector(0, VectorSlot.POSITIONS, [POSITIONS])
         return embedding
 
-    def _norm(self, layer: int, weight: VectorSlot, bias: VectorSlot, name: str) -> None:
-        self._vector(layer, weight, [f"{name}.weight"])
+    def _norm(self, layer: int, weight: VectorSlot, bias: VectorSlot, name: str, scale: float = 1.0) -> None:
+        self._vector(layer, weight, [f"{name}.weight"], scale)
         if self._config.layer_norm:
-            self._vector(layer, bias, [f"{name}.bias"])
+            self._vector(layer, bias, [f"{name}.bias"], scale)
 
-    def _matrix(self, layer: int, which: MatrixSlot, names: Sequence[str]) -> None:
-        """Pack the rows of some weights, one below the other.
+    def _matrix(self, layer: int, which: MatrixSlot, name: str) -> None:
+        """Pack a matrix as it is stored."""
+        wanted = matrix_shape(which, self._config, self._states)
+        self._check_shapes([name], wanted)
+        storage, rows = self._stored(name)
+        self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
 
-        Quantised blocks stay as they are, if all have the same kind; else they become numbers.
+    def _stored(self, name: str, looked_up: bool = False) -> tuple[Storage, torch.Tensor]:
+        """Return a matrix in its own format: blocks if it has them, else numbers of the model's type.
+
+        A table that is looked up is never quantised here.
         """
-        weights = self._weights
-        self._check_shapes(names, matrix_shape(which, self._config, self._states))
-        found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
-        kinds = {blocks[0] for blocks in found if blocks is not None}
-        if "W8A8" in kinds and not self._library.si_multiplies_bytes():
-            raise UnavailableError("native kernels: weights = 'w8a8': the processor has AVX-512 without VNNI")
-        if len(kinds) == 1 and None not in found and kinds <= Storage.__members__.keys():
-            rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
-            self._library.si_set_quantised(self._model, layer, which, rows.data_ptr(), Storage[kinds.pop()])
-            return
-        weight = torch.cat([self._fetch(name) for name in names]).contiguous()
-        self._library.si_set_matrix(self._model, layer, which, weight.data_ptr())
+        blocks = self._weights.blocks(name, looked_up) if isinstance(self._weights, BlockWeights) else None
+        if blocks is not None:
+            return Storage[blocks[0]], blocks[1].contiguous()
+        storage = Storage.F32 if self._dtype is torch.float32 else Storage.BF16
+        return storage, self._fetch(name)
 
-    def _vector(self, layer: int, which: VectorSlot, names: Sequence[str]) -> None:
+    def _vector(self, layer: int, which: VectorSlot, names: Sequence[str], scale: float = 1.0) -> None:
         self._check_shapes(names, vector_shape(which, self._config))
-        vector = torch.cat([self._fetch(name) for name in names]).float().contiguous()
+        vector = torch.cat([self._read(name).float() for name in names]).contiguous() * scale
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 
     def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:
@@ -132,6 +155,9 @@ class WeightPacker:
             raise IncompatibleError(f"{', '.join(names)}: {[*map(list, shapes)]} must make {list(wanted)}")
 
     def _fetch(self, name: str) -> torch.Tensor:
+        return self._read(name).to(self._dtype).contiguous()
+
+    def _read(self, name: str) -> torch.Tensor:
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
-        return self._weights[name].to(self._dtype).contiguous()
+        return self._weights[name]

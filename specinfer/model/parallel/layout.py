@@ -94,7 +94,9 @@ def check_layout(config: ModelConfig, layout: Layout) -> None:
 
     Raises:
         SettingError: naming the setting and what cannot be divided.
+        IncompatibleError: naming what ranks do not know of its layers.
     """
+    config.like_llama("ranks that share a model")
     if not 1 <= layout.stages <= config.layers:
         raise SettingError(
             "pipeline_parallel", layout.stages, f"the model has {config.layers} layers, one a stage at least"

@@ -23,6 +23,7 @@ from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import load_config
 from specinfer.parent_process import ending_with_us
+from specinfer.processors.threads import usable_processors
 
 _TIMEOUT_S = 86_400.0
 """Seconds that followers wait for a pass: a script may pause for hours, and the end of its process ends them."""
@@ -41,7 +42,7 @@ class LocalRanks:
         if torch.distributed.is_initialized():
             raise SettingError("tensor_parallel_size", layout.tensor, "this process shares a model already")
         check_layout(load_config(directory), layout)
-        threads = max(1, (os.cpu_count() or 1) // layout.ranks)
+        threads = max(1, usable_processors() // layout.ranks)
         port = _free_port()
         places = [_place(rank, layout.ranks, threads, port) for rank in range(layout.ranks)]
         work = json.dumps([str(directory), asdict(options), asdict(layout)])

@@ -20,7 +20,7 @@ from specinfer.model.probe.reference import (
     layer_lists,
     quiet,
 )
-from specinfer.model.probe.sample import layers_with_every_kind, read_sample
+from specinfer.model.probe.sample import fewest_layers, read_sample, shorten_window
 from specinfer.model.probe.ways import WayDistance, compare_ways, prompt_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.generic import GenericExecutor, generic_config
@@ -39,6 +39,7 @@ _ROUNDING_OF_HALVES = 0.2
 """The same for types of 16 bits."""
 _CACHE_TOKENS = 512
 _FEWEST_TOKENS = 6
+"""Greatest window of layers that are compared."""
 
 
 class Probe(NamedTuple):
@@ -92,11 +93,13 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
     if isinstance(loaded.executor, GenericExecutor):
         return probe_generic(loaded.executor.model)
     hf, generation = load_transformers_config(directory)
+    shorten_window(hf)
     used = "native" if loaded.executor.name == "native" else "torch"
     gguf = kept_gguf(directory)
     if gguf is not None:
         return probe_gguf(gguf, hf, generation, used)
-    config, count = from_transformers(hf, generation), layers_with_every_kind(hf)
+    config = from_transformers(hf, generation)
+    count = fewest_layers(config)
     small = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, executor=used, layers=count)
     with quiet():
         runner = ModelRunner.build(config, open_checkpoint(directory), small)
@@ -132,11 +135,11 @@ def check_directory(directory: Path) -> Probe:
     """
     hf, generation = load_transformers_config(directory)
     try:
-        from_transformers(hf, generation)
+        config = from_transformers(hf, generation)
     except IncompatibleError:  # it is run by `transformers`, whole
         options = RunnerOptions(kv_tokens=_CACHE_TOKENS)
     else:
-        layers = layers_with_every_kind(hf)
+        layers = fewest_layers(config)
         options = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, layers=layers)
     with quiet():
         loaded = load_model(directory, options)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specinfer.apart import apart
 from specinfer.errors import IncompatibleError, SpecInferError
-from specinfer.model.executor import is_native
+from specinfer.model.backends import BACKENDS
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.probe.records import record_path
 from specinfer.model.weights.config import from_transformers, load_transformers_config
@@ -57,5 +57,6 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
     except IncompatibleError:
         return None
     if options.executor in ("auto", "native"):
-        return "native" if is_native(config, DTYPES[options.dtype], options.device) else "torch"
+        refused = BACKENDS["native"].supports(config, DTYPES[options.dtype], options.device)
+        return "torch" if refused else "native"
     return options.executor

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.files import GgufWeights, TensorSlice
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _ROWS = 2048
 """Number of first tokens whose embeddings and logits are compared."""
 _FEWEST_LAYERS = 2
+_WINDOW = 16
+"""Greatest sliding window in a probe: its prompt is longer."""
 
 
 class Sample(NamedTuple):
@@ -29,7 +32,8 @@ def read_sample(path: Path, hf: Any) -> Sample:
     Args:
         hf: configuration of the whole model.
     """
-    small, count = copy.deepcopy(hf), layers_with_every_kind(hf)
+    small, count = copy.deepcopy(hf), fewest_layers(from_transformers(hf))
+    shorten_window(small)
     small.num_hidden_layers, small.vocab_size = count, min(_ROWS, hf.vocab_size)
     small.pad_token_id = None  # it may be a token beyond those
     if getattr(small, "layer_types", None):
@@ -43,8 +47,12 @@ def read_sample(path: Path, hf: Any) -> Sample:
     return Sample(small, tensors)
 
 
-def layers_with_every_kind(hf: Any) -> int:
-    """Return the number of first layers among which every kind of layer is, at least two if there are two."""
-    kinds = list(getattr(hf, "layer_types", None) or [])[: hf.num_hidden_layers]
-    last = max((kinds.index(kind) for kind in kinds), default=0)
-    return min(max(_FEWEST_LAYERS, last + 1), int(hf.num_hidden_layers))
+def fewest_layers(config: ModelConfig) -> int:
+    """Return the number of first layers to compare: of every kind at least one, two if there are two."""
+    return min(max(_FEWEST_LAYERS, config.varied_layers), config.layers)
+
+
+def shorten_window(hf: Any) -> None:
+    """Make a sliding window shorter than the prompt of a probe."""
+    if getattr(hf, "sliding_window", None):
+        hf.sliding_window = min(hf.sliding_window, _WINDOW)

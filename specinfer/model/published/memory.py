@@ -32,7 +32,7 @@ class RowMemory:
     def attention(self, batch: Batch, windows: Sequence[int | None]) -> Attend:
         """Return the attention of a batch's rows in layers with these windows; the rows are kept."""
         slots = torch.tensor(batch.write_slots, dtype=torch.int64, device=self._device)
-        plans = {window: self._attention.plan(batch, window) for window in set(windows)}
+        plans = {window: self._attention.plan(batch, window=window) for window in set(windows)}
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             self.write(layer, slots, key, value)

@@ -13,8 +13,9 @@ import torch
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
+from specinfer.model.families.positions import longest_text
 from specinfer.model.torch.generic_attention import CURRENT, NAME, GenericPass, Memory
-from specinfer.model.weights.config import ModelConfig, eos_token_ids, generic_positions
+from specinfer.model.weights.config import ModelConfig, eos_token_ids
 
 
 class GenericExecutor:
@@ -34,7 +35,7 @@ class GenericExecutor:
         self._capacity, self._device = num_blocks * BLOCK_TOKENS, device
         self._memory: Memory = {}
         text = self.model.config.get_text_config()
-        self._most = generic_positions(text)
+        self._most = longest_text(text)
         self.limit = ""
         """Why fewer positions are served than the model has; empty: all are."""
         if self._most < text.max_position_embeddings:
@@ -105,7 +106,7 @@ def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
         kv_heads=_number(text, "num_key_value_heads") or heads,
         head_dim=_number(text, "head_dim") or text.hidden_size // heads,
         norm_eps=0.0,
-        max_positions=generic_positions(text),
+        max_positions=longest_text(text),
         activation="",
         tied_embeddings=False,
         qk_norm=False,

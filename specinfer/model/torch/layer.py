@@ -1,12 +1,13 @@
 """One decoder layer: attention and MLP. Rows of q, k and v are one matrix, and so are gate and up."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from specinfer.model.torch.parts import Parts
-from specinfer.model.torch.rotary import rotate
+from specinfer.model.torch.parts import Norm, Parts
+from specinfer.model.torch.rotary import Angles, rotate
 from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
 
@@ -17,6 +18,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "relu": F.relu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
 
 LAYER_MODULES = (
@@ -27,6 +29,10 @@ LAYER_MODULES = (
 """Optional norms of a layer; each a weight, some a bias."""
 
 
+def _unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 class Layer:
     """One decoder layer."""
 
@@ -34,8 +40,14 @@ class Layer:
         prefix = f"model.layers.{index}."
         self._index, self._config = index, config
         self._act = ACTIVATIONS[config.activation]
-        self.input_norm = parts.norm(f"{prefix}input_layernorm")
-        self._post_norm = parts.norm(f"{prefix}post_attention_layernorm")
+
+        def norm(name: str, wanted: bool) -> Norm:
+            return parts.norm(f"{prefix}{name}") if wanted else _unchanged
+
+        self.input_norm = norm("input_layernorm", config.pre_norm)
+        self._post_norm = norm("post_attention_layernorm", config.pre_norm)
+        self._attended_norm = norm("post_self_attn_layernorm", config.post_norm)
+        self._mlp_norm = norm("post_mlp_layernorm", config.post_norm)
         self._qkv = parts.linear(f"{prefix}self_attn.", "q_proj", "k_proj", "v_proj")
         self._out = parts.linear(f"{prefix}self_attn.", "o_proj")
         self._up = parts.linear(f"{prefix}mlp.", *(["gate_proj"] if config.gated else []), "up_proj")
@@ -46,7 +58,7 @@ class Layer:
     def __call__(
         self,
         x: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        angles: Angles | None,
         attend: Attend,
     ) -> torch.Tensor:
         """Map hidden states [T, hidden] to those of the next layer."""
@@ -56,30 +68,40 @@ class Layer:
         self,
         x: torch.Tensor,
         normed: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        angles: Angles | None,
         attend: Attend,
     ) -> torch.Tensor:
         """Map hidden states to the next layer's, given attention's input `normed` [T, projections' width]."""
         query, key, value = self.project(normed, angles)
-        attended = x + self._out(attend(self._index, query, key, value).flatten(1))
-        return attended + self._mlp(self._post_norm(x if self._config.parallel else attended))
+        attended = self._out(attend(self._index, query, key, value).flatten(1))
+        total = self._sum(x, self._attended_norm(attended))
+        return self._sum(
+            total, self._mlp_norm(self._mlp(self._post_norm(x if self._config.parallel else total)))
+        )
+
+    def _sum(self, x: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
+        scale = self._config.residual_scale
+        return x + (change if scale == 1 else change * scale)
 
     def operate(self, surgery: Surgery) -> None:
         """Let ranks divide attention heads and the inside of the MLP among them."""
         self._out, self._down = surgery.output(self._out), surgery.output(self._down)
 
     def project(
-        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
+        self, x: torch.Tensor, angles: Angles | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return query, key and value of attention's inputs [T, width], by heads and turned by position."""
         c = self._config
         qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         query, key, value = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], dim=1)
         if self._q_norm is not None and self._k_norm is not None:
-            query, key = self._q_norm(query), self._k_norm(key)
+            query, key = self._normed(query, self._q_norm), self._normed(key, self._k_norm)
         if angles is not None:
             query, key = rotate(query, *angles), rotate(key, *angles)
         return query, key, value
+
+    def _normed(self, heads: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return norm(heads.flatten(1)).view_as(heads) if self._config.qk_norm_rows else norm(heads)
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:
         if not self._config.gated:

@@ -1,6 +1,6 @@
 """Parts of a decoder, made from its weights: norms and linear layers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,8 @@ from specinfer.model.torch.linear import Linear, make_linear
 from specinfer.model.weights.config import ModelConfig
 
 Weights = Mapping[str, torch.Tensor]
+Norm = Callable[[torch.Tensor], torch.Tensor]
+"""A norm over the last dimension; where a layer has none, the identity."""
 
 
 class RMSNorm:

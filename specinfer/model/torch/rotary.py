@@ -1,16 +1,30 @@
 """Rotary position embeddings."""
 
+from collections.abc import Sequence
+
 import torch
 
 from specinfer.model.weights.config import ModelConfig
 
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of rotary angles."""
 
-def rotary_tables(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+
+def rotary_tables(config: ModelConfig) -> Angles:
     """Return cos and sin, each [positions, R] in float32."""
-    positions = torch.arange(config.max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, torch.tensor(config.inv_freq))
+    return _table(config.max_positions, config.inv_freq, config.rotary_scale)
+
+
+def all_rotary_tables(config: ModelConfig) -> list[Angles]:
+    """Return the tables of all frequencies that `layer_rotary` can name."""
+    local = _table(config.max_positions, config.local_inv_freq, 1.0)
+    return [rotary_tables(config), *([local] if config.local_inv_freq else [])]
+
+
+def _table(count: int, inv_freq: Sequence[float], scale: float) -> Angles:
+    angles = torch.outer(torch.arange(count, dtype=torch.float32), torch.tensor(inv_freq))
     angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos() * config.rotary_scale, angles.sin() * config.rotary_scale
+    return angles.cos() * scale, angles.sin() * scale
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

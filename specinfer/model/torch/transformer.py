@@ -12,16 +12,17 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.model.batch import PassFeatures
+from specinfer.model.families.positions import NO_ROTARY
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import Linear
 from specinfer.model.torch.parts import Parts, Weights
-from specinfer.model.torch.rotary import rotary_tables
+from specinfer.model.torch.rotary import Angles, all_rotary_tables
 from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
 from specinfer.progress import progress
 
-LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Attend], torch.Tensor]
+LayerCall = Callable[[torch.Tensor, Angles | None, Attend], torch.Tensor]
 """(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""
 
 
@@ -57,8 +58,10 @@ class Transformer:
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = parts.make(table if tied else parts.tensor("lm_head.weight"), None)
-        self._cos, self._sin = (angles.to(device, dtype) for angles in rotary_tables(config))
-        self.weight_bytes += parts.loaded_bytes + self._cos.nbytes + self._sin.nbytes
+        self._tables = [
+            (cos.to(device, dtype), sin.to(device, dtype)) for cos, sin in all_rotary_tables(config)
+        ]
+        self.weight_bytes += parts.loaded_bytes + sum(cos.nbytes + sin.nbytes for cos, sin in self._tables)
         if surgery is not None:
             self._operate(surgery)
 
@@ -92,25 +95,33 @@ class Transformer:
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return hidden states [T, hidden] before the first layer."""
         x = self._lookup(token_ids)
+        if self.config.embedding_scale != 1:
+            x = x * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
         return x if self._positions is None else x + self._positions[positions]
 
     def through(
         self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: PassFeatures | None = None
     ) -> torch.Tensor:
         """Return hidden states [T, hidden] behind all layers, given those before the first one."""
-        angles = self.angles(positions)
+        angles = [self.angles(positions, table) for table in range(len(self._tables))]
         for number, layer in enumerate(self.layers):
             _keep(features, number, x)
-            x = layer(x, angles, attend)
+            table = self.config.rotary_of(number)
+            x = layer(x, None if table == NO_ROTARY else angles[table], attend)
         _keep(features, len(self.layers), x)
         return x
 
-    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def angles(self, positions: torch.Tensor, table: int = 0) -> Angles | None:
         """Return cosines and sines [T, 1, R/2] of the rotary angles; None where positions are learnt."""
         if self._positions is not None:
             return None
-        return self._cos[positions][:, None], self._sin[positions][:, None]
+        cos, sin = self._tables[table]
+        return cos[positions][:, None], sin[positions][:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [R, V] float32 logits of hidden states [R, hidden]."""
-        return self._head(self._norm(hidden)).float()
+        logits = self._head(self._norm(hidden)).float()
+        if self.config.logit_scale != 1:
+            logits = logits * self.config.logit_scale
+        cap = self.config.logit_cap
+        return torch.tanh(logits / cap) * cap if cap else logits

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.config import ModelConfig, rotary
+from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
 from specinfer.model.weights.files import GgufWeights, shape_of
 from specinfer.model.weights.source import kept_gguf
@@ -95,11 +95,15 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
     meta = weights.metadata
     if not (weights.rope_factors or meta.has("rope.freq_base")):
         return
-    inv_freq, scale = rotary(weights.config())
-    same = len(inv_freq) == len(config.inv_freq) and torch.allclose(
-        torch.tensor(inv_freq), torch.tensor(config.inv_freq), rtol=1e-4, atol=0.0
+    stated = from_transformers(weights.config())
+    same = all(
+        len(a) == len(b) and torch.allclose(torch.tensor(a), torch.tensor(b), rtol=1e-4, atol=0.0)
+        for a, b in (
+            (stated.inv_freq, config.inv_freq),
+            (stated.local_inv_freq, config.local_inv_freq),
+        )
     )
-    if not same or abs(scale - config.rotary_scale) > 1e-4:
+    if not same or abs(stated.rotary_scale - config.rotary_scale) > 1e-4:
         raise IncompatibleError(
             "the GGUF file scales positions otherwise than config.json (rope_freqs.weight, rope.scaling): pull it again"
         )

@@ -1,20 +1,21 @@
 """Configuration of our own decoder, read from a `config.json` through `transformers`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.families import family_of
+from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
 from specinfer.special_tokens import tokenizer_end
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox")
-ACTIVATIONS = ("silu", "gelu", "relu")
+ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
 """Activations in the order of the kernels (native/csrc/model.h)."""
+_SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+"""Other names in configurations."""
 _SHAPE = {
     "layers": "num_hidden_layers",
     "intermediate_size": "intermediate_size",
@@ -26,7 +27,7 @@ _SHAPE = {
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder that normalises before attention and before the MLP."""
+    """Shape of a decoder; the fields with defaults are what families differ in."""
 
     family: str
     vocab_size: int
@@ -52,17 +53,86 @@ class ModelConfig:
     """True if the MLP is down(act(gate) * up), not down(act(up))."""
     parallel: bool = False
     """True if attention and MLP read the same hidden states instead of following each other."""
+    pre_norm: bool = True
+    """True if what attention and MLP read is normed."""
+    post_norm: bool = False
+    """True if what attention and MLP add is normed."""
+    qk_norm_rows: bool = False
+    """True if `qk_norm` is over all heads together, not each alone."""
+    embedding_scale: float = 1.0
+    """Factor on embeddings, rounded to the type that the model runs in."""
+    attention_scale: float = 0.0
+    """Factor on attention scores; 0: one over the root of `head_dim`."""
+    residual_scale: float = 1.0
+    """Factor on what attention and MLP add."""
+    logit_scale: float = 1.0
+    """Factor on logits."""
+    score_cap: float = 0.0
+    """Bound c of attention scores s, as c * tanh(s / c); 0: none."""
+    logit_cap: float = 0.0
+    """The same for logits."""
+    windows: tuple[int, ...] = ()
+    """Number of positions that each layer looks back, 0 for all of them; empty: all layers see all."""
+    layer_rotary: tuple[int, ...] = ()
+    """Frequencies of each layer: NO_ROTARY, 0 for `inv_freq`, 1 for `local_inv_freq`; empty: all 0."""
+    local_inv_freq: tuple[float, ...] = ()
+    """Other frequencies, without `rotary_scale`."""
 
     @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that are turned by its position; 0 if positions are learnt."""
         return 2 * len(self.inv_freq)
 
+    @property
+    def score_scale(self) -> float:
+        """Factor on attention scores."""
+        return self.attention_scale or self.head_dim**-0.5
+
+    def window(self, layer: int) -> int:
+        """Return how many positions a layer looks back; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    def rotary_of(self, layer: int) -> int:
+        """Return the frequencies of a layer, as `layer_rotary` numbers them."""
+        return self.layer_rotary[layer] if self.layer_rotary else 0
+
+    @property
+    def varied_layers(self) -> int:
+        """Number of first layers among which every kind is."""
+        kinds = [(self.window(layer), self.rotary_of(layer)) for layer in range(self.layers)]
+        return 1 + max(kinds.index(kind) for kind in kinds)
+
     def first_layers(self, count: int) -> "ModelConfig":
         """Return the same model cut after `count` layers."""
         if not 0 < count <= self.layers:
             raise SettingError("layers", count, f"the model has {self.layers} layers")
-        return replace(self, layers=count)
+        windows, rotary = self.windows[:count], self.layer_rotary[:count]
+        return replace(self, layers=count, windows=windows, layer_rotary=rotary)
+
+    def like_llama(self, what: str) -> "ModelConfig":
+        """Return the model for parts that know layers like Llama's only: served up to its window.
+
+        Args:
+            what: name of the part, for the error.
+
+        Raises:
+            IncompatibleError: naming what the model has beyond that.
+        """
+        if beyond := [name for name, has in self._beyond_llama() if has]:
+            raise IncompatibleError(
+                f"model_type = {self.family!r}: {what}: {', '.join(beyond)}: not supported"
+            )
+        windows = [window for window in self.windows if window]
+        return replace(self, windows=(), max_positions=min([self.max_positions, *windows]))
+
+    def _beyond_llama(self) -> Iterator[tuple[str, bool]]:
+        yield "norms behind attention and MLP", self.post_norm or not self.pre_norm
+        yield "norms of whole rows of queries and keys", self.qk_norm_rows
+        factors = (self.embedding_scale, self.residual_scale, self.logit_scale)
+        yield "factors on embeddings, residuals or logits", any(factor != 1 for factor in factors)
+        yield "a factor on attention scores", self.score_scale != self.head_dim**-0.5
+        yield "soft caps", bool(self.score_cap or self.logit_cap)
+        yield "rotary positions by layer", bool(self.layer_rotary)
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -117,9 +187,8 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
     Raises:
         IncompatibleError: if our decoder does not support the family or one of its options.
     """
-    if hf.model_type not in FAMILIES:
-        raise IncompatibleError(f"model_type = {hf.model_type!r}: supported are {', '.join(FAMILIES)}")
-    own = {"opt": _opt, "gpt_neox": _gpt_neox}.get(hf.model_type, _llama)(hf)
+    own = family_of(hf.model_type).fields(hf)
+    own["activation"] = _SAME_ACTIVATIONS.get(own["activation"], own["activation"])
     if own["activation"] not in ACTIVATIONS:
         raise IncompatibleError(f"hidden_act = {own['activation']!r}: supported are {', '.join(ACTIVATIONS)}")
     heads = hf.num_attention_heads
@@ -131,111 +200,12 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
         "heads": heads,
         "kv_heads": heads,
         "head_dim": hf.hidden_size // heads,
-        "max_positions": max_positions(hf),
+        "max_positions": longest_text(hf),
         "tied_embeddings": bool(hf.tie_word_embeddings),
         "qk_norm": False,
         "eos_token_ids": eos_token_ids(hf, generation),
     }
     return ModelConfig(**(common | own))
-
-
-def _llama(hf: Any) -> dict[str, Any]:
-    """Return the configuration: grouped-query attention with rotary positions, RMS norm, gated MLP."""
-    if getattr(hf, "mlp_bias", False):
-        raise IncompatibleError("mlp_bias = True: not supported")
-    inv_freq, scale = rotary(hf)
-    return {
-        "intermediate_size": hf.intermediate_size,
-        "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
-        "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
-        "norm_eps": hf.rms_norm_eps,
-        "activation": hf.hidden_act,
-        "qk_norm": hf.model_type == "qwen3",
-        "inv_freq": inv_freq,
-        "rotary_scale": scale,
-    }
-
-
-def _opt(hf: Any) -> dict[str, Any]:
-    """Return the configuration: learnt positions, layer norm, plain MLP, biases."""
-    if not hf.do_layer_norm_before or hf._remove_final_layer_norm or not hf.layer_norm_elementwise_affine:
-        raise IncompatibleError("do_layer_norm_before = False, or norms without weights: not supported")
-    if hf.word_embed_proj_dim != hf.hidden_size:
-        raise IncompatibleError(f"word_embed_proj_dim = {hf.word_embed_proj_dim}: must be hidden_size")
-    return {
-        "intermediate_size": hf.ffn_dim,
-        "norm_eps": 1e-5,
-        "activation": hf.activation_function,
-        "layer_norm": True,
-        "gated": False,
-    }
-
-
-def _gpt_neox(hf: Any) -> dict[str, Any]:
-    """Return the configuration: partly rotary positions, layer norm, parallel attention and MLP, biases."""
-    inv_freq, scale = rotary(hf)
-    return {
-        "intermediate_size": hf.intermediate_size,
-        "norm_eps": hf.layer_norm_eps,
-        "activation": hf.hidden_act,
-        "inv_freq": inv_freq,
-        "rotary_scale": scale,
-        "layer_norm": True,
-        "gated": False,
-        "parallel": hf.use_parallel_residual,
-    }
-
-
-def rotary(hf: Any) -> tuple[tuple[float, ...], float]:
-    """Return frequencies as `transformers` computes them, for scalings that do not depend on the input.
-
-    Its code of models is not loaded: it takes seconds, and 200 MB.
-    """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    parameters = getattr(hf, "rope_parameters", None) or getattr(hf, "rope_scaling", None) or {}
-    kind = parameters.get("rope_type", "default")
-    if kind not in ("default", "linear", "llama3", "yarn") and not _same_for_all_lengths(parameters):
-        raise IncompatibleError(f"rope_type = {kind!r}: its frequencies depend on the input length")
-    if kind != "default":
-        inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](hf, device="cpu")
-        return tuple(inv_freq.to(torch.float32).tolist()), float(scale)
-    part = parameters.get("partial_rotary_factor", 1.0) if hf.model_type == "gpt_neox" else 1.0
-    head = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    size = int(head * part)
-    inv_freq = 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
-    return tuple(inv_freq.tolist()), 1.0
-
-
-def _same_for_all_lengths(rope: Mapping[str, Any]) -> bool:
-    """Return whether LongRoPE has the same factors for short texts and for long ones."""
-    return rope.get("rope_type") == "longrope" and rope["short_factor"] == rope["long_factor"]
-
-
-def max_positions(hf: Any) -> int:
-    """Return the positions served exactly: a model with sliding windows is served up to its window."""
-    uses_window = getattr(hf, "use_sliding_window", True)
-    window = getattr(hf, "sliding_window", None) if uses_window else None
-    return min(hf.max_position_embeddings, window) if window else int(hf.max_position_embeddings)
-
-
-def generic_positions(text: Any) -> int:
-    """Return the positions that a model of `transformers` is right for, whatever else is in the pass.
-
-    LongRoPE turns all keys of a text otherwise as soon as it is longer than the original length, those in
-    the cache too: such models are served up to there.
-
-    Raises:
-        IncompatibleError: if the configuration names none.
-    """
-    longest = getattr(text, "max_position_embeddings", None)
-    if not longest:
-        raise IncompatibleError(f"model_type = {text.model_type!r}: no max_position_embeddings")
-    ropes = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    for rope in [ropes, *(value for value in ropes.values() if isinstance(value, dict))]:
-        if rope.get("rope_type") == "longrope" and not _same_for_all_lengths(rope):
-            longest = min(longest, rope["original_max_position_embeddings"])
-    return int(longest)
 
 
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:

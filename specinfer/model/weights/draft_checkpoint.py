@@ -185,14 +185,24 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
     """Return the `config.json` of a checkpoint.
 
     Raises:
-        IncompatibleError: if it is of another kind, or was trained for another target.
+        IncompatibleError: if it is of another kind, was trained for another target, or for none that drafts know.
     """
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
     if config.get(KIND) != algorithm:
         raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r} is not {algorithm!r}")
     check_sizes(config)
+    target_config(target_directory)
     check_target(config, directory, target_directory)
     return config
+
+
+def target_config(directory: Path) -> ModelConfig:
+    """Return the configuration of a target for which drafts are trained.
+
+    Raises:
+        IncompatibleError: naming what drafts do not know of its layers.
+    """
+    return load_config(directory).like_llama("trained drafts")
 
 
 def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
@@ -202,7 +212,7 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
         IncompatibleError: if it is of another kind, or was trained for another target.
     """
     config = checked_config(directory, target_directory, ALGORITHM)
-    target = load_config(target_directory)
+    target = target_config(target_directory)
     target_weights = open_weights(target_directory, target)
     own = SafetensorsWeights(directory)
     shape = replace(

@@ -1,50 +1,24 @@
-"""Families with other names than Llama: their tensors under the names that our decoder reads.
+"""Weights of a family under the names that our decoder reads (`specinfer.model.families`)."""
 
-    OPT       renamed; the table of positions begins with two unused rows
-    GPT-NeoX  renamed; query, key and value of a head lie one below the other in one matrix
-
-A mapping that is in Llama's names already comes back as it is: those of a trained SSM are.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.families import base, family_of
+from specinfer.model.weights.blocks import Blocks, BlockWeights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
 from specinfer.model.weights.packed import open_checkpoint
 
-EMBEDDING, POSITIONS = "model.embed_tokens.weight", "model.embed_positions.weight"
-_OPT_UNUSED_POSITIONS = 2
-_OPT_NAMES = {
-    ".self_attn.out_proj.": ".self_attn.o_proj.",
-    ".self_attn_layer_norm.": ".input_layernorm.",
-    ".final_layer_norm.": ".post_attention_layernorm.",
-    ".fc1.": ".mlp.up_proj.",
-    ".fc2.": ".mlp.down_proj.",
-}
-_GPT_NEOX_NAMES = {
-    ".attention.dense.": ".self_attn.o_proj.",
-    ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
-    ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
-    "model.embed_in.": "model.embed_tokens.",
-    "model.final_layer_norm.": "model.norm.",
-}
+EMBEDDING, POSITIONS = "model.embed_tokens.weight", base.POSITIONS
 
 
-class _Source(NamedTuple):
-    name: str
-    pick: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Part of the tensor to take; None: all."""
+class RenamedWeights(Mapping[str, torch.Tensor]):
+    """Weights under other names, or parts of them."""
 
-
-class _Told(Mapping[str, torch.Tensor]):
-    """Weights under other names."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], sources: Mapping[str, _Source]) -> None:
+    def __init__(self, weights: Mapping[str, torch.Tensor], sources: Mapping[str, base.TensorSource]) -> None:
         self._weights, self._sources = weights, sources
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -53,6 +27,7 @@ class _Told(Mapping[str, torch.Tensor]):
         return pick(tensor) if pick else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
         source, pick = self._sources[name]
         shape = shape_of(self._weights, source)
         try:
@@ -65,10 +40,20 @@ class _Told(Mapping[str, torch.Tensor]):
         return self._sources[name].name
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
+        """Read a part of a tensor."""
         source, pick = self._sources[name]
         if pick is None:
             return read_part(self._weights, source, span)
         return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
+
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
+        """Return a matrix in its stored format, some rows of it if it is a part of one; None for others."""
+        source, pick = self._sources[name]
+        found = self._weights.blocks(source, as_stored) if isinstance(self._weights, BlockWeights) else None
+        if found is None or pick is None:
+            return found
+        kind, rows = found
+        return kind, pick(rows)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
@@ -87,48 +72,16 @@ def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Ten
 
 def original_name(weights: Mapping[str, torch.Tensor], name: str) -> str:
     """Return the name of a tensor in the checkpoint that some weights in Llama's names come from."""
-    return weights.origin(name) if isinstance(weights, _Told) else name
+    return weights.origin(name) if isinstance(weights, RenamedWeights) else name
 
 
 def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Return the weights under the names that our decoder reads."""
-    tell = {"opt": _opt, "gpt_neox": _gpt_neox}.get(config.family)
-    if tell is None or "model.norm.weight" in weights:
+    """Return the weights under the names that our decoder reads; those that are so already as they are."""
+    rename = family_of(config.family).rename
+    if rename is None or isinstance(weights, RenamedWeights):
         return weights
-    sources: dict[str, _Source] = {}
+    heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim)
+    sources: dict[str, base.TensorSource] = {}
     for name in weights:
-        sources |= tell(config, name)
-    return _Told(weights, sources)
-
-
-def _opt(config: ModelConfig, name: str) -> dict[str, _Source]:
-    told = name.removeprefix("model.").removeprefix("decoder.")
-    if told == "embed_positions.weight":
-        return {POSITIONS: _Source(name, lambda table: table[_OPT_UNUSED_POSITIONS:])}
-    if told.startswith("final_layer_norm."):
-        return {told.replace("final_layer_norm.", "model.norm."): _Source(name)}
-    told = told if told.startswith("lm_head.") else f"model.{told}"
-    return {_replaced(told, _OPT_NAMES): _Source(name)}
-
-
-def _gpt_neox(config: ModelConfig, name: str) -> dict[str, _Source]:
-    if name in ("embed_out.weight", "lm_head.weight"):
-        return {"lm_head.weight": _Source(name)}
-    told = f"model.{name.removeprefix('gpt_neox.')}"
-    if ".attention.query_key_value." not in told:
-        return {_replaced(told, _GPT_NEOX_NAMES): _Source(name)}
-
-    def third(which: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        shape = (config.heads, 3, config.head_dim)
-        return lambda fused: fused.reshape(*shape, *fused.shape[1:])[:, which].flatten(0, 1)
-
-    return {
-        told.replace("attention.query_key_value", f"self_attn.{part}_proj"): _Source(name, third(which))
-        for which, part in enumerate("qkv")
-    }
-
-
-def _replaced(name: str, parts: Mapping[str, str]) -> str:
-    for old, new in parts.items():
-        name = name.replace(old, new)
-    return name
+        sources |= rename(heads, name)
+    return RenamedWeights(weights, sources)

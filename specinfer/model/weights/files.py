@@ -15,11 +15,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.weights.gguf_files.metadata import Metadata, gguf_config, one_count
-from specinfer.model.weights.gguf_files.names import ROPE_FACTORS, hf_names
+from specinfer.model.families import gguf_layout
+from specinfer.model.weights.blocks import Blocks
+from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata, one_count
+from specinfer.model.weights.gguf_files.names import ROPE_TENSORS, hf_names
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
-from specinfer.model.weights.quantise import Blocks
 
 BLOCKS = frozenset(
     {
@@ -176,22 +177,20 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         self._tensors = {tensor.name: (reader, tensor) for reader in readers for tensor in reader.tensors}
         self.metadata = Metadata(read_fields(readers[0]))
         self._first = readers[0]
-        family = self.metadata.architecture
-        # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
-        self._permuted, self._raised = family == "llama", family == "gemma3"
+        self._layout = gguf_layout(self.metadata.architecture)
         self._heads = one_count(self.metadata, "attention.head_count")
         self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
             raise IncompatibleError(f"GGUF: block_count = {layers}: there are {len(self._tensors)} tensors")
-        self._names = {hf: name for hf, name in hf_names(family, layers) if name in self._tensors}
+        self._names = {hf: name for hf, name in hf_names(self._layout.parts, layers) if name in self._tensors}
         self._check_tensors()
 
     def _check_tensors(self) -> None:
         """Check that each tensor of the file is used, and can be read."""
         import gguf
 
-        if unused := sorted(self._tensors.keys() - self._names.values() - {ROPE_FACTORS}):
+        if unused := sorted(self._tensors.keys() - self._names.values() - ROPE_TENSORS):
             raise IncompatibleError(
                 f"GGUF: tensor {unused[0]} is not understood ({len(unused)} such tensors)"
             )
@@ -208,12 +207,9 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return Vocabulary({name: self._first.value(name) for name in self._first.fields})
 
     @property
-    def rope_factors(self) -> list[float] | None:
-        """Divisors of the rotary frequencies, if the file has them."""
-        if ROPE_FACTORS not in self._tensors:
-            return None
-        _, stored = self._tensors[ROPE_FACTORS]
-        return [float(factor) for factor in stored.data]
+    def rope_factors(self) -> dict[str, list[float]]:
+        """Lists of divisors of the rotary frequencies that the file has."""
+        return {name: self._tensors[name][1].data.tolist() for name in ROPE_TENSORS & self._tensors.keys()}
 
     @property
     def parameters(self) -> int:
@@ -233,8 +229,14 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         Raises:
             IncompatibleError: naming keys that are missing or not understood.
         """
-        shapes = {name: tuple(map(int, reversed(t.shape))) for name, (_, t) in self._tensors.items()}
-        return gguf_config(self.metadata, shapes, self.rope_factors)
+        shapes = {
+            name: tuple(map(int, reversed(tensor.shape))) for name, (_, tensor) in self._tensors.items()
+        }
+        file = GgufFile(self.metadata, shapes, self.rope_factors)
+        common = file.common_fields()
+        config, own = self._layout.config(file)
+        self.metadata.check_used()
+        return config(**(common | own))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._numbers(name)
@@ -251,13 +253,13 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         reader, stored = self._tensors[self._names[name]]
         array = gguf.dequantize(reader.bytes_of(stored, start, stop), stored.tensor_type)
         tensor = self._in_order(name, torch.from_numpy(np.asarray(array, np.float32)))
-        return tensor - 1 if self._raised and name.endswith("norm.weight") else tensor
+        return tensor - 1 if self._layout.raised and name.endswith("norm.weight") else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
         return tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a quantised matrix as stored: (name of its type, bytes [N, bytes of a row]); None for numbers."""
         reader, stored = self._tensors[self._names[name]]
         kind = stored.tensor_type.name
@@ -267,9 +269,9 @@ class GgufWeights(Mapping[str, torch.Tensor]):
 
     def _row_heads(self, name: str) -> int:
         """Return the number of heads by which rows are reordered; 0 if they are not."""
-        if self._permuted and ".q_proj." in name:
+        if self._layout.paired and ".q_proj." in name:
             return self._heads
-        return self._kv_heads if self._permuted and ".k_proj." in name else 0
+        return self._kv_heads if self._layout.paired and ".k_proj." in name else 0
 
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         heads = self._row_heads(name)

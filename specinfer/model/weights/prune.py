@@ -16,11 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.families import family_of
 from specinfer.model.weights.beside import copy_beside
 from specinfer.model.weights.config import ModelConfig, load_config, shape_fields
 
-_OTHER_NAMES = ("opt", "gpt_neox")
-"""Families whose layers are not named like Llama's."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _QUERY, _KEY_VALUE = re.compile(r"\.q_proj\.(weight|bias)$"), re.compile(r"\.[kv]_proj\.(weight|bias)$")
 _INTO_MLP = re.compile(r"\.(gate|up)_proj\.weight$")
@@ -45,9 +44,10 @@ def check_prunable(config: ModelConfig) -> None:
     """Check that a model can be cut.
 
     Raises:
-        IncompatibleError: if its layers are not named like Llama's.
+        IncompatibleError: if its layers are not Llama's.
     """
-    if config.family in _OTHER_NAMES:
+    config.like_llama("pruning")
+    if family_of(config.family).rename is not None:
         raise IncompatibleError(f"model_type = {config.family!r}: only Llama and its kin are pruned")
 
 

@@ -31,6 +31,7 @@ _INTO = re.compile(r"\.(gate_proj|up_proj|fc1|dense_h_to_4h)\.(weight|bias)$")
 """Tensors with one row per neuron of an MLP; those of Llama and its kin, OPT, GPT-NeoX."""
 _OUT_OF = re.compile(r"\.(down_proj|fc2|dense_4h_to_h)\.weight$")
 """Tensors with one column per neuron."""
+_FUSED = ".gate_up_proj."
 _NEURONS = ("intermediate_size", "ffn_dim")
 Shard = dict[str, torch.Tensor]
 Report = Callable[[int, int], None]
@@ -69,7 +70,10 @@ def widen_model(source: Path, directory: Path, factor: int, original: str, repor
         raise IncompatibleError(
             f"{original} is a widened model: widen {config['widened']['original']} instead"
         )
-    _write_shards(open_checkpoint(source), directory, factor, report)
+    weights = open_checkpoint(source)
+    if fused := next((name for name in weights if _FUSED in name), None):
+        raise IncompatibleError(f"{fused}: gate and up are one matrix: not supported")
+    _write_shards(weights, directory, factor, report)
     (directory / "config.json").write_text(
         json.dumps(widen_config(config, factor, original), indent=2) + "\n"
     )

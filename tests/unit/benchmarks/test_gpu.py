@@ -25,7 +25,7 @@ from benchmarks.gpu.shapes import RandomWeights
 from benchmarks.gpu.timers import Call, HostTimer
 from benchmarks.gpu.workload import Workload, least_bytes, pass_of
 from benchmarks.synthetic.histogram import WARNING
-from tests.unit.model.device.passes import DEVICE
+from tests.unit.model.gpu.passes import DEVICE
 
 ROOT = Path(__file__).resolve().parents[3]
 ABOUT = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}

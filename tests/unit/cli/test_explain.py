@@ -1,8 +1,6 @@
 """`specinfer up --explain`: the reasons are those of the choice."""
 
-import pytest
-
-from specinfer.cli.check import explanation, passes_words, pool_words, weights_words
+from specinfer.cli.check import explanation, passes_words, pool_words
 from specinfer.cli.local.system import LocalOptions
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.v1 import verifier_pb2
@@ -12,25 +10,13 @@ def told(**costs_ms: float) -> verifier_pb2.DescribeVerifierReply:
     costs = [
         verifier_pb2.PassCost(tokens=int(n[1:]), microseconds=round(1000 * ms)) for n, ms in costs_ms.items()
     ]
-    return verifier_pb2.DescribeVerifierReply(weights="native", pass_costs=costs)
+    return verifier_pb2.DescribeVerifierReply(weights="as in the file: 9 Q4_K", pass_costs=costs)
 
 
 def test_passes_are_shown_for_powers_of_two_and_against_one_token() -> None:
     found = passes_words(told(n8=9.8, n1=3.5, n4=5.6, n6=7.0))
     assert found == "1 tokens 3.5 ms (1.0x), 4 tokens 5.6 ms (1.6x), 8 tokens 9.8 ms (2.8x)"
     assert passes_words(told()) == "not measured"
-
-
-@pytest.mark.parametrize(
-    ("asked", "held", "words"),
-    [
-        ("auto", "native-a8", "native-a8: the model came as a GGUF file"),
-        ("auto", "converted", "converted to --dtype: no GGUF file"),
-        ("int8", "int8", "int8, as asked"),
-    ],
-)
-def test_how_weights_are_held(asked: str, held: str, words: str) -> None:
-    assert weights_words(asked, held).startswith(words)
 
 
 def test_who_drafts() -> None:
@@ -47,5 +33,6 @@ def test_who_drafts() -> None:
 
 
 def test_every_choice_is_explained() -> None:
-    whats = [what for what, _ in explanation(LocalOptions(), told(n1=1.0))]
-    assert whats == ["weights", "passes", "speculators", "each step"]
+    found = dict(explanation(LocalOptions(), told(n1=1.0)))
+    assert found["weights"] == "as in the file: 9 Q4_K"
+    assert [*found] == ["weights", "passes", "speculators", "each step"]

@@ -15,10 +15,10 @@ from specinfer.errors import InvalidInputError
 
 def test_speculators_are_read_with_their_flags() -> None:
     pool = read_speculators(
-        ["ngram+ssm,model=my-ssm,weights=int8", "ssm,model=other", "ssm", "custom,function=a:b"]
+        ["ngram+ssm,model=my-ssm,weights=q8_0", "ssm,model=other", "ssm", "custom,function=a:b"]
     )
     assert pool == {
-        "ngram+ssm": {"drafter": "ngram+ssm", "model": "my-ssm", "weights": "int8"},
+        "ngram+ssm": {"drafter": "ngram+ssm", "model": "my-ssm", "weights": "q8_0"},
         "ssm": {"drafter": "ssm", "model": "other"},
         "ssm-3": {"drafter": "ssm"},
         "custom": {"drafter": "custom", "function": "a:b"},
@@ -44,11 +44,11 @@ def test_the_verifier_hosts_the_usual_drafters_unless_services_are_named() -> No
         == "ssm,beam=2"
     )
     assert LocalOptions(resident=read_resident("none")).resident_speculators == ""
-    with pytest.raises(InvalidInputError, match="speculator = 'ssm,int8'"):
-        read_resident("ssm,int8")
+    with pytest.raises(InvalidInputError, match="speculator = 'ssm,q8_0'"):
+        read_resident("ssm,q8_0")
 
 
-@pytest.mark.parametrize("text", ["", ",model=x", "ssm,model", "ssm,int8"])
+@pytest.mark.parametrize("text", ["", ",model=x", "ssm,model", "ssm,q8_0"])
 def test_what_cannot_be_read_is_named(text: str) -> None:
     with pytest.raises(InvalidInputError, match="speculator = "):
         read_speculators([text])

@@ -171,10 +171,10 @@ def test_the_target_that_scores_holds_its_weights_as_the_verifier_does(
 
     monkeypatch.setattr(ModelRunner, "load", load)
     directory = write_model(tmp_path / "model")
-    for weights in ("int4", "auto"):
+    for weights in ("q4_1", "auto"):
         with pytest.raises(UnavailableError):
             Scorer(directory, "bfloat16", weights).of([((1, 2), (3,))])
-    assert asked == ["int4", "converted"]
+    assert asked == ["q4_1", "auto"]
 
 
 def test_prompts_are_spread_over_sources_and_rows(tmp_path: Path) -> None:

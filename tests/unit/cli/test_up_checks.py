@@ -68,7 +68,7 @@ Run = Callable[..., Done]
 BAD = {
     "planner": (["--planner", "oracle"], "'oracle' is not one of 'measured', 'learned'"),
     "dtype": (["--dtype", "float8"], "'float8' is not one of 'float32', 'bfloat16', 'float16'"),
-    "weights": (["--weights", "int3"], "'int3' is not one of 'auto', 'converted'"),
+    "weights": (["--weights", "int3"], "'int3' must be one of auto, f32, f16, bf16, q8_0"),
     "offload": (["--offload", "tape"], "'tape' is not one of 'none', 'host', 'disk'"),
     "drafter": (["--speculator", "oracle"], "speculator = 'oracle': must be one of ssm, eagle"),
     "second drafter": (["--speculator", "ngram+oracle"], "speculator = 'oracle': must be one of ssm, eagle"),

@@ -171,7 +171,7 @@ def test_a_drafter_says_what_it_reads(draft: Path) -> None:
     with pytest.raises(SettingError, match="executor"):
         drafter_of(draft, executor="native")
     with pytest.raises(SettingError, match="weights"):
-        drafter_of(draft, weights="int8")
+        drafter_of(draft, weights="q8_0")
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -154,7 +154,7 @@ def test_the_matrix_accepts_and_rejects() -> None:
 
 @pytest.mark.slow
 @pytest.mark.native
-@pytest.mark.parametrize("weights", ["native-a8", "converted"])
+@pytest.mark.parametrize("weights", ["auto", "bf16"])
 def test_the_default_model_says_the_same_with_trees(weights: str, default_model: object) -> None:
     """Exact in blocks; in bfloat16 a near-tie may flip between passes of different sizes, so most must be equal."""
     prompts = ["Why is the sky blue?", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4, 5, 6,"]
@@ -169,4 +169,4 @@ def test_the_default_model_says_the_same_with_trees(weights: str, default_model:
             for mode in ("off", "tree")
         }
     same = [plain == tree for plain, tree in zip(answers["off"], answers["tree"], strict=True)]
-    assert sum(same) >= len(same) - (weights == "converted"), answers
+    assert sum(same) >= len(same) - (weights == "bf16"), answers

@@ -62,7 +62,7 @@ def test_the_largest_sums_that_there_can_be_do_not_overflow() -> None:
     torch.testing.assert_close(found, exact, rtol=0.01, atol=0)
 
 
-@pytest.mark.parametrize("weights", ["converted", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["bf16", "q8_0", "q4_1"])
 def test_what_is_not_a_number_stays_in_its_row(weights: str) -> None:
     model = products_only()
     clean = logits(runner_of(model, executor="native", dtype="bfloat16", weights=weights), TOKENS)

@@ -8,7 +8,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import TokenTree, TreeBuilder
-from tests.support.tiny_models import FAMILIES, reference_logits, runner_of, tiny_transformers
+from tests.support.tiny_models import FAMILIES, SPECIAL, reference_logits, runner_of, tiny_transformers
 
 PROMPTS = [
     [5, 17, 3, 88, 41, 9, 60],
@@ -56,7 +56,7 @@ def test_context_in_chunks_then_tree_equals_transformers(family: str, executor: 
             torch.testing.assert_close(logits[node], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "opt", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt_neox", *SPECIAL])
 def test_committed_path_continues_like_the_same_context(family: str) -> None:
     model = tiny_transformers(family)
     runner = runner_of(model)

@@ -7,11 +7,17 @@ import torch
 
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
-from tests.support.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import SPECIAL, runner_of, tiny_transformers
 
 pytestmark = pytest.mark.native
 
-SHAPE = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 152, "num_attention_heads": 6}
+SHAPE = {
+    "head_dim": 32,
+    "hidden_size": 96,
+    "intermediate_size": 152,
+    "num_attention_heads": 6,
+    "sliding_window": 20,
+}
 DTYPES = ["float32", "bfloat16"]
 
 
@@ -39,6 +45,18 @@ def random_segments(runner: ModelRunner, seed: int, requests: int) -> list[Segme
     return segments
 
 
+@pytest.mark.parametrize("window", [1, 3, 16, 37])
+@pytest.mark.parametrize("family", SPECIAL)
+def test_families_with_trees_deeper_than_windows_equal_the_oracle(family: str, window: int) -> None:
+    model = tiny_transformers(family, **(SHAPE | {"sliding_window": window}))
+    found, expected = (
+        runner.forward(random_segments(runner, window, 5))
+        for runner in (runner_of(model, executor=name, kv_tokens=8192) for name in ("native", "torch"))
+    )
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("vocabulary", [97, 128])  # of whole vectors: logits are streamed past the caches
 @pytest.mark.parametrize("seed", range(4))
 def test_ragged_random_trees_equal_the_oracle(seed: int, vocabulary: int) -> None:
@@ -50,7 +68,7 @@ def test_ragged_random_trees_equal_the_oracle(seed: int, vocabulary: int) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama", "opt", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt_neox", *SPECIAL])
 def test_a_tree_a_chain_and_single_steps_agree_bit_for_bit(family: str, dtype: str) -> None:
     """Losslessness in bfloat16 rests on this: no near-tie can flip between a 1- and a 30-token pass."""
     rng = np.random.default_rng(1)
@@ -81,7 +99,7 @@ def test_a_tree_a_chain_and_single_steps_agree_bit_for_bit(family: str, dtype: s
     assert torch.equal(after, runner.forward([Segment(plain, [5], want_last=True)])[0])
 
 
-@pytest.mark.parametrize("weights", ["converted", "int8", "int4", "w8a8"])
+@pytest.mark.parametrize("weights", ["bf16", "q8_0", "q4_1"])
 def test_however_many_rows_each_is_as_if_alone(weights: str) -> None:
     """Rows go by pieces and deep matrices by turns, all of which differ with their number."""
     shape = {"head_dim": 32, "hidden_size": 288, "intermediate_size": 320, "num_attention_heads": 6}
@@ -125,9 +143,10 @@ def test_bfloat16_is_as_close_to_float32_as_torch_is() -> None:
     assert distance("native") < 1.2 * distance("torch")
 
 
-def test_prefill_in_any_chunks_gives_the_same_bits() -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "olmo3"])
+def test_prefill_in_any_chunks_gives_the_same_bits(family: str) -> None:
     tokens = np.random.default_rng(3).integers(0, 97, 150).tolist()
-    runner = make("native", "bfloat16")
+    runner = make("native", "bfloat16", family)
     whole = runner.open()
     (expected,) = runner.forward([Segment(whole, tokens, want_last=True)])
     for size in (1, 7, 16, 64):

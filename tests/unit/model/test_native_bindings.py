@@ -30,7 +30,7 @@ def test_both_sides_agree(library: ctypes.CDLL) -> None:
             [*bindings.Pass._fields_[:-2], *reversed(bindings.Pass._fields_[-2:])],
             "Pass.end_layer: 176 in Python, 180",
         ),
-        ("Shape", bindings.Shape._fields_[:-1], "Shape.eps: None in Python, 56 in C"),
+        ("Shape", bindings.Shape._fields_[:-1], "Shape.logit_cap: None in Python, 80 in C"),
         (
             "GrowthJob",
             [*bindings.GrowthJob._fields_, ("more", ctypes.c_double)],

@@ -19,7 +19,7 @@ from specinfer.model.native import build
 from specinfer.model.native.build import build_variants, choose_prebuilt, load_library, variant_path
 from specinfer.model.native.variants import VARIANTS, Variant, fitting
 from specinfer.model.sampling.distributions import probabilities
-from specinfer.processor import processor_flags
+from specinfer.processors.description import processor_flags
 from specinfer.sampling import Sampling
 from tests.support.tiny_models import runner_of, tiny_transformers
 

@@ -15,11 +15,12 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.eagle import EagleRunner
-from specinfer.model.native.build import multiplies_bytes
+from specinfer.model.loading import hold
 from specinfer.model.native.eagle import NativeEagle
 from specinfer.model.native.executor import pass_of
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.families import EMBEDDING
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.training.eagle_student import starting_tensors
@@ -82,16 +83,13 @@ class CompiledPasses:
 
 
 def compiled(weights: EagleWeights, dtype: str = "float32") -> EagleRunner:
-    bytes_ = dtype == "w8a8"
-    if bytes_ and not multiplies_bytes():
-        pytest.skip("the processor has AVX-512 without VNNI")
-    options = RunnerOptions(
-        dtype="bfloat16" if bytes_ else dtype,
-        executor="native",
-        weights="w8a8" if bytes_ else "converted",
-        kv_tokens=TOKENS,
-    )
-    return EagleRunner.build(weights, options)
+    return EagleRunner.build(weights, native_options(dtype))
+
+
+def native_options(dtype: str) -> RunnerOptions:
+    if dtype == "q8_0":
+        return RunnerOptions(executor="native", weights="q8_0", kv_tokens=TOKENS)
+    return RunnerOptions(dtype, executor="native", kv_tokens=TOKENS)
 
 
 def in_torch(weights: EagleWeights) -> EagleRunner:
@@ -99,9 +97,9 @@ def in_torch(weights: EagleWeights) -> EagleRunner:
 
 
 def by_passes(weights: EagleWeights, dtype: str) -> EagleRunner:
-    held, kind = ("w8a8", "bfloat16") if dtype == "w8a8" else ("converted", dtype)
-    blocks = TOKENS // 16
-    layer = NativeEagle(weights, DTYPES[kind], held, blocks)
+    options, blocks = native_options(dtype), TOKENS // 16
+    _, held = hold(weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options)
+    layer = NativeEagle(weights, held, DTYPES[options.dtype], blocks)
     return EagleRunner(cast(EagleModel, CompiledPasses(layer)), blocks)
 
 
@@ -182,7 +180,7 @@ def test_points_noise_and_draws_are_those_of_the_layer_in_torch(
         assert_same(found, expected, SUMS)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "w8a8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
 @pytest.mark.parametrize("kind", [POINT, WITHOUT])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 def test_a_whole_draft_is_what_its_passes_say(dtype: str, kind: ProposalKind, sampling: Sampling) -> None:
@@ -196,7 +194,7 @@ def test_a_whole_draft_is_what_its_passes_say(dtype: str, kind: ProposalKind, sa
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "w8a8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
 def test_few_bits_say_nearly_the_same(dtype: str) -> None:
     """Little probability of first guesses lies elsewhere, on average."""
     apart = []
@@ -226,8 +224,8 @@ def test_a_batch_does_not_change_its_members() -> None:
 def test_what_cannot_run_is_refused() -> None:
     weights = weights_of()
     for options, told in (
-        (RunnerOptions(executor="device"), "an EAGLE layer runs in native or torch"),
-        (RunnerOptions(weights="native"), "an EAGLE layer comes in bfloat16"),
+        (RunnerOptions(executor="gpu"), "an EAGLE layer runs in native or torch"),
+        (RunnerOptions(weights="q8_0", executor="torch"), "weights = 'q8_0': needs the native executor"),
         (RunnerOptions(dtype="float16", executor="native"), "float32 and bfloat16 are supported"),
     ):
         with pytest.raises(SettingError, match=told):

@@ -15,7 +15,7 @@ from specinfer.cache_directory import cache_directory
 from specinfer.model.batch import Segment
 from specinfer.model.native.build import KERNELS_VARIABLE, build_variants
 from specinfer.model.native.variants import VARIANTS, fitting
-from specinfer.processor import processor_flags
+from specinfer.processors.description import processor_flags
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,10 +42,10 @@ def digest() -> str:
     found = hashlib.sha256()
     model = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=160)
     for dtype, weights in (
-        ("float32", "converted"),
-        ("bfloat16", "converted"),
-        ("bfloat16", "int8"),
-        ("bfloat16", "int4"),
+        ("float32", "f32"),
+        ("bfloat16", "bf16"),
+        ("bfloat16", "q8_0"),
+        ("bfloat16", "q4_1"),
     ):
         runner = runner_of(model, executor="native", dtype=dtype, weights=weights)
         sequence = runner.open()

@@ -22,7 +22,7 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.test_native import random_segments
-from verifier_svc.__main__ import load_runner, with_held_weights
+from verifier_svc.__main__ import load_runner
 from verifier_svc.settings import VerifierSettings
 
 SHAPE = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6}
@@ -61,7 +61,7 @@ def test_torch_gives_the_same_bits(family: str, dtype: str, on_disk: dict[str, s
 
 @pytest.mark.native
 @pytest.mark.parametrize("layers", [1, 2, 3])  # fewer than buffers, as many, and a number they do not divide
-@pytest.mark.parametrize("weights", ["converted", "int8", "int4", "w8a8"])
+@pytest.mark.parametrize("weights", ["bf16", "q8_0", "q4_1"])
 def test_the_kernels_give_the_same_bits(weights: str, layers: int, on_disk: dict[str, str]) -> None:
     model = tiny_transformers("llama", **SHAPE, num_hidden_layers=layers)
     options: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_drafting_with_an_offloaded_model_is_refused(on_disk: dict[str, str]) ->
     [
         ({"offload": "tape"}, "offload = 'tape': must be one of none, host, disk"),
         ({"offload": "host"}, "offload = 'host': a CPU's models lie in host memory anyway"),
-        ({"offload": "disk", "executor": "device"}, "the device executor holds whole models"),
+        ({"offload": "disk", "executor": "gpu"}, "the gpu executor holds whole models"),
         ({"offload": "disk", "executor": "generic"}, "the generic executor holds whole models"),
     ],
 )
@@ -161,7 +161,6 @@ def test_the_verifier_takes_it_from_its_settings(tmp_path: Path) -> None:
         offload="disk",
         offload_directory=str(tmp_path / "layers"),
     )
-    settings = with_held_weights(settings)
     runner = load_runner(settings)
     assert (tmp_path / "layers").is_dir()
     whole = load_runner(settings.model_copy(update={"offload": "none"}))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,10 @@ def test_longrope_is_served_up_to_its_original_length(
 ) -> None:
     """Beyond it `transformers` turns all keys otherwise, those before the end too."""
     save_random("phi3, longrope", tmp_path)
-    runner = ModelRunner.load(tmp_path, OPTIONS)
+    assert ModelRunner.load(tmp_path, OPTIONS).config.max_positions == 64
+    assert "'phi3': served up to 64 positions (rope_type = 'longrope')" in caplog.text
+    caplog.clear()
+    runner = ModelRunner.load(tmp_path, replace(OPTIONS, executor="generic"))
     assert runner.config.max_positions == 64 < SHAPE["max_position_embeddings"]
     with pytest.raises(IncompatibleError, match=r"position 64: .* up to 64, its original_max.*longrope"):
         runner.forward([Segment(runner.open(), [5] * 65, want_last=True)])

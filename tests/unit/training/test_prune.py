@@ -166,7 +166,7 @@ def test_all_parts_together_leave_a_small_model_that_the_kernels_run(lines: Path
     for row in ROWS:
         native = logits(out, row, executor="native")
         torch.testing.assert_close(native, logits(out, row), rtol=1e-4, atol=1e-4)
-    for weights in ("converted", "int4", "w8a8"):
+    for weights in ("bf16", "q4_1", "q8_0"):
         drafter = drafter_of(out, dtype="bfloat16", executor="native", weights=weights)
         (tree,) = drafter.draft([DraftJob("r", ROWS[0], TreeLimits(6, 3), GREEDY)])
         assert isinstance(tree, TokenTree)

@@ -21,9 +21,9 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def of(directory: Path, **fields: object) -> Identity:
+def of(directory: Path, *blocks: str, **fields: object) -> Identity:
     settings = VerifierSettings(model=str(directory), **fields)
-    return Identity.of(settings, directory, Tokenizer.load(directory))
+    return Identity.of(settings, directory, Tokenizer.load(directory), blocks)
 
 
 def test_processes_differ_and_their_model_does_not(directory: Path) -> None:
@@ -36,11 +36,11 @@ def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
     options = (
         {},
         {"dtype": "float32"},
-        {"weights": "int8"},
         {"kv_window": 64},
         {"kv_window": 96},
     )
     found = [of(directory, **fields) for fields in options]
+    found.append(of(directory, "Q4_K", "Q6_K"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     found.append(of(directory))
     tiny_transformers("llama", seed=1).save_pretrained(directory)

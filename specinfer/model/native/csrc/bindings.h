@@ -8,30 +8,35 @@
 
 namespace specinfer {
 
-enum Activation { SILU, GELU, RELU };
+enum Activation { SILU, GELU, RELU, GELU_TANH };
 
-// How a matrix is stored. Q4_1 and Q8_0 are kinds of GGUF: see blocks.h. W8A8 is multiplied in bytes: see bytes.h.
-// BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
-enum Storage { DENSE, Q4_1, Q8_0, W8A8, BLOCK_FLOAT, Q4_1_A8, Q8_0_A8 };
+// How a matrix is stored: dense, or in blocks of GGUF (products/formats.h), by GGUF's names. BLOCK_FLOAT is how bfloat16 is
+// multiplied where the processor does not do it itself: see block_float.h; it is never asked for.
+enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BLOCK_FLOAT };
 
-// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). UP: with the rows of the gate above
-// it if there is one.
-enum MatrixSlot { QKV, OUT, UP, DOWN, HEAD, FC };
+// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states).
+enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC };
 
 // Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
+// A norm that is not set is not there. Q_NORM, K_NORM: of each head, or of all heads of a row together, by their length.
+// ATTENDED_NORM, MLP_NORM: of what attention and MLP add to the hidden states.
 enum VectorSlot {
   INPUT_NORM, POST_NORM, Q_NORM, K_NORM, FINAL_NORM, POSITIONS, INPUT_NORM_BIAS, POST_NORM_BIAS, FINAL_NORM_BIAS,
-  QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS, HIDDEN_NORM, HIDDEN_NORM_BIAS
+  QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS, HIDDEN_NORM, HIDDEN_NORM_BIAS,
+  ATTENDED_NORM, MLP_NORM
 };
 
 struct Shape {
   int layers, hidden, inter, heads, kv_heads, dim, vocab, max_positions;
   int rotary;  // first dimensions of a head that are turned by its position; none if positions are learnt
+  int tables;  // rotary tables, of which each layer has one or none (si_set_layer)
   int activation, gated;
   int parallel;  // attention and MLP read the same hidden states
   int states;    // hidden states of a target that its layer reads beside embeddings (EAGLE); 0: it is a whole decoder
   int residual_normed;  // EAGLE: the layer adds to the normed hidden state
   float eps;
+  float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, what attention and MLP add
+  float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
 };
 
 // One pass; every array is flat. See specinfer/model/batch.py for the meaning.
@@ -98,19 +103,23 @@ struct LayoutEntry {
 // Sizes, offsets of all fields, and values.
 inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(LANES), VALUE(BLOCK), VALUE(PLACES),
-    VALUE(Activation::SILU), VALUE(Activation::GELU), VALUE(Activation::RELU),
-    VALUE(Storage::DENSE), VALUE(Storage::Q4_1), VALUE(Storage::Q8_0), VALUE(Storage::W8A8), VALUE(Storage::BLOCK_FLOAT),
-    VALUE(Storage::Q4_1_A8), VALUE(Storage::Q8_0_A8),
-    VALUE(MatrixSlot::QKV), VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN), VALUE(MatrixSlot::HEAD),
-    VALUE(MatrixSlot::FC),
+    VALUE(Activation::SILU), VALUE(Activation::GELU), VALUE(Activation::RELU), VALUE(Activation::GELU_TANH),
+    VALUE(Storage::F32), VALUE(Storage::F16), VALUE(Storage::BF16), VALUE(Storage::Q4_0), VALUE(Storage::Q4_1),
+    VALUE(Storage::Q5_0), VALUE(Storage::Q5_1), VALUE(Storage::Q8_0), VALUE(Storage::Q2_K), VALUE(Storage::Q3_K),
+    VALUE(Storage::Q4_K), VALUE(Storage::Q5_K), VALUE(Storage::Q6_K), VALUE(Storage::IQ4_NL), VALUE(Storage::IQ4_XS),
+    VALUE(Storage::BLOCK_FLOAT), VALUE(MatrixSlot::QUERY), VALUE(MatrixSlot::KEY), VALUE(MatrixSlot::VALUE),
+    VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::GATE), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN),
+    VALUE(MatrixSlot::HEAD), VALUE(MatrixSlot::FC),
     VALUE(VectorSlot::INPUT_NORM), VALUE(VectorSlot::POST_NORM), VALUE(VectorSlot::Q_NORM), VALUE(VectorSlot::K_NORM),
     VALUE(VectorSlot::FINAL_NORM), VALUE(VectorSlot::POSITIONS), VALUE(VectorSlot::INPUT_NORM_BIAS),
     VALUE(VectorSlot::POST_NORM_BIAS), VALUE(VectorSlot::FINAL_NORM_BIAS), VALUE(VectorSlot::QKV_BIAS),
     VALUE(VectorSlot::OUT_BIAS), VALUE(VectorSlot::UP_BIAS), VALUE(VectorSlot::DOWN_BIAS),
-    VALUE(VectorSlot::HIDDEN_NORM), VALUE(VectorSlot::HIDDEN_NORM_BIAS),
+    VALUE(VectorSlot::HIDDEN_NORM), VALUE(VectorSlot::HIDDEN_NORM_BIAS), VALUE(VectorSlot::ATTENDED_NORM),
+    VALUE(VectorSlot::MLP_NORM),
     SIZE(Shape), AT(Shape, layers), AT(Shape, hidden), AT(Shape, inter), AT(Shape, heads), AT(Shape, kv_heads),
-    AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, activation), AT(Shape, gated),
+    AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, tables), AT(Shape, activation), AT(Shape, gated),
     AT(Shape, parallel), AT(Shape, states), AT(Shape, residual_normed), AT(Shape, eps),
+    AT(Shape, embedding_scale), AT(Shape, score_scale), AT(Shape, residual_scale), AT(Shape, score_cap), AT(Shape, logit_cap),
     SIZE(Pass), AT(Pass, tokens), AT(Pass, sequences), AT(Pass, logits), AT(Pass, token_ids), AT(Pass, positions),
     AT(Pass, write_slots), AT(Pass, visible), AT(Pass, states), AT(Pass, hidden), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
     AT(Pass, block_start), AT(Pass, blocks), AT(Pass, logit_rows), AT(Pass, keys), AT(Pass, values), AT(Pass, cache_blocks),

@@ -8,7 +8,6 @@
 
 #include "attention/attention.h"
 #include "norms.h"
-#include "products/products.h"
 
 namespace specinfer {
 
@@ -32,18 +31,24 @@ class Worker {
     for (int layer = p_.first_layer; layer < end; ++layer) {
       keep_features(layer);
       Layer& l = m_.layers[layer];
-      if (!s_.states) norm(l.input_norm);
-      project(l.qkv, first(l.out));
+      const Shares<3> qkv({&l.q, &l.k, &l.v}, thread_, threads_);
+      if (!s_.states) norm(l.input_norm, qkv.inputs());
+      else prepare(m_.normed.data(), p_.tokens, l.q.k, qkv.inputs());
+      project(l, qkv, first(l.out));
+      norm_rows(l);
       place(l, layer);
       attention_.run(layer);
       barrier_.wait();
-      if (s_.parallel) norm(l.post_norm);  // of x as attention saw it
-      add_to_x(l.out, activations(m_.attended), first(l.up));
-      if (!s_.parallel) norm(l.post_norm);
-      expand(l.up, first(l.down));
+      const Matrix& inner = s_.gated ? l.gate : l.up;
+      if (s_.parallel) norm(l.post_norm, PLAIN);  // of x as attention saw it
+      add_to_x(l.out, m_.attended.data(), l.attended_norm, first(inner));
+      const int ways = l.up.input | (s_.gated ? l.gate.input : PLAIN);
+      if (s_.parallel) prepare(m_.normed.data(), p_.tokens, s_.hidden, ways);
+      else norm(l.post_norm, ways);
+      expand(l, first(l.down));
       // of a layer that is not there yet nothing can be fetched
-      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].qkv : end == s_.layers ? m_.head : l.down;
-      add_to_x(l.down, activations(m_.inner), first(next));
+      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].q : end == s_.layers ? m_.head : l.down;
+      add_to_x(l.down, m_.inner.data(), l.mlp_norm, first(next));
     }
     if (end < s_.layers) return;
     keep_features(end);
@@ -51,16 +56,31 @@ class Worker {
   }
 
  private:
-  static A* activations(std::vector<uint32_t>& buffer) { return reinterpret_cast<A*>(buffer.data()); }
   Range mine(int items) const { return share(items, thread_, threads_); }
-  const char* first(const Matrix& m) const { return first_tile(m, S, thread_, threads_); }
+  // The first tile of a matrix that the thread multiplies.
+  const char* first(const Matrix& m) const { return Shares<1>({&m}, thread_, threads_).first(0, m.data); }
+
+  // Prepares the rows of a product's input, chunk by chunk, in some ways.
+  void prepare(const float* x, int rows, int k, int ways) {
+    if (ways == PLAIN) return;
+    const int chunks = (k + Inputs::CHUNK - 1) / Inputs::CHUNK;
+    const Range r = mine(rows * chunks);
+    for (int i = r.begin; i < r.end; ++i) {
+      const int begin = i % chunks * Inputs::CHUNK;
+      m_.inputs.prepare(ways, x, k, i / chunks, begin, std::min(k, begin + Inputs::CHUNK));
+    }
+    barrier_.wait();
+  }
+
+  void read_embedding(int token, float* to) const { read_row(m_.embedding_storage, m_.embedding, token, s_.hidden, to); }
 
   void embed() {
-    const T* table = static_cast<const T*>(m_.embedding);
     const Range r = mine(p_.tokens);
-    for (int t = r.begin; t < r.end; ++t)
-      for (int i = 0; i < s_.hidden; ++i)
-        m_.x[size_t(t) * s_.hidden + i] = Kind::to_float(table[size_t(p_.token_ids[t]) * s_.hidden + i]);
+    for (int t = r.begin; t < r.end; ++t) {
+      float* x = &m_.x[size_t(t) * s_.hidden];
+      read_embedding(p_.token_ids[t], x);
+      for (int i = 0; i < s_.hidden; ++i) x[i] *= s_.embedding_scale;
+    }
     if (!s_.rotary)
       for (int t = r.begin; t < r.end; ++t)
         for (int i = 0; i < s_.hidden; ++i)
@@ -71,17 +91,15 @@ class Worker {
   // EAGLE: rows are hidden states, and what the layer reads are the embeddings of their tokens beside them, both normed.
   void join() {
     hide();
-    const T* table = static_cast<const T*>(m_.embedding);
     std::vector<float> embedding(s_.hidden);
     const Range r = mine(p_.tokens);
     for (int t = r.begin; t < r.end; ++t) {
-      const T* row = table + size_t(p_.token_ids[t]) * s_.hidden;
       float* x = &m_.x[size_t(t) * s_.hidden];
-      A* both = activations(m_.normed) + size_t(t) * 2 * s_.hidden;
-      for (int i = 0; i < s_.hidden; ++i) embedding[i] = Kind::to_float(row[i]);
-      normalise<Kind>(embedding.data(), m_.layers[0].input_norm, s_.hidden, s_.eps, both);
-      normalise<Kind>(x, m_.hidden_norm, s_.hidden, s_.eps, both + s_.hidden);
-      if (s_.residual_normed) normalise<F32>(x, m_.hidden_norm, s_.hidden, s_.eps, x);
+      float* both = &m_.normed[size_t(t) * 2 * s_.hidden];
+      read_embedding(p_.token_ids[t], embedding.data());
+      normalise(embedding.data(), m_.layers[0].input_norm, s_.hidden, s_.eps, both);
+      normalise(x, m_.hidden_norm, s_.hidden, s_.eps, both + s_.hidden);
+      if (s_.residual_normed) normalise(x, m_.hidden_norm, s_.hidden, s_.eps, x);
     }
     barrier_.wait();
   }
@@ -95,10 +113,9 @@ class Worker {
       return;
     }
     std::fill(m_.x.data() + begin, m_.x.data() + end, 0.0f);
-    A* states = activations(m_.normed);
-    for (size_t i = begin * s_.states; i < end * s_.states; ++i) states[i] = Kind::activation(from_bf16(p_.states[i]));
+    for (size_t i = begin * s_.states; i < end * s_.states; ++i) m_.normed[i] = from_bf16(p_.states[i]);
     barrier_.wait();
-    add_to_x(m_.fc, states, first(m_.layers[0].qkv));
+    add_to_x(m_.fc, m_.normed.data(), Norm{}, first(m_.layers[0].q));
   }
 
   // Hidden states after `layer` layers, if they are wanted. x is whole here, and next changed behind a barrier.
@@ -112,43 +129,65 @@ class Worker {
     }
   }
 
-  void norm(const Norm& norm) {
+  // Normed rows of x, prepared for the products that read them.
+  void norm(const Norm& norm, int ways) {
     const Range r = mine(p_.tokens);
-    for (int t = r.begin; t < r.end; ++t)
-      normalise<Kind>(&m_.x[size_t(t) * s_.hidden], norm, s_.hidden, s_.eps,
-                      activations(m_.normed) + size_t(t) * s_.hidden);
+    for (int t = r.begin; t < r.end; ++t) {
+      normalise(&m_.x[size_t(t) * s_.hidden], norm, s_.hidden, s_.eps, &m_.normed[size_t(t) * s_.hidden]);
+      m_.inputs.prepare(ways, m_.normed.data(), s_.hidden, t, 0, s_.hidden);
+    }
     barrier_.wait();
   }
 
-  void project(const Matrix& w, const char* next) {
-    float* out = m_.qkv.data();
-    multiply<Kind, 2>(w, activations(m_.normed), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
-      const int n = std::min(32, w.n - col);
-      float* y = out + size_t(row) * w.n + col;
-      for (int i = 0; i < n; ++i) y[i] = v[i];
-      if (!w.bias.empty())
-        for (int i = 0; i < n; ++i) y[i] += w.bias[col + i];
-    });
+  void project(const Layer& l, const Shares<3>& qkv, const char* next) {
+    const int columns = (s_.heads + 2 * s_.kv_heads) * s_.dim;
+    for (int i = 0, before = 0; i < 3; before += qkv.matrix[i++]->n)
+      multiply(*qkv.matrix[i], m_.inputs, m_.normed.data(), p_.tokens, qkv.tiles[i], qkv.first(i + 1, next),
+               [&](int row, int col, const float* v, int n) {
+                 float* y = &m_.qkv[size_t(row) * columns + before + col];
+                 std::copy(v, v + n, y);
+                 if (!l.qkv_bias.empty()) add_to(y, &l.qkv_bias[before + col], n);
+               });
+    barrier_.wait();
+  }
+
+  static void add_to(float* y, const float* v, int n) {
+    for (int i = 0; i < n; ++i) y[i] += v[i];
+  }
+
+  // Norms of all heads of a token together, of queries and of keys.
+  void norm_rows(const Layer& l) {
+    const int d = s_.dim, queries = s_.heads * d, keys = s_.kv_heads * d;
+    const bool whole_q = int(l.q_norm.size()) > d, whole_k = int(l.k_norm.size()) > d;
+    if (!whole_q && !whole_k) return;
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t) {
+      float *q = &m_.qkv[size_t(t) * (queries + 2 * keys)], *k = q + queries;
+      if (whole_q) rms_norm(q, l.q_norm.data(), queries, s_.eps, q);
+      if (whole_k) rms_norm(k, l.k_norm.data(), keys, s_.eps, k);
+    }
     barrier_.wait();
   }
 
   // Normalises and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
   // share the lines of a cache block, and threads that write to one line wait for each other.
   void place(const Layer& l, int layer) {
-    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim;
+    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim, turned = l.table < 0 ? 0 : s_.rotary;
+    const size_t table = size_t(std::max(l.table, 0)) * s_.max_positions;
     const Range r = mine(p_.tokens * heads);
     for (int item = r.begin; item < r.end; ++item) {
       const int h = item / p_.tokens, t = item % p_.tokens, pos = p_.positions[t];
       float* x = &m_.qkv[(size_t(t) * heads + h) * d];
-      const float *cos = m_.cos.data() + size_t(pos) * s_.rotary / 2, *sin = m_.sin.data() + size_t(pos) * s_.rotary / 2;
+      const size_t angle = (table + pos) * s_.rotary / 2;
+      const float *cos = m_.cos.data() + angle, *sin = m_.sin.data() + angle;
       if (h < s_.heads) {
-        norm_head(x, l.q_norm, s_.eps);
-        rotate(x, cos, sin, s_.rotary);
-        A* q = activations(m_.query) + (size_t(t) * s_.heads + h) * d;
+        norm_head(x, l.q_norm, d, s_.eps);
+        rotate(x, cos, sin, turned);
+        A* q = reinterpret_cast<A*>(m_.query.data()) + (size_t(t) * s_.heads + h) * d;
         for (int i = 0; i < d; i += LANES) Kind::put(q + i, load(x + i));
       } else if (h < s_.heads + s_.kv_heads) {
-        norm_head(x, l.k_norm, s_.eps);
-        rotate(x, cos, sin, s_.rotary);
+        norm_head(x, l.k_norm, d, s_.eps);
+        rotate(x, cos, sin, turned);
         store_key(layer, p_.write_slots[t], h - s_.heads, x);
       } else {
         store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
@@ -177,75 +216,94 @@ class Worker {
     }
   }
 
-  // x += a W^T + bias
-  void add_to_x(const Matrix& w, const A* a, const char* next) {
-    multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+  // x += residual_scale * norm(a W^T + bias)
+  void add_to_x(const Matrix& w, const float* a, const Norm& norm, const char* next) {
+    prepare(a, p_.tokens, w.k, w.input);
+    const Shares<1> shares({&w}, thread_, threads_);
+    const bool normed = !norm.weight.empty();
+    const float scale = s_.residual_scale;
+    multiply(w, m_.inputs, a, p_.tokens, shares.tiles[0], next, [&](int row, int col, float* v, int n) {
+      if (!w.bias.empty()) add_to(v, &w.bias[col], n);
+      if (normed) return void(std::copy(v, v + n, &m_.change[size_t(row) * s_.hidden + col]));
       float* y = &m_.x[size_t(row) * s_.hidden + col];
-      const int n = std::min(32, w.n - col);
-      for (int i = 0; i < n; ++i) y[i] += v[i];
-      if (!w.bias.empty())
-        for (int i = 0; i < n; ++i) y[i] += w.bias[col + i];
+      for (int i = 0; i < n; ++i) y[i] += scale * v[i];
     });
+    barrier_.wait();
+    if (normed) add_normed(norm);
+  }
+
+  void add_normed(const Norm& norm) {
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t) {
+      float *change = &m_.change[size_t(t) * s_.hidden], *x = &m_.x[size_t(t) * s_.hidden];
+      normalise(change, norm, s_.hidden, s_.eps, change);
+      for (int i = 0; i < s_.hidden; ++i) x[i] += s_.residual_scale * change[i];
+    }
     barrier_.wait();
   }
 
   // inner = act(gate) * up, or act(up)
-  void expand(const Matrix& w, const char* next) {
-    if (s_.activation == SILU) expand<silu>(w, next);
-    if (s_.activation == GELU) expand<gelu>(w, next);
-    if (s_.activation == RELU) expand<relu>(w, next);
+  void expand(const Layer& l, const char* next) {
+    if (s_.activation == SILU) expand<silu>(l, next);
+    if (s_.activation == GELU) expand<gelu>(l, next);
+    if (s_.activation == RELU) expand<relu>(l, next);
+    if (s_.activation == GELU_TANH) expand<gelu_tanh>(l, next);
     barrier_.wait();
   }
 
   template <Floats act(Floats)>
-  void expand(const Matrix& w, const char* next) {
-    const A* normed = activations(m_.normed);
-    if (s_.gated)
-      return multiply<Kind, WIDE>(w, normed, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
-        put_inner(row, col / 2, GATE, [v](int i) { return mul(act(load(v + i)), load(v + GATE + i)); });
+  void expand(const Layer& l, const char* next) {
+    const Shares<1> up({&l.up}, thread_, threads_);
+    const auto inner = [this](int row, int col) { return &m_.inner[size_t(row) * s_.inter + col]; };
+    if (!s_.gated)
+      return multiply(l.up, m_.inputs, m_.normed.data(), p_.tokens, up.tiles[0], next, [&](int row, int col, float* v, int n) {
+        if (!l.up.bias.empty()) add_to(v, &l.up.bias[col], n);
+        put(n, inner(row, col), [v](int i) { return act(load(v + i)); });
       });
-    multiply<Kind, WIDE>(w, normed, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
-      const float* bias = w.bias.empty() ? nullptr : &w.bias[col];
-      put_inner(row, col, WIDE * LANES, [&](int i) {
-        return act(bias ? add(load(v + i), load_first(bias + i, s_.inter - col - i, zeros())) : load(v + i));
-      });
+    // both matrices are shared out alike: a thread finds the gates of its columns where it put them
+    const Shares<1> gate({&l.gate}, thread_, threads_);
+    multiply(l.gate, m_.inputs, m_.normed.data(), p_.tokens, gate.tiles[0], up.first(0, next),
+             [&](int row, int col, const float* v, int n) { std::copy(v, v + n, inner(row, col)); });
+    multiply(l.up, m_.inputs, m_.normed.data(), p_.tokens, up.tiles[0], next, [&](int row, int col, const float* v, int n) {
+      float* y = inner(row, col);
+      put(n, y, [&](int i) { return mul(act(load_first(y + i, n - i, zeros())), load(v + i)); });
     });
   }
 
-  // Columns of the MLP's inner activations, `lanes(i)` being those from i on.
+  // Writes n numbers, `lanes(i)` being those from i on.
   template <class Lanes>
-  void put_inner(int row, int first, int columns, Lanes lanes) {
-    const int n = std::min(columns, s_.inter - first);
-    A* y = activations(m_.inner) + size_t(row) * s_.inter + first;
-    for (int i = 0; i < n; i += LANES) {
-      if (n - i >= LANES) {
-        Kind::put(y + i, lanes(i));
-        continue;
-      }
-      float rest[LANES];
-      store(rest, lanes(i));
-      for (int j = 0; j < n - i; ++j) y[i + j] = Kind::activation(rest[j]);
-    }
+  static void put(int n, float* y, Lanes lanes) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) store(y + i, lanes(i));
+    if (i == n) return;
+    float rest[LANES];
+    store(rest, lanes(i));
+    std::copy(rest, rest + n - i, y + i);
   }
 
   void finish() {
     const Range r = mine(p_.logits);
     for (int i = r.begin; i < r.end; ++i) {
       const float* x = &m_.x[size_t(p_.logit_rows[i]) * s_.hidden];
-      normalise<Kind>(x, m_.final_norm, s_.hidden, s_.eps, activations(m_.normed) + size_t(i) * s_.hidden);
+      normalise(x, m_.final_norm, s_.hidden, s_.eps, &m_.normed[size_t(i) * s_.hidden]);
+      m_.inputs.prepare(m_.head.input, m_.normed.data(), s_.hidden, i, 0, s_.hidden);
     }
     barrier_.wait();
-    const bool stream = p_.sparse && s_.vocab % 64 == 0 && reinterpret_cast<uintptr_t>(p_.logits_out) % 64 == 0;
-    multiply<Kind, WIDE>(m_.head, activations(m_.normed), p_.logits, mine(m_.head.tiles()), scratch_, first(m_.head),
-                      [&](int row, int col, const float* v) {
-                        float* out = p_.logits_out + size_t(row) * s_.vocab + col;
-                        if (!stream) {
-                          std::memcpy(out, v, std::min(WIDE * LANES, s_.vocab - col) * sizeof(float));
-                          return;
-                        }
-                        for (int i = 0; i < WIDE * LANES; i += LANES) specinfer::stream(out + i, load(v + i));
-                      });
+    const bool stream = p_.sparse && s_.vocab % LANES == 0 && reinterpret_cast<uintptr_t>(p_.logits_out) % 64 == 0;
+    const Shares<1> shares({&m_.head}, thread_, threads_);
+    multiply(m_.head, m_.inputs, m_.normed.data(), p_.logits, shares.tiles[0], first(m_.head),
+             [&](int row, int col, float* v, int n) {
+               if (s_.logit_cap) cap_logits(v);
+               float* out = p_.logits_out + size_t(row) * s_.vocab + col;
+               if (!stream) return void(std::copy(v, v + n, out));
+               for (int i = 0; i < n; i += LANES) specinfer::stream(out + i, load(v + i));
+             });
     if (stream) _mm_sfence();
+  }
+
+  void cap_logits(float* v) const {
+    const float over = 1 / s_.logit_cap;
+    for (int i = 0; i < m_.head.width; i += LANES) store(v + i, soft_cap(load(v + i), s_.logit_cap, over));
   }
 
   Model& m_;
@@ -254,7 +312,6 @@ class Worker {
   Barrier& barrier_;
   SharedWork* work_;
   const int thread_, threads_;
-  Scratch scratch_;
   Attention<Kind> attention_;
 };
 
@@ -272,7 +329,7 @@ void in_parallel(Model& m, const Pass& p, Barrier& barrier, int threads, Work wo
 
 template <class Kind>
 void forward(Model& m, const Pass& p) {
-  prepare<Kind>(m, std::max(p.tokens, p.logits));
+  specinfer::prepare<Kind>(m, std::max(p.tokens, p.logits));
   Barrier barrier(p.threads);
   in_parallel<Kind>(m, p, barrier, p.threads, [](Worker<Kind>& worker, int) { worker.run(); });
 }

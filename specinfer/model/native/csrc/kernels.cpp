@@ -41,14 +41,12 @@ const LayoutEntry* si_layout(int* count) {
   return LAYOUT;
 }
 
-int si_multiplies_bytes() { return MULTIPLIES_BYTES; }
-
 void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* sin) {
   Model* m = new Model;
   m->shape = *shape;
   m->bf16 = bf16 != 0;
   m->layers = std::vector<Layer>(shape->layers);
-  const size_t n = size_t(shape->max_positions) * shape->rotary / 2;
+  const size_t n = size_t(shape->tables) * shape->max_positions * shape->rotary / 2;
   m->cos.assign(cos, cos + n);
   m->sin.assign(sin, sin + n);
   return m;
@@ -56,24 +54,9 @@ void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* 
 
 void si_model_free(void* model) { delete static_cast<Model*>(model); }
 
-// which: a MatrixSlot; data: [N, K], contiguous
-void si_set_matrix(void* model, int layer, int which, const void* data) {
-  Model& m = *static_cast<Model*>(model);
-  if (m.bf16) return set_dense<Bf16>(m, layer, which, data);
-  set_dense<F32>(m, layer, which, data);
-}
-
-// The same from GGUF blocks: [N, K / 32] of 20 bytes (Q4_1) or 34 bytes (Q8_0), with _A8 to be multiplied with activations in bytes; or from rows of a
-// float32 scale and K signed bytes (W8A8). Bfloat16 only.
-void si_set_quantised(void* model, int layer, int which, const uint8_t* data, int storage) {
-  Model& m = *static_cast<Model*>(model);
-  set_matrix(m, layer, which, [=](Matrix& to, int columns, int k, int vectors, auto rows) {
-    if (storage == W8A8) return pack_bytes(to, data, columns, k, vectors, rows);
-    if (storage == Q4_1) return pack_blocks<Nibbles>(to, data, Q4_1, columns, k, vectors, rows);
-    if (storage == Q4_1_A8) return pack_blocks<NibblesA8>(to, data, Q4_1_A8, columns, k, vectors, rows);
-    if (storage == Q8_0_A8 && DOTS_WHOLE_BYTES) return pack_blocks<OctetsA8>(to, data, Q8_0_A8, columns, k, vectors, rows);
-    pack_blocks<Octets>(to, data, Q8_0, columns, k, vectors, rows);
-  });
+// which: a MatrixSlot; storage: a Storage but BLOCK_FLOAT; rows: [N, K] numbers, or [N] rows of blocks, contiguous
+void si_set_matrix(void* model, int layer, int which, int storage, const void* rows) {
+  set_matrix(*static_cast<Model*>(model), layer, which, Storage(storage), rows);
 }
 
 // Bytes of a packed matrix, whose place is written to `at`.
@@ -81,12 +64,18 @@ int64_t si_packed(void* model, int layer, int which, const void** at) {
   Model& m = *static_cast<Model*>(model);
   const Matrix& matrix = m.layers[layer].matrix(which);
   *at = matrix.data;
-  return matrix.tiles() * matrix.tile_bytes(m.bf16 ? Bf16::S : F32::S);
+  return matrix.bytes();
 }
 
 // From now on these bytes of a layer's matrix lie there, at a multiple of 64; our own copy is given up.
 void si_place(void* model, int layer, int which, const void* at) {
   static_cast<Model*>(model)->layers[layer].matrix(which).place(static_cast<const char*>(at));
+}
+
+// What a layer has that others have otherwise: see Layer.
+void si_set_layer(void* model, int layer, int window, int table) {
+  Layer& l = static_cast<Model*>(model)->layers[layer];
+  l.window = window, l.table = table;
 }
 
 // which: a VectorSlot
@@ -96,25 +85,28 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
   std::vector<float>* targets[] = {
       // in the order of VectorSlot
       &l.input_norm.weight, &l.post_norm.weight, &l.q_norm, &l.k_norm, &m.final_norm.weight, &m.positions,
-      &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv.bias, &l.out.bias, &l.up.bias, &l.down.bias,
-      &m.hidden_norm.weight, &m.hidden_norm.bias};
+      &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv_bias, &l.out.bias, &l.up.bias, &l.down.bias,
+      &m.hidden_norm.weight, &m.hidden_norm.bias, &l.attended_norm.weight, &l.mlp_norm.weight};
   targets[which]->assign(data, data + n);
 }
 
-// The table stays the caller's: [vocabulary, hidden] in the model's type.
-void si_set_embedding(void* model, const void* table) { static_cast<Model*>(model)->embedding = table; }
+// The table stays the caller's: [vocabulary, hidden] as of `si_set_matrix`.
+void si_set_embedding(void* model, int storage, const void* table) {
+  Model& m = *static_cast<Model*>(model);
+  m.embedding = table, m.embedding_storage = Storage(storage);
+}
 
 void si_forward(void* model, const Pass* pass) {
   Model& m = *static_cast<Model*>(model);
   if (m.bf16) return forward<Bf16>(m, *pass);
-  forward<F32>(m, *pass);
+  forward<Float32>(m, *pass);
 }
 
 // Grows token trees with a small model: see growth.h.
 void si_grow(void* model, const Growth* growth) {
   Model& m = *static_cast<Model*>(model);
   if (m.bf16) return grow<Bf16>(m, *growth);
-  grow<F32>(m, *growth);
+  grow<Float32>(m, *growth);
 }
 
 // [n] float32 logits to float64 probabilities.
@@ -143,7 +135,7 @@ void si_rotate(void* model, void* keys, int64_t blocks, int count, const int32_t
                const float* sin) {
   Model& m = *static_cast<Model*>(model);
   if (m.bf16) return rotate_keys<Bf16>(m.shape, keys, blocks, count, slots, cos, sin);
-  rotate_keys<F32>(m.shape, keys, blocks, count, slots, cos, sin);
+  rotate_keys<Float32>(m.shape, keys, blocks, count, slots, cos, sin);
 }
 
 }  // extern "C"

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "bindings.h"
-#include "products/matrix.h"
+#include "products/products.h"
 
 namespace specinfer {
 
@@ -16,11 +15,12 @@ struct Norm {
 };
 
 struct Layer {
-  Norm input_norm, post_norm;
-  std::vector<float> q_norm, k_norm;
-  Matrix qkv, out, up, down;  // up: with the gate beside it if there is one
+  Norm input_norm, post_norm, attended_norm, mlp_norm;
+  std::vector<float> q_norm, k_norm, qkv_bias;
+  int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
+  Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one
   Matrix& matrix(int slot) {
-    Matrix* all[] = {&qkv, &out, &up, &down};  // in the order of MatrixSlot
+    Matrix* all[] = {&q, &k, &v, &out, &gate, &up, &down};  // in the order of MatrixSlot
     return *all[slot];
   }
 };
@@ -31,64 +31,52 @@ struct Model {
   std::vector<Layer> layers;
   Norm final_norm, hidden_norm;
   Matrix head, fc;
-  const void* embedding = nullptr;
-  std::vector<float> cos, sin;   // [positions, rotary / 2]
+  const void* embedding = nullptr;  // [vocabulary, hidden], of the caller
+  Storage embedding_storage = F32;
+  std::vector<float> cos, sin;   // [tables, positions, rotary / 2]
   std::vector<float> positions;  // [positions, hidden], if they are learnt
   // buffers of the largest pass so far
-  std::vector<float> x, qkv;
-  std::vector<uint32_t> normed, query, attended, inner;  // activations as the kind of numbers keeps them
+  std::vector<float> x, qkv, normed, attended, inner, change;  // change: what a part adds to x, if it is normed
+  std::vector<uint32_t> query;  // as the kind of numbers of the cache is multiplied
+  Inputs inputs;                // of the product that is computed now
+  int ways = PLAIN;             // in which any matrix reads them
 };
-
-// Columns of gate in a wide tile, and as many of up beside them.
-inline constexpr int GATE = WIDE / 2 * LANES;
 
 // Numbers that a layer's first projections read: EAGLE's an embedding and a hidden state.
 inline int read_width(const Shape& s) { return s.states ? 2 * s.hidden : s.hidden; }
 
-// Which columns a matrix has, how deep it is, how wide its tiles are; `fill(matrix, columns, k, vectors, rows)`.
-template <class Fill>
-void set_matrix(Model& m, int layer, int which, Fill fill) {
+// Packs the rows of a matrix; `layer` counts for those of layers alone.
+inline void set_matrix(Model& m, int layer, int which, Storage storage, const void* rows) {
   const Shape& s = m.shape;
-  const int qkv = (s.heads + 2 * s.kv_heads) * s.dim;
-  const auto rows_up_to = [](int n) { return [n](int c) { return c < n ? c : -1; }; };
-  if (which == FC) return fill(m.fc, s.hidden, s.states * s.hidden, 2, rows_up_to(s.hidden));
-  if (which == HEAD) return fill(m.head, s.vocab, s.hidden, WIDE, rows_up_to(s.vocab));
-  Layer& l = m.layers[layer];
-  if (which == QKV) fill(l.qkv, qkv, read_width(s), 2, rows_up_to(qkv));
-  if (which == OUT) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
-  if (which == UP && !s.gated) fill(l.up, s.inter, s.hidden, WIDE, rows_up_to(s.inter));
-  if (which == UP && s.gated) {
-    const int padded = (s.inter + GATE - 1) / GATE * GATE;
-    fill(l.up, 2 * padded, s.hidden, WIDE, [&s](int c) {
-      const int column = c / (2 * GATE) * GATE + c % GATE;
-      if (column >= s.inter) return -1;
-      return c % (2 * GATE) < GATE ? column : s.inter + column;
-    });
-  }
-  if (which == DOWN) fill(l.down, s.hidden, s.inter, 2, rows_up_to(s.hidden));
-}
-
-template <class Kind>
-void set_dense(Model& m, int layer, int which, const void* data) {
-  const auto* from = static_cast<const typename Kind::T*>(data);
-  set_matrix(m, layer, which, [from](Matrix& to, int columns, int k, int vectors, auto rows) {
-    if constexpr (std::is_same_v<Kind, Bf16> && !MULTIPLIES_BF16)
-      if (k % LANES == 0) return pack_block_float(to, from, columns, k, vectors, rows);
-    pack<Kind>(to, from, columns, k, vectors, rows);
-  });
+  const int query = s.heads * s.dim, keys = s.kv_heads * s.dim, read = read_width(s);
+  const auto put = [&](Matrix& to, int n, int k, int vectors) {
+    pack(to, storage, rows, n, k, vectors);
+    m.ways |= to.input;
+  };
+  if (which == FC) return put(m.fc, s.hidden, s.states * s.hidden, 2);
+  if (which == HEAD) return put(m.head, s.vocab, s.hidden, WIDE);
+  Matrix& to = m.layers[layer].matrix(which);
+  if (which == QUERY) put(to, query, read, 2);
+  if (which == KEY || which == VALUE) put(to, keys, read, 2);
+  if (which == OUT) put(to, s.hidden, query, 2);
+  if (which == GATE || which == UP) put(to, s.inter, s.hidden, WIDE);
+  if (which == DOWN) put(to, s.hidden, s.inter, 2);
 }
 
 // Makes the buffers large enough for passes of this many tokens.
 template <class Kind>
 void prepare(Model& m, size_t tokens) {
   const Shape& s = m.shape;
-  const auto words = [](size_t n) { return (n * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t); };
-  m.x.resize(std::max(m.x.size(), tokens * s.hidden));
-  m.qkv.resize(std::max(m.qkv.size(), tokens * (s.heads + 2 * s.kv_heads) * s.dim));
-  m.normed.resize(std::max(m.normed.size(), words(tokens * std::max(read_width(s), s.states * s.hidden))));
-  m.query.resize(std::max(m.query.size(), words(tokens * s.heads * s.dim)));
-  m.attended.resize(std::max(m.attended.size(), words(tokens * s.heads * s.dim)));
-  m.inner.resize(std::max(m.inner.size(), words(tokens * s.inter)));
+  const size_t read = std::max(read_width(s), s.states * s.hidden), query = s.heads * s.dim;
+  const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
+  grow(m.x, tokens * s.hidden);
+  if (!m.layers[0].attended_norm.weight.empty()) grow(m.change, tokens * s.hidden);
+  grow(m.qkv, tokens * (s.heads + 2 * s.kv_heads) * s.dim);
+  grow(m.normed, tokens * read);
+  grow(m.query, (tokens * query * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t));
+  grow(m.attended, tokens * query);
+  grow(m.inner, tokens * s.inter);
+  m.inputs.reserve(m.ways, tokens, std::max({read, query, size_t(s.inter)}));
 }
 
 }  // namespace specinfer

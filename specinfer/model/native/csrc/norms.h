@@ -8,8 +8,7 @@
 
 namespace specinfer {
 
-template <class Kind>
-void rms_norm(const float* x, const float* weight, int n, float eps, typename Kind::A* out) {
+inline void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
   Floats squares = zeros();
   int i = 0;
   for (; i + LANES <= n; i += LANES) {
@@ -21,31 +20,31 @@ void rms_norm(const float* x, const float* weight, int n, float eps, typename Ki
   const float scale = 1.0f / std::sqrt(total / n + eps);
   for (i = 0; i + LANES <= n; i += LANES) {
     const Floats v = mul(load(x + i), spread(scale));
-    Kind::put(out + i, mul(v, load(weight + i)));
+    store(out + i, mul(v, load(weight + i)));
   }
-  for (; i < n; ++i) out[i] = Kind::activation(x[i] * scale * weight[i]);
+  for (; i < n; ++i) out[i] = x[i] * scale * weight[i];
 }
 
 // By mean and variance, in double precision: of a few families, and a hundredth of their pass.
-template <class Kind>
-void layer_norm(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
+inline void layer_norm(const float* x, const Norm& norm, int n, float eps, float* out) {
   double total = 0, squares = 0;
   for (int i = 0; i < n; ++i) total += x[i];
   const double mean = total / n;
   for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
   const double scale = 1.0 / std::sqrt(squares / n + eps);
-  for (int i = 0; i < n; ++i) out[i] = Kind::activation(float((x[i] - mean) * scale) * norm.weight[i] + norm.bias[i]);
+  for (int i = 0; i < n; ++i) out[i] = float((x[i] - mean) * scale) * norm.weight[i] + norm.bias[i];
 }
 
-template <class Kind>
-void normalise(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
-  if (norm.bias.empty()) return rms_norm<Kind>(x, norm.weight.data(), n, eps, out);
-  layer_norm<Kind>(x, norm, n, eps, out);
+// A norm without weights is none.
+inline void normalise(const float* x, const Norm& norm, int n, float eps, float* out) {
+  if (norm.weight.empty()) return void(std::copy(x, x + n, out));
+  if (norm.bias.empty()) return rms_norm(x, norm.weight.data(), n, eps, out);
+  layer_norm(x, norm, n, eps, out);
 }
 
-// The same on one head, in place and in float32 (Qwen3's query and key norm).
-void norm_head(float* x, const std::vector<float>& weight, float eps) {
-  if (weight.empty()) return;
+// The same on one head of `dim` numbers, in place and in float32, if the weights are those of heads.
+void norm_head(float* x, const std::vector<float>& weight, int dim, float eps) {
+  if (weight.size() != size_t(dim)) return;
   float total = 0;
   for (size_t i = 0; i < weight.size(); ++i) total += x[i] * x[i];
   const float scale = 1.0f / std::sqrt(total / weight.size() + eps);

@@ -19,11 +19,20 @@ BACKENDS = {
 class AttentionBackend(Protocol):
     """Tree attention (paper, Definition 4.1) for a ragged batch."""
 
-    def plan(self, batch: Batch) -> Any:
-        """Return the common parts (masks, tables) of all layers of one pass, computed once."""
+    def plan(self, batch: Batch, look_back: int = 0) -> Any:
+        """Return the common parts (masks, tables) of all layers of one pass, computed once.
+
+        With `look_back` a token sees no more than so many positions up to its own.
+        """
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        plan: Any,
+        scale: float | None = None,
+        cap: float = 0.0,
     ) -> torch.Tensor:
         """Return attention of every token of the pass over its own request.
 
@@ -31,6 +40,8 @@ class AttentionBackend(Protocol):
             query: [T, H, D], rotated.
             keys, values: [slots, KV heads, D], this layer's cache, the pass's own entries written.
             plan: what `plan` returned for this pass.
+            scale: factor on scores; None: one over the root of D.
+            cap: soft bound of scores; 0: none.
 
         Returns:
             [T, H, D]

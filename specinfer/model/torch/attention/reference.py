@@ -28,20 +28,28 @@ class ReferenceAttention:
     def __init__(self, device: str) -> None:
         self._device = device
 
-    def plan(self, batch: Batch, window: int | None = None) -> list[_Part]:
+    def plan(self, batch: Batch, look_back: int = 0, window: int | None = None) -> list[_Part]:
         """Return one mask and one slot table per request.
 
-        With a window a token sees, of the context, no more than so many positions up to its own, and the
-        last one.
+        Args:
+            look_back: number of positions up to its own that a token sees on its path; 0: all.
+            window: the same of the context only, whose last position is seen in any case; for drafts.
         """
-        return [self._part(rows, batch.positions[rows.start : rows.stop], window) for rows in batch.rows]
+        return [
+            self._part(rows, batch.positions[rows.start : rows.stop], look_back, window)
+            for rows in batch.rows
+        ]
 
-    def _part(self, rows: AttentionRows, own: Sequence[int], window: int | None) -> _Part:
+    def _part(self, rows: AttentionRows, own: Sequence[int], look_back: int, window: int | None) -> _Part:
         visible = torch.tensor(rows.visible, dtype=torch.int64)
         positions = torch.arange(rows.length)
         mask = positions < visible[:, None]
         for row, extra in enumerate(rows.extra):
             mask[row, extra] = True
+            if look_back:
+                unseen = max(rows.visible[row] + len(extra) - look_back, 0)
+                mask[row, : min(unseen, rows.visible[row])] = False
+                mask[row, extra[: max(unseen - rows.visible[row], 0)]] = False
         if window is not None:
             mask &= (positions > torch.tensor(own)[:, None] - window) | (positions >= max(rows.visible) - 1)
         blocks = torch.tensor(rows.blocks, dtype=torch.int64)
@@ -49,7 +57,13 @@ class ReferenceAttention:
         return _Part(rows.start, rows.stop, slots.to(self._device), mask.to(self._device))
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: list[_Part]
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        plan: list[_Part],
+        scale: float | None = None,
+        cap: float = 0.0,
     ) -> torch.Tensor:
         """Attend from every token of the pass to its own request."""
         out = torch.empty_like(query)
@@ -57,6 +71,25 @@ class ReferenceAttention:
             q = query[part.start : part.stop].transpose(0, 1)[None]
             k = keys.index_select(0, part.slots).transpose(0, 1)[None]
             v = values.index_select(0, part.slots).transpose(0, 1)[None]
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, enable_gqa=True)
+            if cap:
+                y = _capped(q, k, v, part.mask, scale or q.shape[-1] ** -0.5, cap)
+            else:
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=scale, enable_gqa=True)
             out[part.start : part.stop] = y[0].transpose(0, 1)
         return out
+
+
+def _capped(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    cap: float,
+) -> torch.Tensor:
+    """Return attention [1, H, rows, D] with a soft bound of scores."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.tanh(query @ keys.transpose(2, 3) * scale / cap) * cap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values

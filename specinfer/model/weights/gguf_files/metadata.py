@@ -1,36 +1,32 @@
 """The metadata of a GGUF file as a configuration of `transformers`; every key about arithmetic is used or refused."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.gguf_files.names import LAYER_NAMES
+from specinfer.model.weights.gguf_files.names import ROPE_FACTORS
 
 _ABOUT_MODELS = ("general.", "tokenizer.", "split.", "quantize.", "GGUF.")
 """Prefixes of keys that decide nothing about arithmetic, or that are checked apart."""
 _LARGEST_COUNT = 1 << 31
-_LARGEST_GEMMA3 = 62
-"""Layers of Gemma 3 27B, whose attention is scaled otherwise (llama.cpp decides by them too)."""
 
 
 class Metadata:
     """Values of a file, and which of them were asked for."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Check that a model's architecture is known.
+        """Check that it is a model.
 
         Raises:
-            IncompatibleError: naming it.
+            IncompatibleError: naming what it is.
         """
         self._values, self._used = values, set[str]()
         self.architecture = str(values.get("general.architecture"))
         kind = values.get("general.type", "model")
         if kind != "model":
             raise IncompatibleError(f"general.type = {kind!r}: the GGUF file holds no model")
-        if self.architecture not in LAYER_NAMES:
-            known = ", ".join(LAYER_NAMES)
-            raise IncompatibleError(f"GGUF architecture = {self.architecture!r}: supported are {known}")
 
     def has(self, name: str) -> bool:
         """Return whether the architecture has a value of this name."""
@@ -74,47 +70,78 @@ class Metadata:
                 raise IncompatibleError(f"GGUF: {key} = {shown!r}: is not understood")
 
 
-def gguf_config(meta: Metadata, shapes: Mapping[str, Sequence[int]], factors: Sequence[float] | None) -> Any:
-    """Return the `transformers` configuration of a GGUF file.
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """Metadata of a file about arithmetic, and what belongs to it."""
 
-    Args:
-        shapes: of all tensors, by their names in the file.
-        factors: `rope_freqs.weight`, if the file has it.
+    meta: Metadata
+    shapes: Mapping[str, Sequence[int]]
+    """Shapes of all tensors, by their names in the file."""
+    factors: Mapping[str, Sequence[float]]
+    """Lists of divisors of rotary frequencies (`names.ROPE_TENSORS`) that it has."""
 
-    Raises:
-        IncompatibleError: naming keys that are missing, contradict each other or are not understood.
-    """
-    heads = one_count(meta, "attention.head_count")
-    hidden = meta.count("embedding_length")
-    head_dim = meta.count("attention.key_length", hidden // heads)
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if meta.count(name, head_dim) != head_dim:
-            raise IncompatibleError(f"GGUF: {name} = {meta.get(name)}: must be that of a head, {head_dim}")
-    if "token_embd.weight" not in shapes:
-        raise IncompatibleError("the GGUF file lacks token_embd.weight")
-    vocab = shapes["token_embd.weight"][0]
-    if meta.count("vocab_size", vocab) != vocab:
-        raise IncompatibleError(
-            f"GGUF: vocab_size = {meta.get('vocab_size')}: token_embd.weight has {vocab} rows"
-        )
-    common = {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": one_count(meta, "feed_forward_length"),
-        "num_hidden_layers": meta.count("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": one_count(meta, "attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": meta.count("context_length"),
-        "tie_word_embeddings": "output.weight" not in shapes,
-    }
-    if not meta.get("attention.causal", True):
-        raise IncompatibleError("GGUF: attention.causal = False: is not supported")
-    rope = rope_parameters(meta, head_dim // 2, factors, 10000.0)
-    own = _FAMILIES[meta.architecture](meta, shapes, common, rope)
-    meta.check_used()
-    return own(**common, **_special_ids(meta))
+    @property
+    def has_bias(self) -> bool:
+        """True if queries have a bias."""
+        return "blk.0.attn_q.bias" in self.shapes
+
+    @property
+    def head_dim(self) -> int:
+        """Size of an attention head."""
+        heads = one_count(self.meta, "attention.head_count")
+        return self.meta.count("attention.key_length", self.meta.count("embedding_length") // heads)
+
+    def rope(self, base: float = 10000.0) -> dict[str, Any]:
+        """Return the rotary positions of whole heads as `transformers` describes them."""
+        whole, turned = self.head_dim, self.meta.count("rope.dimension_count", self.head_dim)
+        if turned != whole:
+            raise IncompatibleError(f"GGUF: rope.dimension_count = {turned}: must be that of a head, {whole}")
+        return rope_parameters(self.meta, whole // 2, self.factors.get(ROPE_FACTORS), base)
+
+    def common_fields(self) -> dict[str, Any]:
+        """Return what `config.json` of any family has."""
+        meta, head_dim = self.meta, self.head_dim
+        if meta.count("attention.value_length", head_dim) != head_dim:
+            value = meta.get("attention.value_length")
+            raise IncompatibleError(
+                f"GGUF: attention.value_length = {value}: must be that of a head, {head_dim}"
+            )
+        if "token_embd.weight" not in self.shapes:
+            raise IncompatibleError("the GGUF file lacks token_embd.weight")
+        vocab = self.shapes["token_embd.weight"][0]
+        if meta.count("vocab_size", vocab) != vocab:
+            raise IncompatibleError(
+                f"GGUF: vocab_size = {meta.get('vocab_size')}: token_embd.weight has {vocab} rows"
+            )
+        if not meta.get("attention.causal", True):
+            raise IncompatibleError("GGUF: attention.causal = False: is not supported")
+        heads = one_count(meta, "attention.head_count")
+        return {
+            "vocab_size": vocab,
+            "hidden_size": meta.count("embedding_length"),
+            "intermediate_size": one_count(meta, "feed_forward_length"),
+            "num_hidden_layers": meta.count("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": one_count(meta, "attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
+            "max_position_embeddings": meta.count("context_length"),
+            "tie_word_embeddings": "output.weight" not in self.shapes,
+            **_special_ids(meta),
+        }
+
+    def layer_kinds(self, period: int) -> list[str]:
+        """Return `layer_types`; without a pattern in the file every `period`-th layer sees all."""
+        meta, layers = self.meta, self.meta.count("block_count")
+        pattern = meta.get("attention.sliding_window_pattern", period)
+        if not isinstance(pattern, (list, tuple)):
+            period = meta.count("attention.sliding_window_pattern", period)
+            pattern = [(layer + 1) % period != 0 for layer in range(layers)]
+        if len(pattern) != layers:
+            raise IncompatibleError(
+                f"GGUF: attention.sliding_window_pattern has {len(pattern)} entries: must be {layers}"
+            )
+        return ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
 
 
 def rope_parameters(
@@ -174,53 +201,8 @@ def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
     return int(values.pop())
 
 
-def _special_ids(meta: Metadata) -> dict[str, int]:
+def _special_ids(meta: Metadata) -> dict[str, int | None]:
+    """Return tokens of the file; None for those that it does not name, in place of a family's usual ones."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {name: meta.other(f"tokenizer.ggml.{short}_token_id") for name, short in names.items()}
-    return {name: int(value) for name, value in found.items() if value is not None}
-
-
-Fields = dict[str, Any]
-_Make = Callable[[Metadata, Mapping[str, Sequence[int]], Fields, Fields], Any]
-"""Adds a family's own fields, and returns its class of configurations."""
-
-
-def _llama(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields) -> Any:
-    from transformers import LlamaConfig, MistralConfig
-
-    common |= {"rope_parameters": rope}
-    if meta.has("attention.sliding_window"):
-        common |= {"sliding_window": int(meta.number("attention.sliding_window")) or None}
-        return MistralConfig
-    common |= {"attention_bias": "blk.0.attn_q.bias" in shapes}
-    return LlamaConfig
-
-
-def _qwen(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields) -> Any:
-    from transformers import Qwen2Config, Qwen3Config
-
-    common |= {"rope_parameters": rope, "use_sliding_window": False}
-    if meta.architecture == "qwen2":
-        return Qwen2Config
-    common |= {"attention_bias": "blk.0.attn_q.bias" in shapes}
-    return Qwen3Config
-
-
-def _gemma3(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields) -> Any:
-    from transformers import Gemma3TextConfig
-
-    pattern = meta.count("attention.sliding_window_pattern", 6)
-    layers, heads = common["num_hidden_layers"], common["num_attention_heads"]
-    scale = common["hidden_size"] // heads if layers == _LARGEST_GEMMA3 else common["head_dim"]
-    local = {"rope_type": "default", "rope_theta": meta.number("rope.freq_base_swa", 10000.0)}
-    kinds = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)]
-    common |= {
-        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
-        "sliding_window": meta.count("attention.sliding_window"),
-        "query_pre_attn_scalar": scale,
-        "layer_types": kinds,
-    }
-    return Gemma3TextConfig
-
-
-_FAMILIES: dict[str, _Make] = {"llama": _llama, "qwen2": _qwen, "qwen3": _qwen, "gemma3": _gemma3}
+    return {name: None if value is None else int(value) for name, value in found.items()}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import checked_config, verifier_fields
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.draft_checkpoint import checked_config, target_config, verifier_fields
 from specinfer.model.weights.published.layers import DraftLayers, read_layers
 
 _DESCRIBED = frozenset(
@@ -99,7 +99,7 @@ def read_published(
     for name in sorted(config.keys() - known.keys() - _DESCRIBED):
         raise IncompatibleError(f"{name} = {config[name]!r}: not understood for {algorithm}")
     fields = {name: config.get(name, value) for name, value in known.items()}
-    target = load_config(target_directory)
+    target = target_config(target_directory)
     must_be(fields, _UNTIED)
     try:
         layers = read_layers(config["transformer_layer_config"])

@@ -1,6 +1,7 @@
 // Tree attention over the paged cache: no mask, no copy, one chain of additions per query.
 #pragma once
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -65,12 +66,14 @@ class Attention {
     constexpr int MANY = std::clamp(SUMS / RT, 1, WIDE);  // blocks or vectors at a time
     const int group = s_.heads / s_.kv_heads, d = s_.dim, steps = d / S;
     const int32_t* table = p_.blocks + p_.block_start[s];
-    int token[RT], head[RT], most = 0, last = 0;
+    int token[RT], head[RT], from[RT], most = 0, last = 0, start = INT_MAX;
     const Unit* q[RT];
     for (int r = 0; r < RT; ++r) {
       token[r] = p_.row_start[s] + (first + r) / group;
       head[r] = kv * group + (first + r) % group;
       q[r] = reinterpret_cast<const Unit*>(m_.query.data()) + (size_t(token[r]) * s_.heads + head[r]) * steps;
+      from[r] = first_seen(token[r], m_.layers[layer].window);
+      start = std::min(start, from[r] / BLOCK * BLOCK);
       most = std::max(most, p_.visible[token[r]]);
       const int e = p_.extra_start[token[r] + 1];
       last = std::max(last, e > p_.extra_start[token[r]] ? p_.extra[e - 1] + 1 : 0);
@@ -80,16 +83,23 @@ class Attention {
     int whole[RT];
     Floats top[RT];
     for (int r = 0; r < RT; ++r) whole[r] = p_.visible[token[r]] / BLOCK, top[r] = spread(-INFINITY);
-    int b = 0;
+    int b = start / BLOCK;
     for (; b + MANY <= blocks; b += MANY) dot<RT, MANY>(layer, kv, table, b, blocks, q, width, whole, top);
     for (; b < blocks; ++b) dot<RT, 1>(layer, kv, table, b, blocks, q, width, whole, top);
     weights_.resize(size_t(RT) * width / S);
     float scale[RT];
     for (int r = 0; r < RT; ++r)
-      scale[r] = softmax(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most, top[r]);
+      scale[r] = softmax(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most, top[r], from[r], start);
     int c = 0;
-    for (; c + MANY * LANES <= d; c += MANY * LANES) mix<RT, MANY>(layer, kv, table, token, head, scale, width, most, c);
-    for (; c < d; c += LANES) mix<RT, 1>(layer, kv, table, token, head, scale, width, most, c);
+    for (; c + MANY * LANES <= d; c += MANY * LANES)
+      mix<RT, MANY>(layer, kv, table, token, head, scale, width, most, from, start, c);
+    for (; c < d; c += LANES) mix<RT, 1>(layer, kv, table, token, head, scale, width, most, from, start, c);
+  }
+
+  // The first position on a token's path that it sees through a window, counted along the path.
+  int first_seen(int token, int window) const {
+    const int positions = p_.visible[token] + p_.extra_start[token + 1] - p_.extra_start[token];
+    return window ? std::max(positions - window, 0) : 0;
   }
 
   // Scores of RT rows against NB blocks of keys, and their maxima over the blocks that a row sees whole.
@@ -119,17 +129,23 @@ class Attention {
   // Scores `x` to unnormalised probabilities, visible positions first, then the extra ones: as factors in
   // `w`, with zeros from the first step that is not wholly visible up to position `farthest`, because other rows
   // of the tree see more; and in `x` what lies in that step or behind it, for mix_end. `top`: maxima of the
-  // blocks that are visible as a whole. Returns what normalises them.
-  float softmax(int token, float* x, Unit* w, int farthest, Floats top) const {
+  // blocks that are visible as a whole. Nothing before `from` is seen, and `start` is where the rows of a tile begin.
+  // Returns what normalises them.
+  float softmax(int token, float* x, Unit* w, int farthest, Floats top, int from, int start) const {
     const int visible = p_.visible[token], begin = p_.extra_start[token], end = p_.extra_start[token + 1];
     for (int j = begin; j < end; ++j) x[visible + j - begin] = x[p_.extra[j]];  // extras ascend: safe in place
-    const int n = visible + end - begin;
+    const int n = visible + end - begin, first = from / LANES * LANES;
+    if (s_.score_cap) cap_scores(x + first, n - first);
+    std::fill(x + first, x + from, -INFINITY);
     for (int i = n; i < ((n + LANES - 1) & ~(LANES - 1)); ++i) x[i] = -INFINITY;
-    for (int i = visible / BLOCK * BLOCK; i < n; i += LANES) top = most(top, load(x + i));
-    const float factor = LOG2_E / std::sqrt(float(s_.dim));
+    const bool changed = from || s_.score_cap;  // so are the maxima
+    if (changed) top = spread(-INFINITY);
+    for (int i = changed ? first : visible / BLOCK * BLOCK; i < n; i += LANES) top = most(top, load(x + i));
+    const float factor = s_.score_cap ? LOG2_E : LOG2_E * s_.score_scale;
     const Floats f = spread(factor), peak = spread(largest(top) * factor);
     Floats total = zeros();
-    for (int i = 0; i < n; i += LANES) {
+    std::fill(w + start / S, w + first / S, Unit{});
+    for (int i = first; i < n; i += LANES) {
       const Floats e = keep_first(vexp2(fms(load(x + i), f, peak)), n - i);
       total = add(total, e);
       if (i + LANES > visible / S * S) store(x + i, e);
@@ -139,17 +155,23 @@ class Attention {
     return 1.0f / sum(total);
   }
 
+  void cap_scores(float* x, int n) const {
+    const float over = 1 / s_.score_cap;
+    for (int i = 0; i < n; i += LANES)
+      store(x + i, soft_cap(mul(load(x + i), spread(s_.score_scale)), s_.score_cap, over));
+  }
+
   // Weighted sums of values, NV vectors of the head from column c. Positions are taken S at a time in the
   // order in which they lie, or will lie once committed; a row's last ones are collected from where they
   // are: the odd end of its visible stretch and the nodes on its path.
   template <int RT, int NV>
   void mix(int layer, int kv, const int32_t* table, const int* token, const int* head, const float* scale,
-           int width, int most, int c) {
+           int width, int most, const int* from, int start, int c) {
     Floats acc[RT][NV];
     times<RT>([&](auto r) INLINED { times<NV>([&](auto v) INLINED { acc[r][v] = zeros(); }); });
     const int steps = most / S;
     const Unit* weights = weights_.data();
-    for (int u = 0; u < steps; u += BLOCK / S) {
+    for (int u = start / S; u < steps; u += BLOCK / S) {
       const T* base = cache_block<T>(p_, s_, p_.values, layer, table[u * S / BLOCK], kv) + c * S;
       const int next = std::min(u * S / BLOCK + 1, (steps - 1) * S / BLOCK);
       const T* ahead = cache_block<T>(p_, s_, p_.values, layer, table[next], kv) + c * S;
@@ -164,17 +186,17 @@ class Attention {
       }
     }
     for (int r = 0; r < RT; ++r) {
-      mix_end<NV>(layer, kv, table, token[r], &scores_[size_t(r) * width], c, acc[r]);
-      A* out = reinterpret_cast<A*>(m_.attended.data()) + (size_t(token[r]) * s_.heads + head[r]) * s_.dim + c;
-      for (int v = 0; v < NV; ++v) Kind::put(out + v * LANES, mul(acc[r][v], spread(scale[r])));
+      mix_end<NV>(layer, kv, table, token[r], &scores_[size_t(r) * width], from[r], c, acc[r]);
+      float* out = m_.attended.data() + (size_t(token[r]) * s_.heads + head[r]) * s_.dim + c;
+      for (int v = 0; v < NV; ++v) store(out + v * LANES, mul(acc[r][v], spread(scale[r])));
     }
   }
 
   template <int NV>
-  void mix_end(int layer, int kv, const int32_t* table, int token, const float* p, int c, Floats* acc) {
+  void mix_end(int layer, int kv, const int32_t* table, int token, const float* p, int from, int c, Floats* acc) {
     const int visible = p_.visible[token], begin = p_.extra_start[token];
     const int n = visible + p_.extra_start[token + 1] - begin;
-    for (int i = visible / S * S; i < n; i += S) {
+    for (int i = std::max(visible / S * S, from / LANES * LANES); i < n; i += S) {
       Words vv[NV];
       for (int v = 0; v < NV; ++v) vv[v] = no_bits();
       A factors[S] = {};

@@ -15,7 +15,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "products/whole_numbers.h"
 
@@ -51,21 +50,5 @@ inline float weight_scale(const uint16_t* weights, int k) {
   if (!std::isfinite(largest)) return NAN;
   return std::ldexp(1.0f, std::ilogb(std::max(largest, 0x1p-88f)) + 1 - WEIGHT_BITS);
 }
-
-// Rows of activations: each block has a scale of its own, so a row's result depends on nothing else.
-struct BlockFloatRows {
-  std::vector<BlockFloat::Unit> units;
-
-  void fill(const Bf16::A* activations, int rows, int k) {
-    constexpr int block = BlockFloat::SPAN * BlockFloat::S;
-    units.resize(size_t(rows) * BlockFloat::units(k / BlockFloat::S));
-    BlockFloat::Unit* out = units.data();
-    for (int r = 0; r < rows; ++r, activations += k)
-      for (int i = 0; i < k; i += block, out += BlockFloat::SPAN + 1) {
-        const float scale = to_whole_numbers(activations + i, std::min(block, k - i), LARGEST_ACTIVATION, out);
-        std::memcpy(out + BlockFloat::SPAN, &scale, sizeof scale);
-      }
-  }
-};
 
 }  // namespace specinfer

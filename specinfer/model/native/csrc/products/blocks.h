@@ -1,179 +1,219 @@
-// Products with the blocks of GGUF: groups of 32 weights along k, of 4 or 8 bits, with a scale (and, for Q4_1, a minimum).
+// Products with blocks of GGUF, with activations in bytes: bit for bit the same for a row, whatever rows stand beside it.
 //
-// Why: one token reads all weights, and blocks are a third or a half of the bytes that bfloat16 takes. So they stay what they
-// are in memory and become whole numbers of 16 bits in registers, three instructions for 32 of them; activations become such
-// numbers, too, a scale per group. A group's sum is exact:
+// A tile is BLOCK_VECTORS * 16 columns of a matrix over all of k, block by block: scales of all columns, then units of 32
+// weights along k. A line of 64 bytes has 32 bits of each of 16 columns:
 //
-//   weight = scale * q (+ minimum)      product = scale * scale_a * sum(q * a) (+ minimum * scale_a * sum(a))
+//   four bits   line i: low nibbles are weights 8i to 8i + 3 of the unit, high ones 8i + 4 to 8i + 7
+//   two bits    line i: bits 2j, 2j + 1 of the four bytes are weights 16i + 4j to 16i + 4j + 3
+//   one bit     bits j of the four bytes are weights 4j to 4j + 3
+//   eight bits  line i: weights 4i to 4i + 3
 //
-//   |sum(q * a)| <= 32 * 128 * 32767 < 2^31
+// Numbers of three, five and six bits are made of two of these. The sum of a group is exact; sums of groups are added in
+// the order of k in float32, those of a block of 256 apart:
 //
-// Weights count as the file has them: nothing rounds them to bfloat16. What is rounded: activations, to 1/32767 of the
-// largest of their group.
-//
-// A lane of 32 bits holds S weights of a column. Its halves are pairs, so that masks and shifts make 16 bits of them:
-//
-//   Q4_1  bits  31..28 27..24 23..20 19..16 15..12 11..8  7..4   3..0      Q8_0  bits  31..24 23..16 15..8  7..0
-//         weight   7      5      3      1      6      4      2      0            weight   3      1      2      0
+//   sum += scale_a * (d * scale * (sum(q * a) - ZERO * sum(a)) - dmin * least * sum(a))
 #pragma once
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
-#include "products/whole_numbers.h"
+#include "products/activations.h"
+#include "products/formats.h"
 
 namespace specinfer {
 
-inline constexpr int GROUP = 32;  // weights that share a scale
+// Lanes of a tile's line, in words of 32 bits.
+inline constexpr int TILE = BLOCK_VECTORS * LANES;
 
-// Activations of a group: 16 pairs, their scale, their sum times that, and what makes it a whole number of Units.
-inline constexpr int GROUP_WORDS = GROUP / 2 + 4;
+// All bytes' bits N places up, or down: what leaves a byte is to be masked.
+template <int N>
+INLINED inline Words moved(Words x) {
+  if constexpr (N > 0) return shorts_up(x, N);
+  else if constexpr (N < 0) return shorts_down(x, -N);
+  else return x;
+}
 
-// What both kinds have in common. A span is a group; its first line holds 16 columns' scales.
+// x times a power of two, or zero.
+template <int FACTOR>
+INLINED inline Words times_power(Words x) {
+  if constexpr (FACTOR == 0) return no_bits();
+  else return words_up<std::countr_zero(unsigned(FACTOR))>(x);
+}
+
+// One or two bits of all numbers of steps 2P and 2P + 1, put at place TO of their bytes. `line`: the first of these bits.
+template <int P, int BITS, int TO>
+INLINED inline void add_pair(const char* line, Words& first, Words& second) {
+  constexpr int STEPS = 8 / BITS, mask = ((1 << BITS) - 1) << TO, at = 2 * P % STEPS * BITS;
+  const Words bits = load_words(line + 2 * P / STEPS * BLOCK_VECTORS * 64);
+  first = either(first, masked(moved<TO - at>(bits), 0x01010101u * mask));
+  second = either(second, masked(moved<TO - at - BITS>(bits), 0x01010101u * mask));
+}
+
+template <int P>
+INLINED inline void nibble_pair(const char* at, Words& first, Words& second) {
+  const Words both = load_words(at + P * BLOCK_VECTORS * 64);
+  first = masked(both, 0x0F0F0F0F), second = masked(moved<-4>(both), 0x0F0F0F0F);
+}
+
+// Values of numbers in tables, as they are multiplied: 128 more where bytes are unsigned.
+inline constexpr auto TABLE_VALUES_OF = [] {
+  std::array<int8_t, 16> values{};
+  for (int i = 0; i < 16; ++i) values[i] = int8_t(DOTS_WHOLE_BYTES ? IQ4_VALUES[i] + 128 : IQ4_VALUES[i]);
+  return values;
+}();
+inline const int8_t* const TABLE_VALUES = TABLE_VALUES_OF.data();
+
+// Steps 2P and 2P + 1 of a unit, four weights of 16 columns each, in bytes.
+template <class F, int P>
+INLINED inline void weight_pair(const char* at, Words& first, Words& second) {
+  constexpr int line = BLOCK_VECTORS * 64;
+  if constexpr (F::BITS == 8) {
+    first = load_words(at + 2 * P * line), second = load_words(at + (2 * P + 1) * line);
+  } else if constexpr (F::BITS >= 4) {
+    nibble_pair<P>(at, first, second);
+    if constexpr (F::BITS == 5) add_pair<P, 1, 4>(at + 4 * line, first, second);
+    if constexpr (F::BITS == 6) add_pair<P, 2, 4>(at + 4 * line, first, second);
+    if constexpr (F::TABLE) first = look_up(TABLE_VALUES, first), second = look_up(TABLE_VALUES, second);
+  } else {
+    first = second = no_bits();
+    add_pair<P, 2, 0>(at, first, second);
+    if constexpr (F::BITS == 3) add_pair<P, 1, 2>(at + 2 * line, first, second);
+  }
+}
+
+// Puts number i of a unit into its column's lane.
 template <int BITS>
-struct GroupNumbers {
-  static inline constexpr int S = 32 / BITS, PARTS = S / 2, SPAN = GROUP / S, HEAD = 1;
-  static inline constexpr bool UNROLLS = false;
-  using Sum = Words;
-  struct Unit {
-    uint32_t pair[PARTS];
+void put_number(uint32_t* lane, int i, uint32_t q) {
+  const int step = i / 4, byte = i % 4 * 8;
+  if (BITS == 8) {
+    lane[step * TILE] |= q << byte;
+    return;
+  }
+  const auto put_bits = [&](int line, int bits, uint32_t number) {
+    lane[(line + step * bits / 8) * TILE] |= number << (byte + step * bits % 8);
   };
-  static constexpr int units(int steps) { return steps / SPAN * (GROUP_WORDS / PARTS); }
-  static Sum begin(const float*, bool) { return no_bits(); }
-  static Sum madd(Sum sums, Words w, const Unit& a, int part) { return dot_shorts(sums, w, a.pair[part]); }
-  // Where weight i of a step lies in its lane.
-  static constexpr int bit(int i) { return i / 2 * BITS + i % 2 * 16; }
+  if (BITS >= 4) lane[step / 2 * TILE] |= (q & 15) << (byte + step % 2 * 4);
+  if (BITS == 5) put_bits(4, 1, q >> 4);
+  if (BITS == 6) put_bits(4, 2, q >> 4);
+  if (BITS < 4) put_bits(0, 2, q & 3);
+  if (BITS == 3) put_bits(2, 1, q >> 2);
+}
 
- protected:
-  static Floats factor(const Unit* group, int which) {
-    float x;
-    std::memcpy(&x, reinterpret_cast<const uint32_t*>(group) + GROUP / 2 + which, sizeof x);
-    return spread(x);
-  }
-};
+// A format's tiles and the products with them.
+template <class F>
+struct Blocks {
+  static inline constexpr int UNITS = F::WEIGHTS / UNIT, GROUPS = UNIT / F::GROUP;
+  static inline constexpr bool SCALED = F::WEIGHTS > UNIT;
+  static inline constexpr int HALVES_BYTES = TILE * 2 * (1 + F::HAS_LEAST);
+  static inline constexpr int SCALES_BYTES = SCALED ? UNITS * GROUPS * TILE : 0;
+  static inline constexpr int HEAD_BYTES = HALVES_BYTES + SCALES_BYTES * (1 + (F::HAS_LEAST && !F::PAIRED));
+  static inline constexpr int UNIT_BYTES = F::BITS * TILE * 4, BLOCK_BYTES = HEAD_BYTES + UNITS * UNIT_BYTES;
+  static inline constexpr Prepared INPUT = SCALED ? Q8_K_ROWS : Q8_0_ROWS;
+  // Numbers of eight bits and of tables are signed in registers where the processor does not multiply whole unsigned bytes.
+  static inline constexpr bool SIGNED = (F::BITS == 8 || F::TABLE) && !DOTS_WHOLE_BYTES;
+  static inline constexpr int ZERO = SIGNED ? 0 : F::ZERO;
+  using Dot = ByteDot<SIGNED ? -1 : F::TABLE ? 255 : (1 << F::BITS) - 1>;
 
-// Q4_1. A block: scale and minimum as float16, 16 bytes: low nibbles are weights 0 to 15, high ones 16 to 31.
-struct Nibbles : GroupNumbers<4> {
-  static inline constexpr int BLOCK_BYTES = 20;
-  static Words part(Words w, int which) {
-    const Words low = shorts_down(w, 4 * which);
-    return which < PARTS - 1 ? nibbles(low) : low;
+  static size_t tile_bytes(int k) { return size_t(k) / F::WEIGHTS * BLOCK_BYTES; }
+
+  // Puts a block of the file into its place among a tile's blocks: column `c` of the tile.
+  static void put(char* to, int c, const uint8_t* from) {
+    Block b;
+    F::read(from, b);
+    std::memcpy(to + 2 * c, &b.d, 2);
+    if (F::HAS_LEAST) std::memcpy(to + 2 * (TILE + c), &b.dmin, 2);
+    for (int g = 0; SCALED && g < UNITS * GROUPS; ++g) {
+      char* at = to + HALVES_BYTES + g * TILE + c;
+      *at = F::PAIRED ? char(b.scale[g] | b.least[g] << 4) : char(b.scale[g]);
+      if (F::HAS_LEAST && !F::PAIRED) at[SCALES_BYTES] = char(b.least[g]);
+    }
+    uint32_t* lane = reinterpret_cast<uint32_t*>(to + HEAD_BYTES) + c;
+    const uint8_t flip = SIGNED && F::BITS == 8 ? 0x80 : 0;
+    for (int i = 0; i < F::WEIGHTS; ++i) put_number<F::BITS>(lane + i / UNIT * UNIT_BYTES / 4, i % UNIT, b.q[i] ^ flip);
   }
-  struct Head {
-    Floats scale, least;
+
+  // Scales of 16 columns: of a group, and what its sum of activations is multiplied with, which is negated.
+  struct Scales {
+    Floats d, dmin;
+    const char* at;  // whole-number scales of the first group
+
+    Scales(const char* head, int v) : at(head + HALVES_BYTES + v * LANES) {
+      d = load_halves(head + v * 32);
+      if constexpr (F::HAS_LEAST) dmin = load_halves(head + TILE * 2 + v * 32);
+    }
+    Floats scale(int g) const {
+      if constexpr (!SCALED) return d;
+      else return mul(to_floats(F::PAIRED ? masked(signed_bytes(at + g * TILE), 15) : signed_bytes(at + g * TILE)), d);
+    }
+    Floats least(int g) const {
+      if constexpr (!SCALED) return sub(zeros(), dmin);
+      else if constexpr (F::PAIRED) return mul(to_floats(masked(moved<-4>(unsigned_bytes(at + g * TILE)), 15)), dmin);
+      else return mul(to_floats(unsigned_bytes(at + SCALES_BYTES + g * TILE)), dmin);
+    }
   };
-  static Head head(const char* p) { return {load_halves(p), load_halves(p + 32)}; }
-  static void end(float* p, Sum sums, const Unit* group, const Head& head, bool go_on) {
-    const Floats least = fma(head.least, factor(group, 1), go_on ? load(p) : zeros());
-    store(p, fma(to_floats(sums), mul(head.scale, factor(group, 0)), least));
-  }
-  static uint32_t weight(const uint8_t* block, int i) { return i < 16 ? block[4 + i] & 15 : block[4 + i - 16] >> 4; }
-  static void put_head(char* head, int lane, const uint8_t* block) {
-    std::memcpy(head + 2 * lane, block, 2), std::memcpy(head + 32 + 2 * lane, block + 2, 2);
-  }
 };
 
-// Q8_0. A block: scale as float16, 32 signed bytes.
-struct Octets : GroupNumbers<8> {
-  static inline constexpr int BLOCK_BYTES = 34;
-  static Words part(Words w, int which) { return signed_shorts_down(which ? w : shorts_up(w, 8), 8); }
-  static Floats head(const char* p) { return load(reinterpret_cast<const float*>(p)); }
-  static void end(float* p, Sum sums, const Unit* group, Floats head, bool go_on) {
-    const Floats scale = mul(head, factor(group, 0));
-    store(p, fma(to_floats(sums), scale, go_on ? load(p) : zeros()));
-  }
-  static uint32_t weight(const uint8_t* block, int i) { return block[2 + i]; }
-  static void put_head(char* head, int lane, const uint8_t* block) {
-    uint16_t half;
-    std::memcpy(&half, block, 2);
-    const float scale = _cvtsh_ss(half);
-    std::memcpy(head + 4 * lane, &scale, 4);
-  }
-};
-
-// The same blocks with activations in bytes: half the multiplications; activations are rounded to 1/127 of the largest of their
-// group, as llama.cpp does it. Weights are unsigned, four to an instruction. Of a group of activations: 32 bytes, their scale,
-// their sum times that.
-inline constexpr int BYTE_GROUP_WORDS = GROUP / 4 + 2;
-
-template <class Blocks>
-struct InBytes : Blocks {
-  static inline constexpr int PARTS = Blocks::S / 4;
-  struct Unit {
-    uint32_t four[PARTS];
-  };
-  static constexpr int units(int steps) { return steps / Blocks::SPAN * (BYTE_GROUP_WORDS / PARTS); }
-  static Words madd(Words sums, Words w, const Unit& a, int part) { return dot_unsigned(sums, w, a.four[part]); }
-
- protected:
-  static Floats factor(const Unit* group, int which) {
-    float x;
-    std::memcpy(&x, reinterpret_cast<const uint32_t*>(group) + GROUP / 4 + which, sizeof x);
-    return spread(x);
-  }
-  // sums * scale + sum of the activations * least, beside what is there
-  static void put(float* p, Words sums, const Unit* group, Floats scale, Floats least, bool go_on) {
-    const Floats rest = fma(least, factor(group, 1), go_on ? load(p) : zeros());
-    store(p, fma(to_floats(whole(sums)), mul(scale, factor(group, 0)), rest));
-  }
-};
-
-// Four bits, so that a mask and a shift make four bytes of a lane:
-//
-//   bits    31..28 27..24 23..20 19..16 15..12 11..8  7..4   3..0
-//   weight   7      3      6      2      5      1      4      0
-struct NibblesA8 : InBytes<Nibbles> {
-  static Words part(Words w, int which) { return masked(which ? shorts_down(w, 4) : w, 0x0F0F0F0F); }
-  static void end(float* p, Words sums, const Unit* group, const Head& head, bool go_on) {
-    put(p, sums, group, head.scale, head.least, go_on);
-  }
-  static constexpr int bit(int i) { return i % 4 * 8 + i / 4 * 4; }
-};
-
-// Eight bits: a weight and 128 is unsigned, so a block's minimum is -128 of its scale. Where DOTS_WHOLE_BYTES.
-struct OctetsA8 : InBytes<Octets> {
-  static Words part(Words w, int) { return w; }
-  static void end(float* p, Words sums, const Unit* group, Floats scale, bool go_on) {
-    put(p, sums, group, scale, mul(scale, spread(-128.0f)), go_on);
-  }
-  static constexpr int bit(int i) { return 8 * i; }
-  static uint32_t weight(const uint8_t* block, int i) { return block[2 + i] ^ 0x80; }
-};
-
-// Rows of activations: each group has a scale of its own, so a row's result depends on nothing else.
-struct GroupRows {
-  std::vector<uint32_t> words;
-
-  void fill(const Bf16::A* activations, int rows, int k) {
-    words.resize(size_t(rows) * k / GROUP * GROUP_WORDS);
-    uint32_t* out = words.data();
-    for (const Bf16::A* end = activations + size_t(rows) * k; activations < end; activations += GROUP, out += GROUP_WORDS) {
-      const float scale = to_whole_numbers(activations, GROUP, 32767, out);
-      const float total = scale * sum(to_floats(dot_shorts(no_bits(), load_words(out), ONES)));
-      std::memcpy(out + GROUP / 2, &scale, sizeof scale), std::memcpy(out + GROUP / 2 + 1, &total, sizeof total);
+// MR rows, `stride` units apart, times a tile's blocks: out[r][c] = sum over k in order. `fetch`: what to prefetch, `lines`
+// cache lines for every unit. A function of its own, so that it has all registers for itself.
+template <class F, int MR>
+__attribute__((noinline)) void sweep_blocks(const ByteUnit* a, size_t stride, const char* w, int blocks, float* out, const char* fetch,
+                                            int lines) {
+  using B = Blocks<F>;
+  constexpr int V = BLOCK_VECTORS;
+  alignas(64) float part[MR * TILE] = {};
+  for (int i = 0; i < MR * TILE; i += LANES) store(out + i, zeros());
+  for (; blocks > 0; --blocks) {
+    const char* head = w;
+    w += B::HEAD_BYTES;
+#pragma GCC unroll 1
+    for (int u = 0; u < B::UNITS; ++u, w += B::UNIT_BYTES, ++a) {
+      for (int i = 0; i < lines; ++i) _mm_prefetch(fetch + i * 64, _MM_HINT_T0);
+      fetch += lines * 64;
+      times<B::GROUPS>([&](auto g) INLINED {
+        typename B::Dot::Sum sums[MR][V];
+        times<MR>([&](auto r) INLINED {
+          const Words zero = times_power<B::ZERO>(spread(a[r * stride].minus[B::GROUPS == 1 ? 2 : int(g)]));
+          times<V>([&](auto v) INLINED { sums[r][v] = B::Dot::begin(zero); });
+        });
+        times<4 / B::GROUPS>([&](auto p) INLINED {
+          constexpr int pair = g * 2 + p;
+          Words first[V], second[V];
+          times<V>([&](auto v) INLINED { weight_pair<F, pair>(w + v * 64, first[v], second[v]); });
+          times<MR>([&](auto r) INLINED {
+            const uint32_t* four = a[r * stride].four + 2 * pair;
+            times<V>([&](auto v) INLINED { sums[r][v] = B::Dot::add(sums[r][v], first[v], second[v], four[0], four[1]); });
+          });
+        });
+        times<V>([&](auto v) INLINED {
+          const typename B::Scales scales(head, v);
+          const Floats scale = scales.scale(u * B::GROUPS + g);
+          Floats least;
+          if constexpr (F::HAS_LEAST) least = scales.least(u * B::GROUPS + g);
+          times<MR>([&](auto r) INLINED {
+            const ByteUnit& unit = a[r * stride];
+            constexpr int which = B::GROUPS == 1 ? 2 : int(g);
+            Words sum = B::Dot::end(sums[r][v]);
+            if constexpr (B::ZERO && !B::Dot::BEGINS) sum = add(sum, times_power<B::ZERO>(spread(unit.minus[which])));
+            float* p = part + (r * V + v) * LANES;
+            Floats x = mul(to_floats(sum), scale);
+            if constexpr (B::SCALED) {
+              if (u + g > 0) x = fma(to_floats(sum), scale, load(p));
+            }
+            if constexpr (F::HAS_LEAST) x = fma(least, to_floats(spread(unit.minus[which])), x);
+            if constexpr (B::SCALED) {
+              if (u < B::UNITS - 1 || g < B::GROUPS - 1) {
+                store(p, x);
+                return;
+              }
+            }
+            float* to = out + (r * V + v) * LANES;
+            store(to, fma(x, spread(unit.scale), load(to)));
+          });
+        });
+      });
     }
   }
-
- private:
-  static inline constexpr uint32_t ONES = 0x00010001;
-};
-
-// The same in bytes.
-struct GroupByteRows {
-  std::vector<uint32_t> words;
-
-  void fill(const Bf16::A* activations, int rows, int k) {
-    words.resize(size_t(rows) * k / GROUP * BYTE_GROUP_WORDS);
-    uint32_t* out = words.data();
-    for (const Bf16::A* end = activations + size_t(rows) * k; activations < end; activations += GROUP, out += BYTE_GROUP_WORDS) {
-      const Floats low = Bf16::load(activations), high = Bf16::load(activations + LANES);
-      const WholeScale whole(most(magnitudes(low), magnitudes(high)), 127);
-      const Words first = to_words(mul(low, whole.inverse)), second = to_words(mul(high, whole.inverse));
-      store_low_bytes(out, first), store_low_bytes(out + LANES / 4, second);
-      const float scale = whole.scale, total = scale * float(sum(add(first, second)));
-      std::memcpy(out + GROUP / 4, &scale, sizeof scale), std::memcpy(out + GROUP / 4 + 1, &total, sizeof total);
-    }
-  }
-};
+}
 
 }  // namespace specinfer

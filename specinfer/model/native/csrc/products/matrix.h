@@ -1,4 +1,4 @@
-// Matrices, dense or quantised, in the tiles in which they are multiplied (products.h).
+// Matrices in the tiles in which they are multiplied (products.h): a tile is some columns over all of k.
 #pragma once
 #include <sys/mman.h>
 
@@ -11,11 +11,30 @@
 #include "bindings.h"
 #include "products/block_float.h"
 #include "products/blocks.h"
-#include "products/bytes.h"
 #include "simd/numbers.h"
 #include "simd/threads.h"
 
 namespace specinfer {
+
+// f(format), of a quantised storage; false for others. The one place that lists the formats of blocks.
+template <class Do>
+bool with_format(Storage storage, Do f) {
+  switch (storage) {
+    case Q4_0: f(Q4_0Blocks()); return true;
+    case Q4_1: f(Q4_1Blocks()); return true;
+    case Q5_0: f(Q5_0Blocks()); return true;
+    case Q5_1: f(Q5_1Blocks()); return true;
+    case Q8_0: f(Q8_0Blocks()); return true;
+    case Q2_K: f(Q2_KBlocks()); return true;
+    case Q3_K: f(Q3_KBlocks()); return true;
+    case Q4_K: f(Q4_KBlocks()); return true;
+    case Q5_K: f(Q5_KBlocks()); return true;
+    case Q6_K: f(Q6_KBlocks()); return true;
+    case IQ4_NL: f(IQ4_NLBlocks()); return true;
+    case IQ4_XS: f(IQ4_XSBlocks()); return true;
+    default: return false;
+  }
+}
 
 // Memory on huge pages: with small ones, address translation costs a tenth of the bandwidth.
 class Arena {
@@ -34,25 +53,23 @@ class Arena {
 };
 
 struct Matrix {
-  int n = 0, k = 0, vectors = 2;  // columns, depth, vectors of 16 columns per tile
-  Storage storage = DENSE;
+  int n = 0, k = 0, width = 0;   // columns, depth, columns of a tile
+  size_t tile_bytes = 0;
+  Storage storage = F32;
+  Prepared input = PLAIN;        // how it reads activations
   Arena* packed = nullptr;       // owns the tiles, unless they were placed elsewhere
   const char* data = nullptr;    // where the tiles lie
   std::vector<float> bias;
-  std::vector<float> scale;      // per packed column: W8A8, and all that is multiplied in block floating point
-  std::vector<int32_t> excess;   // W8A8: what the zero of unsigned activations adds to a column's sums
-  int tiles() const { return (n + vectors * LANES - 1) / (vectors * LANES); }
-  int columns() const { return tiles() * vectors * LANES; }  // packed ones
-  // Of a tile, `s` numbers to a lane of 32 bits.
-  size_t tile_bytes(int s) const {
-    if (storage == Q4_1 || storage == Q4_1_A8) return lines<Nibbles>(k / Nibbles::S) * vectors * 64;
-    if (storage == Q8_0 || storage == Q8_0_A8) return lines<Octets>(k / Octets::S) * vectors * 64;
-    return size_t(k) / (storage == W8A8 ? Bytes::S : s) * vectors * 64;
-  }
-  // Room of its own for the tiles.
-  char* own(size_t bytes) {
-    packed = new Arena(bytes);
+  std::vector<float> scale;      // per packed column, of block floating point
+  int tiles() const { return n ? (n + width - 1) / width : 0; }
+  size_t bytes() const { return tiles() * tile_bytes; }
+  const char* tile(int i) const { return data + i * tile_bytes; }
+  // Room of zeros for the tiles.
+  char* own() {
+    delete packed;
+    packed = new Arena(bytes());
     data = packed->data();
+    std::memset(packed->data(), 0, bytes());
     return packed->data();
   }
   // The tiles lie elsewhere from now on.
@@ -63,94 +80,71 @@ struct Matrix {
   ~Matrix() { delete packed; }
 };
 
-// Packs rows of a [N, K] matrix; `row_of` maps a packed column to a row of the source, -1 to zeros.
-template <class Kind, class RowOf>
-void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vectors, RowOf row_of) {
-  using T = typename Kind::T;
-  m.n = columns, m.k = k, m.vectors = vectors;
-  const int steps = k / Kind::S, width = vectors * LANES;
-  T* out = reinterpret_cast<T*>(m.own(size_t(m.tiles()) * steps * width * sizeof(uint32_t)));
+// Packs a dense matrix [n, k] into tiles of lines: a line has S numbers of each of 16 columns.
+template <class Kind>
+void pack_dense(Matrix& m, const typename Kind::T* source, int vectors) {
+  const int steps = m.k / Kind::S;
+  m.width = vectors * LANES, m.tile_bytes = size_t(steps) * vectors * 64;
+  auto* out = reinterpret_cast<typename Kind::T*>(m.own());
 #pragma omp parallel for
-  for (int tile = 0; tile < m.tiles(); ++tile)
-    for (int step = 0; step < steps; ++step)
-      for (int c = 0; c < width; ++c)
-        for (int s = 0; s < Kind::S; ++s) {
-          const int row = row_of(tile * width + c);
-          const size_t at = ((size_t(tile) * steps + step) * width + c) * Kind::S + s;
-          out[at] = row < 0 ? T(0) : source[size_t(row) * k + step * Kind::S + s];
-        }
-}
-
-// Room of zeros for a matrix of this kind, in tiles of steps of S elements.
-inline void make_room(Matrix& m, Storage storage, int S, int columns, int k, int vectors) {
-  m.n = columns, m.k = k, m.vectors = vectors, m.storage = storage;
-  const size_t bytes = m.tiles() * m.tile_bytes(S);
-  std::memset(m.own(bytes), 0, bytes);
-}
-
-// Where tiles of steps of S elements keep each element of a packed column.
-template <int S>
-auto places(const Matrix& m, int column) {
-  const size_t width = m.vectors * LANES, first = column / width * width * m.k + column % width * S;
-  return [=](int i) { return first + i / S * width * S + i % S; };
-}
-
-// A bfloat16 matrix in block floating point: rows of whole vectors. `row_of` as for `pack`.
-template <class RowOf>
-void pack_block_float(Matrix& m, const uint16_t* source, int columns, int k, int vectors, RowOf row_of) {
-  make_room(m, BLOCK_FLOAT, BlockFloat::S, columns, k, vectors);
-  m.scale.assign(m.columns(), 0);
-  int16_t* out = reinterpret_cast<int16_t*>(m.packed->data());
-#pragma omp parallel for
-  for (int c = 0; c < m.columns(); ++c) {
-    const int row = row_of(c);
-    if (row < 0) continue;
-    const uint16_t* w = source + size_t(row) * k;
-    const float scale = m.scale[c] = weight_scale(w, k);
-    const auto place = places<BlockFloat::S>(m, c);
-    for (int i = 0; i < k; ++i) out[place(i)] = int16_t(std::lrint(from_bf16(w[i]) / scale));
+  for (int c = 0; c < m.n; ++c) {
+    auto* column = out + size_t(c / m.width) * m.width * m.k + c % m.width / LANES * LANES * Kind::S;
+    for (int i = 0; i < m.k; ++i)
+      column[size_t(i / Kind::S) * m.width * Kind::S + Kind::place(c % LANES, i % Kind::S)] = source[size_t(c) * m.k + i];
   }
 }
 
-// Blocks of a GGUF tensor, [N][K / 32], into tiles of groups: [K / 32][1 + steps][vectors * 16]. `row_of` as for `pack`.
-template <class Kind, class RowOf>
-void pack_blocks(Matrix& m, const uint8_t* source, Storage storage, int columns, int k, int vectors, RowOf row_of) {
-  make_room(m, storage, Kind::S, columns, k, vectors);
-  const int groups = k / GROUP, width = vectors * LANES;
+// A bfloat16 matrix in block floating point.
+inline void pack_block_float(Matrix& m, const uint16_t* source, int vectors) {
+  m.width = vectors * LANES, m.tile_bytes = size_t(m.k) / 2 * vectors * 64, m.storage = BLOCK_FLOAT, m.input = BLOCK_FLOAT_ROWS;
+  m.scale.assign(size_t(m.tiles()) * m.width, 0);
+  auto* out = reinterpret_cast<int16_t*>(m.own());
 #pragma omp parallel for
-  for (int c = 0; c < m.columns(); ++c) {
-    const int row = row_of(c);
-    if (row < 0) continue;
-    const uint8_t* block = source + size_t(row) * groups * Kind::BLOCK_BYTES;
-    char* out = m.packed->data() + c / width * m.tile_bytes(Kind::S) + c % width / LANES * 64;
-    for (int g = 0; g < groups; ++g, block += Kind::BLOCK_BYTES, out += lines<Kind>(Kind::SPAN) * vectors * 64) {
-      Kind::put_head(out, c % LANES, block);
-      uint32_t* lane = reinterpret_cast<uint32_t*>(out) + c % LANES;
-      for (int i = 0; i < GROUP; ++i)
-        lane[(Kind::HEAD + i / Kind::S) * width] |= Kind::weight(block, i) << Kind::bit(i % Kind::S);
-    }
+  for (int c = 0; c < m.n; ++c) {
+    const uint16_t* w = source + size_t(c) * m.k;
+    const float scale = m.scale[c] = weight_scale(w, m.k);
+    int16_t* column = out + size_t(c / m.width) * m.width * m.k + c % m.width * 2;
+    for (int i = 0; i < m.k; ++i) column[size_t(i / 2) * m.width * 2 + i % 2] = int16_t(std::lrint(from_bf16(w[i]) / scale));
   }
 }
 
-// Rows of a scale (float32) and K signed bytes into tiles of [K/4][vectors * 16][4]. `row_of` as for `pack`.
-template <class RowOf>
-void pack_bytes(Matrix& m, const uint8_t* source, int columns, int k, int vectors, RowOf row_of) {
-  make_room(m, W8A8, Bytes::S, columns, k, vectors);
-  m.scale.assign(m.columns(), 0), m.excess.assign(m.columns(), 0);
-  int8_t* out = reinterpret_cast<int8_t*>(m.packed->data());
+// Blocks of GGUF, [n][k / WEIGHTS].
+template <class F>
+void pack_blocks(Matrix& m, const uint8_t* source) {
+  using B = Blocks<F>;
+  m.width = TILE, m.tile_bytes = B::tile_bytes(m.k), m.input = B::INPUT;
+  char* out = m.own();
+  const int blocks = m.k / F::WEIGHTS;
 #pragma omp parallel for
-  for (int c = 0; c < m.columns(); ++c) {
-    const int row = row_of(c);
-    if (row < 0) continue;
-    const uint8_t* from = source + size_t(row) * (sizeof(float) + k);
-    std::memcpy(&m.scale[c], from, sizeof(float));
-    const int8_t* w = reinterpret_cast<const int8_t*>(from + sizeof(float));
-    const auto place = places<Bytes::S>(m, c);
-    for (int i = 0; i < k; ++i) {
-      out[place(i)] = w[i];
-      m.excess[c] += BYTE_ZERO * w[i];
-    }
-  }
+  for (int c = 0; c < m.n; ++c)
+    for (int b = 0; b < blocks; ++b)
+      B::put(out + c / TILE * m.tile_bytes + size_t(b) * B::BLOCK_BYTES, c % TILE, source + (size_t(c) * blocks + b) * F::BYTES);
+}
+
+// Packs a matrix of any storage from its rows [n, k]. `vectors`: of 16 columns, in a tile of a dense one.
+inline void pack(Matrix& m, Storage storage, const void* source, int n, int k, int vectors) {
+  m.n = n, m.k = k, m.storage = storage, m.input = PLAIN;
+  if (with_format(storage, [&](auto format) { pack_blocks<decltype(format)>(m, static_cast<const uint8_t*>(source)); })) return;
+  const auto* halves = static_cast<const uint16_t*>(source);
+  if (storage == F32) return pack_dense<Float32>(m, static_cast<const float*>(source), vectors);
+  if (storage == F16) return pack_dense<Float16>(m, halves, vectors);
+  if (!MULTIPLIES_BF16 && k % LANES == 0) return pack_block_float(m, halves, vectors);
+  if (MULTIPLIES_BF16) m.input = BF16_ROWS;
+  pack_dense<Bf16>(m, halves, vectors);
+}
+
+// Numbers of a row of a table [rows, k] in any storage but block floating point.
+inline void read_row(Storage storage, const void* table, int row, int k, float* to) {
+  const auto* bytes = static_cast<const uint8_t*>(table);
+  if (with_format(storage, [&](auto format) {
+        using F = decltype(format);
+        const uint8_t* block = bytes + size_t(row) * (k / F::WEIGHTS) * F::BYTES;
+        for (int i = 0; i < k; i += F::WEIGHTS, block += F::BYTES) dequantise<F>(block, to + i);
+      }))
+    return;
+  if (storage == F32) return void(std::memcpy(to, bytes + size_t(row) * k * 4, size_t(k) * 4));
+  const auto* halves = reinterpret_cast<const uint16_t*>(bytes) + size_t(row) * k;
+  for (int i = 0; i < k; ++i) to[i] = storage == F16 ? from_half(halves[i]) : from_bf16(halves[i]);
 }
 
 }  // namespace specinfer

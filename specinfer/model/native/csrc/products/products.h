@@ -13,10 +13,40 @@ struct Ahead {
   int lines, advance;
 };
 
-// The first tile a thread will need of a matrix.
-inline const char* first_tile(const Matrix& m, int s, int thread, int threads) {
-  return m.data + share(m.tiles(), thread, threads).begin * m.tile_bytes(s);
-}
+// Matrices that read the same input, one after another, and the tiles of each that a thread multiplies: whole runs of
+// SHARED columns, about as many for every thread. So matrices of as many columns are shared in the same way.
+template <int N>
+struct Shares {
+  static inline constexpr int SHARED = 64;
+  const Matrix* matrix[N];
+  Range tiles[N];
+
+  Shares(const Matrix* const (&matrices)[N], int thread, int threads) {
+    const auto runs = [](const Matrix& m) { return (m.n + SHARED - 1) / SHARED; };
+    int all = 0, before = 0;
+    for (const Matrix* m : matrices) all += runs(*m);
+    const Range mine = share(all, thread, threads);
+    for (int i = 0; i < N; before += runs(*matrices[i]), ++i) {
+      const auto tile = [&](int run) {
+        const int columns = std::clamp(run - before, 0, runs(*matrices[i])) * SHARED;
+        return std::min(columns / matrices[i]->width, matrices[i]->tiles());
+      };
+      matrix[i] = matrices[i], tiles[i] = {tile(mine.begin), tile(mine.end)};
+    }
+  }
+  // The first tile of the i-th matrix or of the next one, else `otherwise`.
+  const char* first(int i, const char* otherwise) const {
+    for (; i < N; ++i)
+      if (tiles[i].begin < tiles[i].end) return matrix[i]->tile(tiles[i].begin);
+    return otherwise;
+  }
+  // Ways to prepare activations that the matrices read.
+  int inputs() const {
+    int ways = PLAIN;
+    for (const Matrix* m : matrix) ways |= m->input;
+    return ways;
+  }
+};
 
 // MR rows, `stride` units each, times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, going on
 // from what is there or from zero. A function of its own, so that it has all registers for itself.
@@ -104,7 +134,7 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
   const size_t bytes = lines<Kind>(steps) * NV * 64;
   alignas(64) float out[2 * MR * NV * LANES];
   for (int tile = range.begin; tile < range.end; ++tile) {
-    const char* w = m.data + tile * bytes;
+    const char* w = m.tile(tile);
     const char* following = tile + 1 < range.end ? w + bytes : next;
     for (int step = 0; step < steps; step += turn) {
       const int n = std::min(turn, steps - step);
@@ -125,51 +155,60 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
   }
 }
 
-// What a thread needs for products: activations in the numbers that matrices are multiplied with.
-struct Scratch {
-  ByteRows bytes;
-  BlockFloatRows block_float;
-  GroupRows groups;
-  GroupByteRows group_bytes;
-};
-
-// The same for a matrix of blocks, with activations put into `groups`.
-template <class Kind, int NV, class Groups, class Finish>
-void multiply_blocks(const Matrix& m, const Bf16::A* a, int rows, Range range, Groups& groups, const char* next, Finish finish) {
-  groups.fill(a, rows, m.k);
-  const auto* units = reinterpret_cast<const typename Kind::Unit*>(groups.words.data());
-  multiply_tiles<Kind, NV>(m, units, rows, range, next, finish);
+// The same for a matrix of quantised blocks. `finish` as for `multiply`.
+template <class F, int MR>
+inline void sweep_rows(int rows, const ByteUnit* a, size_t stride, const char* w, int blocks, float* out, const char* fetch, int lines) {
+  if (rows == MR) return sweep_blocks<F, MR>(a, stride, w, blocks, out, fetch, lines);
+  if constexpr (MR > 1) sweep_rows<F, MR - 1>(rows, a, stride, w, blocks, out, fetch, lines);
 }
 
-// The same, with activations put into the numbers that the matrix is multiplied with.
-template <class Kind, int NV, class Finish>
-void multiply(const Matrix& m, const typename Kind::A* a, int rows, Range range, Scratch& scratch, const char* next,
-              Finish finish) {
-  if constexpr (std::is_same_v<Kind, Bf16>) {
-    if (m.storage == Q4_1) return multiply_blocks<Nibbles, NV>(m, a, rows, range, scratch.groups, next, finish);
-    if (m.storage == Q4_1_A8) return multiply_blocks<NibblesA8, NV>(m, a, rows, range, scratch.group_bytes, next, finish);
-    if constexpr (DOTS_WHOLE_BYTES)
-      if (m.storage == Q8_0_A8) return multiply_blocks<OctetsA8, NV>(m, a, rows, range, scratch.group_bytes, next, finish);
-    if (m.storage == Q8_0) return multiply_blocks<Octets, NV>(m, a, rows, range, scratch.groups, next, finish);
-    if (m.storage == W8A8) {
-      scratch.bytes.fill(a, rows, m.k);
-      return multiply_tiles<Bytes, NV>(m, scratch.bytes.units.data(), rows, range, next, [&](int row, int col, float* v) {
-        for (int i = 0; i < NV * LANES; i += LANES)
-          Bytes::finish(v + i, &m.excess[col + i], &m.scale[col + i], scratch.bytes.scales[row]);
-        finish(row, col, v);
-      });
+template <class F, class Finish>
+void multiply_blocks(const Matrix& m, const ByteUnit* a, int rows, Range range, const char* next, Finish finish) {
+  using B = Blocks<F>;
+  const int blocks = m.k / F::WEIGHTS, units = m.k / UNIT, pieces = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  // lines of the next tile that a unit of each piece fetches; one piece streams, and fetches its own tile 4 kB ahead
+  const int lines = pieces == 1 ? (B::UNIT_BYTES + 63) / 64 : int((m.tile_bytes / pieces / units + 63) / 64);
+  alignas(64) float out[BLOCK_ROWS * TILE];
+  for (int tile = range.begin; tile < range.end; ++tile) {
+    const char* w = m.tile(tile);
+    const char* following = tile + 1 < range.end ? w + m.tile_bytes : next;
+    for (int piece = 0; piece < pieces; ++piece) {
+      const Range r = share(rows, piece, pieces);
+      const char* fetch = pieces == 1 ? w + 4096 : following + m.tile_bytes / pieces * piece;
+      sweep_rows<F, BLOCK_ROWS>(r.end - r.begin, a + size_t(r.begin) * units, units, w, blocks, out, fetch, lines);
+      for (int i = r.begin; i < r.end; ++i)
+        finish(i, tile * TILE, out + (i - r.begin) * TILE, std::min(TILE, m.n - tile * TILE));
     }
   }
-  if constexpr (std::is_same_v<Kind, Bf16> && !MULTIPLIES_BF16) {
-    if (m.storage == BLOCK_FLOAT) {
-      scratch.block_float.fill(a, rows, m.k);
-      return multiply_tiles<BlockFloat, NV>(m, scratch.block_float.units.data(), rows, range, next, [&](int row, int col, float* v) {
-        for (int i = 0; i < NV * LANES; i += LANES) BlockFloat::finish(v + i, &m.scale[col + i]);
-        finish(row, col, v);
-      });
-    }
-  }
-  multiply_tiles<Kind, NV>(m, reinterpret_cast<const typename Kind::Unit*>(a), rows, range, next, finish);
+}
+
+// A dense matrix whose tiles have two vectors, or WIDE ones.
+template <class Kind, class Finish>
+void multiply_dense(const Matrix& m, const void* a, int rows, Range range, const char* next, Finish finish) {
+  const auto* units = static_cast<const typename Kind::Unit*>(a);
+  const auto part = [&](int row, int col, float* v) { finish(row, col, v, std::min(m.width, m.n - col)); };
+  if constexpr (WIDE != 2)
+    if (m.width == WIDE * LANES) return multiply_tiles<Kind, WIDE>(m, units, rows, range, next, part);
+  multiply_tiles<Kind, 2>(m, units, rows, range, next, part);
+}
+
+// Some tiles of a matrix times all rows of the input `x` [rows, k], which was prepared as the matrix reads it:
+// `finish(row, first column, values, how many)` gets each row of a tile.
+template <class Finish>
+void multiply(const Matrix& m, const Inputs& inputs, const float* x, int rows, Range range, const char* next, Finish finish) {
+  if (!rows) return;  // a pass without logits
+  if (with_format(m.storage, [&](auto format) {
+        multiply_blocks<decltype(format)>(m, inputs.bytes(m.input), rows, range, next, finish);
+      }))
+    return;
+  if (m.storage == F32) return multiply_dense<Float32>(m, x, rows, range, next, finish);
+  if (m.storage == F16) return multiply_dense<Float16>(m, x, rows, range, next, finish);
+  if (m.storage == BLOCK_FLOAT)
+    return multiply_dense<BlockFloat>(m, inputs.block_float(), rows, range, next, [&](int row, int col, float* v, int n) {
+      for (int i = 0; i < m.width; i += LANES) BlockFloat::finish(v + i, &m.scale[col + i]);
+      finish(row, col, v, n);
+    });
+  multiply_dense<Bf16>(m, m.input == PLAIN ? static_cast<const void*>(x) : inputs.halves(), rows, range, next, finish);
 }
 
 }  // namespace specinfer

@@ -26,11 +26,11 @@ struct WholeScale {
 };
 
 // Some activations over their scale, to the nearest whole numbers of 16 bits; returns the scale.
-inline float to_whole_numbers(const Bf16::A* x, int n, float limit, void* out) {
+inline float to_whole_numbers(const float* x, int n, float limit, void* out) {
   Words top = no_bits();
-  for (int i = 0; i < n; i += LANES) top = most(top, magnitudes(Bf16::load(x + i)));
+  for (int i = 0; i < n; i += LANES) top = most(top, magnitudes(load(x + i)));
   const WholeScale whole(top, limit);
-  for (int i = 0; i < n; i += LANES) store_shorts(static_cast<int16_t*>(out) + i, mul(Bf16::load(x + i), whole.inverse));
+  for (int i = 0; i < n; i += LANES) store_shorts(static_cast<int16_t*>(out) + i, mul(load(x + i), whole.inverse));
   return whole.scale;
 }
 

@@ -25,6 +25,7 @@ inline float from_bf16(uint16_t x) {
 // A kind has
 //   T, S     how weights and the cache are kept; a lane of 32 bits holds S of them
 //   A, Unit  how activations are kept; S of them are a Unit, one step of a dot product
+//   place    where in a line of 16 columns element s of a column lies
 //   PARTS    how many multiply-adds a step takes; `part` is what one of them takes from a vector of weights
 //   SPAN     after how many steps a sum is put aside: `begin` and `end` it, with `go_on` where one before it is there
 //   HEAD     1 if a line of 64 bytes, 16 columns' scales, lies before those of a span's steps: `end` gets its `head`
@@ -39,9 +40,11 @@ struct Headless {
 };
 
 // Kinds whose sums go from one end of a row to the other.
+template <int STEP>
 struct OneSpan : Headless {
-  static inline constexpr int SPAN = 1 << 30;
+  static inline constexpr int SPAN = 1 << 30, S = STEP;
   static constexpr int units(int steps) { return steps; }
+  static constexpr int place(int column, int s) { return column * S + s; }
 };
 
 #ifdef __AVX512BF16__
@@ -51,10 +54,9 @@ inline constexpr bool MULTIPLIES_BF16 = false;
 #endif
 
 // What both ways to multiply bfloat16 have in common.
-struct Bf16Numbers : OneSpan {
+struct Bf16Numbers : OneSpan<2> {
   using T = uint16_t;
   using Sum = Floats;
-  static inline constexpr int S = 2;
   static inline constexpr bool UNROLLS = false;
   static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
   static void end(float* p, Sum sum, const void*, NoHead, bool) { specinfer::store(p, sum); }
@@ -98,12 +100,12 @@ struct Bf16 : Bf16Numbers {
 };
 #endif
 
-struct F32 : OneSpan {
+struct Float32 : OneSpan<1> {
   using T = float;
   using A = float;
   using Unit = A;
   using Sum = Floats;
-  static inline constexpr int S = 1, PARTS = 1;
+  static inline constexpr int PARTS = 1;
   static inline constexpr bool UNROLLS = true;
   static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
   static void end(float* p, Sum sum, const void*, NoHead, bool) { specinfer::store(p, sum); }
@@ -115,6 +117,22 @@ struct F32 : OneSpan {
   static T from_float(float x) { return x; }
   static A activation(float x) { return x; }
   static float to_float(T x) { return x; }
+};
+
+// Weights in float16, widened in registers; activations in float32. Only of matrices.
+struct Float16 : OneSpan<2> {
+  using T = uint16_t;
+  using Sum = Floats;
+  struct Unit {
+    float pair[2];
+  };
+  static inline constexpr int PARTS = 2;
+  static inline constexpr bool UNROLLS = false;
+  static constexpr int place(int column, int s) { return s * LANES + column; }
+  static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
+  static void end(float* p, Sum sum, const void*, NoHead, bool) { specinfer::store(p, sum); }
+  static Floats part(Words w, int which) { return which ? high_halves(w) : low_halves(w); }
+  static Floats madd(Floats acc, Floats w, const Unit& a, int which) { return fma(w, spread(a.pair[which]), acc); }
 };
 
 // Lines of 64 bytes in which 16 columns keep some steps, whole spans where those have heads.
@@ -154,6 +172,18 @@ inline Floats vexp(Floats x) { return vexp2(mul(x, spread(LOG2_E))); }
 
 inline Floats relu(Floats x) { return most(zeros(), x); }
 inline Floats silu(Floats x) { return div(x, add(spread(1.0f), vexp(sub(zeros(), x)))); }
+
+// x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): gelu with a tanh in place of the error function.
+inline Floats gelu_tanh(Floats x) {
+  const Floats inner = mul(x, fma(mul(x, x), spread(0.044715f * -1.5957691216f), spread(-1.5957691216f)));
+  return div(x, add(spread(1.0f), vexp(inner)));
+}
+
+// c tanh(x / c), given 1 / c
+inline Floats soft_cap(Floats x, float c, float over) {
+  const Floats half = div(spread(2 * c), add(spread(1.0f), vexp(mul(x, spread(-2 * over)))));
+  return sub(half, spread(c));
+}
 
 // x times the normal distribution's share below x; the share beyond |x| after Abramowitz and Stegun 7.1.26, error below 1e-7.
 inline Floats gelu(Floats x) {

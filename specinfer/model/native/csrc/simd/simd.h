@@ -4,8 +4,6 @@
 namespace specinfer {
 
 inline constexpr int LANES = 16;
-// Activations in bytes are unsigned: this is their zero.
-inline constexpr int BYTE_ZERO = 128;
 // A bit for each of the first n lanes.
 inline unsigned first_lanes(int n) { return n >= LANES ? 0xFFFF : (1u << n) - 1; }
 

@@ -12,6 +12,8 @@ inline constexpr int SUMS = 4;      // pairs of vectors of sums that stay in reg
 inline constexpr int ROWS = 6;      // rows at a time, of keys or of a tile: as many sums stay there beside one pair
 inline constexpr int WIDE = 2;      // pairs of vectors of a wide tile
 inline constexpr int UNROLLED = 2;  // steps that a loop takes at once: every instruction beside products counts
+inline constexpr int BLOCK_VECTORS = 1;  // pairs of vectors of a tile of quantised blocks,
+inline constexpr int BLOCK_ROWS = 4;     // and rows that are multiplied with it at a time
 
 struct Floats {
   __m256 low, high;
@@ -141,15 +143,6 @@ inline Words down_16(Words x) { return {_mm256_srli_epi32(x.low, 16), _mm256_srl
 // Both halves of every lane.
 inline Words shorts_up(Words x, int n) { return {_mm256_slli_epi16(x.low, n), _mm256_slli_epi16(x.high, n)}; }
 inline Words shorts_down(Words x, int n) { return {_mm256_srli_epi16(x.low, n), _mm256_srli_epi16(x.high, n)}; }
-// Bits 0 to 3 of both halves. In assembly, because the compiler would keep the mask in a register that sums need.
-inline Words nibbles(Words x) {
-  alignas(32) static constexpr uint16_t mask[16] = {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
-  const __m256i& from = *reinterpret_cast<const __m256i*>(mask);
-  asm("vpand %[mask], %[x], %[x]" : [x] "+x"(x.low) : [mask] "m"(from));
-  asm("vpand %[mask], %[x], %[x]" : [x] "+x"(x.high) : [mask] "m"(from));
-  return x;
-}
-inline Words signed_shorts_down(Words x, int n) { return {_mm256_srai_epi16(x.low, n), _mm256_srai_epi16(x.high, n)}; }
 
 // ---------------------------------------------------------------------------------- other kinds of numbers
 
@@ -169,6 +162,11 @@ inline Floats load_halves(const void* p) {  // float16
   const __m128i* at = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
 }
+
+inline Floats low_halves(Words x) {  // of sixteen numbers in float16, and of sixteen more
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(x.low)), _mm256_cvtph_ps(_mm256_extracti128_si256(x.low, 1))};
+}
+inline Floats high_halves(Words x) { return low_halves({x.high, x.low}); }
 
 // ---------------------------------------------------------------------------------- whole numbers
 
@@ -214,34 +212,63 @@ inline __m256i shorts(Floats x) {  // packing interleaves halves of 128 bits
 }
 inline void store_shorts(int16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, shorts(x)); }
 
-inline constexpr bool MULTIPLIES_BYTES = true;
+// ---------------------------------------------------------------------------------- bytes
 
-inline __m256i dot_bytes(__m256i sums, __m256i weights, __m256i a) {
-  // sums of pairs have 16 bits: the magnitudes of two weights that share one add up to 128 at most (quantise.py)
-  const __m256i pairs = _mm256_maddubs_epi16(a, weights);
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+inline Words spread(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline Words signed_bytes(const void* p) {  // sixteen, widened
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
 }
-// Sums of four products of bytes per lane: signed weights with the four activations in `a`.
-inline Words dot_bytes(Words sums, Words weights, uint32_t a) {
-  const __m256i four = _mm256_set1_epi32(int(a));
-  return {dot_bytes(sums.low, weights.low, four), dot_bytes(sums.high, weights.high, four)};
+inline Words unsigned_bytes(const void* p) {
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
 }
-// Sums of products of bytes, two in every 16 bits: weights of four bits with the four signed activations in `a`. A group has
-// eight such pairs to a lane's half: |sum| <= 8 * 2 * 15 * 127 < 2^15, so they are put together once, by `whole`.
+template <int N>
+inline Words words_up(Words x) {
+  return {_mm256_slli_epi32(x.low, N), _mm256_slli_epi32(x.high, N)};
+}
+// Values of a table for the low nibbles of all bytes, whose high ones are zero.
+inline Words look_up(const int8_t* table, Words x) {
+  const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(values, x.low), _mm256_shuffle_epi8(values, x.high)};
+}
+
+// Sums of products of weights in unsigned bytes up to MOST, or in signed ones if that is -1, with signed bytes from -127 to 127.
+// Products of two steps at a time, each with four weights to a lane and their activations. BEGINS: whether sums begin
+// with a number.
 inline constexpr bool DOTS_WHOLE_BYTES = false;
-inline Words dot_unsigned(Words sums, Words weights, uint32_t a) {
-  const __m256i four = _mm256_set1_epi32(int(a));
-  return {_mm256_add_epi16(sums.low, _mm256_maddubs_epi16(weights.low, four)),
-          _mm256_add_epi16(sums.high, _mm256_maddubs_epi16(weights.high, four))};
-}
-inline Words whole(Words sums) {
-  const __m256i one = _mm256_set1_epi16(1);
-  return {_mm256_madd_epi16(sums.low, one), _mm256_madd_epi16(sums.high, one)};
-}
-// Numbers between -127 and 127 to the nearest byte of an activation.
-inline void store_bytes(uint8_t* p, Floats x) {
-  const __m256i q = _mm256_add_epi16(shorts(x), _mm256_set1_epi16(BYTE_ZERO));
-  _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
-}
+
+template <int MOST>
+struct ByteDot {
+  using Sum = Words;
+  static inline constexpr bool BEGINS = false;
+  // |sum of a group in 16 bits| <= 8 * 2 * 15 * 127 < 2^15
+  static inline constexpr bool SHORT = MOST > 0 && MOST <= 15;
+  static Words begin(Words) { return no_bits(); }
+  static Words end(Words sums) {
+    if constexpr (!SHORT) return sums;
+    return {ones(sums.low), ones(sums.high)};
+  }
+  static Words add(Words sums, Words first, Words second, const uint32_t& a, const uint32_t& b) {
+    Words x = {add(sums.low, first.low, second.low, a, b), add(sums.high, first.high, second.high, a, b)};
+    asm("" : "+x"(x.low), "+x"(x.high));  // else the compiler puts products aside in memory, to add them later
+    return x;
+  }
+
+ private:
+  static __m256i ones(__m256i shorts) { return _mm256_madd_epi16(shorts, _mm256_set1_epi16(1)); }
+  static __m256i add(__m256i sums, __m256i first, __m256i second, uint32_t a, uint32_t b) {
+    const __m256i x = _mm256_set1_epi32(int(a)), y = _mm256_set1_epi32(int(b));
+    if constexpr (SHORT)
+      return _mm256_add_epi16(_mm256_add_epi16(sums, _mm256_maddubs_epi16(first, x)), _mm256_maddubs_epi16(second, y));
+    if constexpr (MOST < 0) {
+      const __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(first), _mm256_sign_epi8(x, first));
+      const __m256i q = _mm256_maddubs_epi16(_mm256_abs_epi8(second), _mm256_sign_epi8(y, second));
+      return _mm256_add_epi32(_mm256_add_epi32(sums, ones(p)), ones(q));
+    }
+    // |sum of four products| <= 4 * 63 * 127 < 2^15
+    return _mm256_add_epi32(sums, ones(_mm256_add_epi16(_mm256_maddubs_epi16(first, x), _mm256_maddubs_epi16(second, y))));
+  }
+};
 
 }  // namespace specinfer

@@ -10,6 +10,8 @@ inline constexpr int SUMS = 24;     // vectors of sums that stay in registers be
 inline constexpr int ROWS = 6;      // and rows at a time, of keys or of a wide tile
 inline constexpr int WIDE = 4;      // vectors of a wide tile
 inline constexpr int UNROLLED = 1;  // steps that a loop takes at once
+inline constexpr int BLOCK_VECTORS = 2;  // vectors of a tile of quantised blocks,
+inline constexpr int BLOCK_ROWS = 8;    // and rows that are multiplied with it at a time
 
 using Floats = __m512;
 using Words = __m512i;  // sixteen times 32 bits
@@ -75,8 +77,6 @@ inline Words down_16(Words x) { return _mm512_srli_epi32(x, 16); }
 // Both halves of every lane.
 inline Words shorts_up(Words x, int n) { return _mm512_slli_epi16(x, n); }
 inline Words shorts_down(Words x, int n) { return _mm512_srli_epi16(x, n); }
-inline Words nibbles(Words x) { return masked(x, 0x000F000F); }  // bits 0 to 3 of both halves
-inline Words signed_shorts_down(Words x, int n) { return _mm512_srai_epi16(x, n); }
 
 // ---------------------------------------------------------------------------------- other kinds of numbers
 
@@ -97,6 +97,9 @@ inline void store_bf16(uint16_t* p, Floats x) {
 #endif
 
 inline Floats load_halves(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }  // float16
+
+inline Floats low_halves(Words x) { return _mm512_cvtph_ps(_mm512_castsi512_si256(x)); }  // of sixteen numbers in float16,
+inline Floats high_halves(Words x) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)); }  // and of sixteen more
 
 // ---------------------------------------------------------------------------------- whole numbers
 
@@ -121,36 +124,61 @@ inline Words dot_shorts(Words sums, Words weights, uint32_t a) {
 inline __m256i shorts(Floats x) { return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)); }
 inline void store_shorts(int16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, shorts(x)); }
 
-#ifdef __AVX512VNNI__
-inline constexpr bool MULTIPLIES_BYTES = true;
-#else
-inline constexpr bool MULTIPLIES_BYTES = false;
-#endif
+// ---------------------------------------------------------------------------------- bytes
 
-// Sums of four products of bytes per lane: signed weights with the four activations in `a`.
-inline Words dot_bytes(Words sums, [[maybe_unused]] Words weights, [[maybe_unused]] uint32_t a) {
+inline Words spread(int32_t x) { return _mm512_set1_epi32(x); }
+inline Words signed_bytes(const void* p) {  // sixteen, widened
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+inline Words unsigned_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+template <int N>
+inline Words words_up(Words x) {
+  return _mm512_slli_epi32(x, N);
+}
+// Values of a table for the low nibbles of all bytes, whose high ones are zero.
+inline Words look_up(const int8_t* table, Words x) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
+}
+
+// Sums of products of weights in unsigned bytes up to MOST, or in signed ones if that is -1, with signed bytes from -127 to 127.
+// Products of two steps at a time, each with four weights to a lane and their activations. BEGINS: whether sums begin
+// with a number.
 #ifdef __AVX512VNNI__
-  return _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(int(a)), weights);
+inline constexpr bool DOTS_WHOLE_BYTES = true;
+
+template <int MOST>
+struct ByteDot {
+  using Sum = Words;
+  static inline constexpr bool BEGINS = true;
+  static Words begin(Words start) { return start; }
+  static Words end(Words sums) { return sums; }
+  static Words add(Words sums, Words first, Words second, const uint32_t& a, const uint32_t& b) {
+    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sums, first, _mm512_set1_epi32(int(a))), second, _mm512_set1_epi32(int(b)));
+  }
+};
 #else
-  return sums;  // never called: MULTIPLIES_BYTES
+inline constexpr bool DOTS_WHOLE_BYTES = false;
+
+template <int MOST>
+struct ByteDot {
+  using Sum = Words;
+  static inline constexpr bool BEGINS = true;
+  static Words begin(Words start) { return start; }
+  static Words end(Words sums) { return sums; }
+  static Words add(Words sums, Words first, Words second, const uint32_t& a, const uint32_t& b) {
+    const Words x = _mm512_set1_epi32(int(a)), y = _mm512_set1_epi32(int(b));
+    if constexpr (MOST < 0)
+      return _mm512_add_epi32(_mm512_add_epi32(sums, ones(signed_pairs(first, x))), ones(signed_pairs(second, y)));
+    // |sum of four products| <= 4 * 63 * 127 < 2^15
+    return _mm512_add_epi32(sums, ones(_mm512_add_epi16(_mm512_maddubs_epi16(first, x), _mm512_maddubs_epi16(second, y))));
+  }
+
+ private:
+  static Words ones(Words shorts) { return _mm512_madd_epi16(shorts, _mm512_set1_epi16(1)); }
+  static Words signed_pairs(Words w, Words a) {
+    return _mm512_maddubs_epi16(_mm512_abs_epi8(w), _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(w), no_bits(), a));
+  }
+};
 #endif
-}
-// Sums of four products of bytes per lane: unsigned weights with the four signed activations in `a`. Without VNNI weights have
-// four bits, so that two products have room in 16.
-inline constexpr bool DOTS_WHOLE_BYTES = MULTIPLIES_BYTES;
-inline Words dot_unsigned(Words sums, Words weights, uint32_t a) {
-  const Words four = _mm512_set1_epi32(int(a));
-#ifdef __AVX512VNNI__
-  return _mm512_dpbusd_epi32(sums, weights, four);
-#else
-  return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_maddubs_epi16(weights, four), _mm512_set1_epi16(1)));
-#endif
-}
-inline Words whole(Words sums) { return sums; }
-// Numbers between -127 and 127 to the nearest byte of an activation.
-inline void store_bytes(uint8_t* p, Floats x) {
-  const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(BYTE_ZERO));
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(q));
-}
 
 }  // namespace specinfer

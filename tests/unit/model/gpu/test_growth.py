@@ -15,7 +15,7 @@ from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from tests.support.growth_rounds import assert_same, grow_side_by_side
 from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.model.device.passes import DEVICE
+from tests.unit.model.gpu.passes import DEVICE
 
 MODEL = tiny_transformers("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
 VOCABULARY = torch.randperm(97, generator=torch.Generator().manual_seed(4)).to(torch.int32)
@@ -27,7 +27,7 @@ NUCLEUS = Sampling(temperature=1.0, top_p=0.7, seed=3)
 
 
 def make(executor: str) -> ModelRunner:
-    device = DEVICE if executor == "device" else "cpu"
+    device = DEVICE if executor == "gpu" else "cpu"
     return runner_of(MODEL, executor=executor, device=device, kv_tokens=1024)
 
 
@@ -55,7 +55,7 @@ def grow_both(
 ) -> list[tuple[TokenTree, TokenTree]]:
     """(device, reference) trees, on two caches of the same model."""
     return grow_side_by_side(
-        make("device"),
+        make("gpu"),
         make("torch"),
         lambda sequences, round_: tasks_for(sequences, round_, limits, samplings, blind),
         shape,
@@ -123,7 +123,7 @@ def test_draws_and_expansion_vectors_are_the_references_and_it_says_so(
         with caplog.at_level(logging.WARNING):
             pairs = grow_both(shape, [TreeLimits(5, 2)], [NOISY])
         assert_same(*pairs[0])
-        assert "device executor does not grow such trees" in caplog.text
+        assert "gpu executor does not grow such trees" in caplog.text
         assert wanted in caplog.text
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specinfer.model.gpu.layer_kernels import MOST_MOVED, move
-from tests.unit.model.device.passes import DEVICE
+from tests.unit.model.gpu.passes import DEVICE
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The verifier's engine on the device executor says what it says on the torch executor, and copies little."""
+"""The verifier's engine on the gpu executor says what it says on the torch executor, and copies little."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from specinfer.tree.token_tree import distribution
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.model.device.passes import DEVICE
+from tests.unit.model.gpu.passes import DEVICE
 
 V = 97
 PROMPTS = ([5, 17, 2, 80, 33], [4, 61, 7], [9, 8, 7, 6])
@@ -21,7 +21,7 @@ SAMPLINGS = (GREEDY, Sampling(temperature=0.5, seed=3), Sampling(temperature=1.5
 
 def engine(executor: str) -> VerifierEngine:
     model = tiny_transformers("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
-    device = DEVICE if executor == "device" else "cpu"
+    device = DEVICE if executor == "gpu" else "cpu"
     return VerifierEngine(runner_of(model, executor=executor, device=device, kv_tokens=512))
 
 
@@ -69,7 +69,7 @@ def plain_tokens(torch_engine: VerifierEngine) -> list[list[int]]:
 def test_verdicts_are_those_of_the_torch_executor_and_little_is_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    on_device, on_torch = engine("device"), engine("torch")
+    on_device, on_torch = engine("gpu"), engine("torch")
     best = plain_tokens(on_torch)
     expected = on_torch.verify(jobs(best))
     copied, cpu = [], torch.Tensor.cpu
@@ -92,7 +92,7 @@ def test_verdicts_are_those_of_the_torch_executor_and_little_is_copied(
 
 
 def test_what_is_asked_for_besides_is_that_of_the_torch_executor() -> None:
-    on_device, on_torch = engine("device"), engine("torch")
+    on_device, on_torch = engine("gpu"), engine("torch")
     best = plain_tokens(on_torch)
     asked = jobs(best, logprobs=True, top_logprobs=3, top_k=4)
     for found, expected in zip(on_device.verify(asked), on_torch.verify(asked), strict=True):
@@ -104,7 +104,7 @@ def test_what_is_asked_for_besides_is_that_of_the_torch_executor() -> None:
 
 
 def test_a_request_whose_choice_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_device, on_torch = engine("device"), engine("torch")
+    on_device, on_torch = engine("gpu"), engine("torch")
     best = plain_tokens(on_torch)
     executor: Any = on_device.runner.chooser
     choose = executor.choose

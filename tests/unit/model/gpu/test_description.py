@@ -7,7 +7,7 @@ from specinfer.model.batch import Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.gpu.description import describe, exact_bucket
 from specinfer.model.gpu.graphs import MOST_ROWS, bucket_for, bucket_grid
-from tests.unit.model.device.passes import NoStorage, ragged_pass
+from tests.unit.model.gpu.passes import NoStorage, ragged_pass
 
 
 def test_the_example_tree_is_told_as_its_picture_shows() -> None:

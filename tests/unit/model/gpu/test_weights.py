@@ -1,4 +1,4 @@
-"""Weights of the device executor."""
+"""Weights of the gpu executor."""
 
 import sys
 from typing import Any
@@ -12,7 +12,7 @@ from specinfer.model.gpu.weights import ShownWeights
 from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.runner import ModelRunner
 from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.model.device.passes import DEVICE
+from tests.unit.model.gpu.passes import DEVICE
 
 SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 TOKENS = [5, 17, 2, 80, 33]
@@ -44,7 +44,7 @@ def test_quantised_matrices_are_multiplied_as_what_they_stand_for(kind: str, dty
     pytest.importorskip("torchao")
     model = tiny_transformers("llama", **SHAPE)
     exact = logits(runner_of(model))
-    runner = runner_of(model, executor="device", device=DEVICE, weights=kind, kv_tokens=512)
+    runner = runner_of(model, executor="gpu", device=DEVICE, weights=kind, kv_tokens=512)
     found = logits(runner)
     held: Any = runner._executor
     assert held._model.layers[1]._down.weight.qdata.dtype is dtype, "eight bits each"
@@ -59,14 +59,12 @@ def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
             check_options(RunnerOptions(**options))
         return str(error.value)
 
-    assert "weights = 'w8a8': the device executor holds converted, int8, fp8" in refused(
-        executor="device", weights="w8a8"
-    )
-    assert "weights = 'fp8': needs the device executor" in refused(weights="fp8")
-    check_options(RunnerOptions(executor="device", weights="fp8"))
+    assert "weights = 'q8_0': needs the native executor" in refused(executor="gpu", weights="q8_0")
+    assert "weights = 'fp8': needs the gpu executor" in refused(weights="fp8")
+    check_options(RunnerOptions(executor="gpu", weights="fp8"))
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(SettingError, match="weights = 'int8': needs the extra `gpu`"):
-        runner_of(tiny_transformers("llama", **SHAPE), executor="device", device=DEVICE, weights="int8")
+        runner_of(tiny_transformers("llama", **SHAPE), executor="gpu", device=DEVICE, weights="int8")
 
 
 def test_reading_is_shown_and_nothing_is_read_twice() -> None:

@@ -1,4 +1,4 @@
-"""The device executor on a real device: captured passes and growths, every type, weights."""
+"""The gpu executor on a real device: captured passes and growths, every type, weights."""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.model.device.passes import DEVICE
-from tests.unit.model.device.test_executor import segments
-from tests.unit.model.device.test_growth import CUT, NOISY, VOCABULARY, assert_same, tasks_for
+from tests.unit.model.gpu.passes import DEVICE
+from tests.unit.model.gpu.test_executor import segments
+from tests.unit.model.gpu.test_growth import CUT, NOISY, VOCABULARY, assert_same, tasks_for
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ SAMPLINGS = [GREEDY, NOISY, CUT, GREEDY]
 
 
 def on_device(dtype: str = "float32", **options: str) -> ModelRunner:
-    return runner_of(MODEL, executor="device", device=DEVICE, dtype=dtype, kv_tokens=4096, **options)
+    return runner_of(MODEL, executor="gpu", device=DEVICE, dtype=dtype, kv_tokens=4096, **options)
 
 
 @pytest.mark.parametrize("dtype", LOGITS_DIFFER_BY)

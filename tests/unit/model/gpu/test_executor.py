@@ -1,4 +1,4 @@
-"""The device executor, interpreted where there is no GPU, says what the torch executor says, in float32."""
+"""The gpu executor, interpreted where there is no GPU, says what the torch executor says, in float32."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from specinfer.model.batch import Segment
 from specinfer.model.gpu import launch
 from specinfer.model.runner import ModelRunner
 from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.model.device.passes import DEVICE, random_parents
+from tests.unit.model.gpu.passes import DEVICE, random_parents
 
 SHAPE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPTS = ([5, 17, 2, 80, 33], [4, 61, 7, 9, 9, 30, 22, 1, 0, 55, 3, 3, 8, 70, 41, 12, 90, 6])
 
 
 def make(executor: str, family: str = "llama", **shape: int) -> ModelRunner:
-    device = DEVICE if executor == "device" else "cpu"
+    device = DEVICE if executor == "gpu" else "cpu"
     model = tiny_transformers(family, **(SHAPE | shape))
     return runner_of(model, executor=executor, device=device, kv_tokens=512)
 
@@ -39,7 +39,7 @@ def segments(runner: ModelRunner, seed: int) -> list[Segment]:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt_neox"])
 def test_passes_over_trees_equal_the_torch_executor(family: str) -> None:
     """Rotary positions of all, some and no dimensions; norms of heads; layer norms; a parallel MLP."""
-    found, expected = ([*r.forward(segments(r, 1))] for r in (make("device", family), make("torch", family)))
+    found, expected = ([*r.forward(segments(r, 1))] for r in (make("gpu", family), make("torch", family)))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-4)
 
@@ -90,15 +90,15 @@ def decode(runner: ModelRunner, count: int, width: int = 0, known: Sequence[Sequ
 def test_greedy_tokens_are_the_torch_executors_plain_as_chains_and_as_trees() -> None:
     expected, _ = decode(make("torch"), 8)
     assert expected[0] != expected[1]
-    assert decode(make("device"), 8) == (expected, 8)
+    assert decode(make("gpu"), 8) == (expected, 8)
     for width in (1, 3):
-        runner = make("device")
+        runner = make("gpu")
         assert decode(runner, 8, width, expected) == (expected, 2)
         runner.cache.check()
 
 
 def test_hidden_states_are_the_torch_executors() -> None:
-    runners = make("device"), make("torch")
+    runners = make("gpu"), make("torch")
     found, expected = (r.forward_with_features(segments(r, 2), (0, 1))[1] for r in runners)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=2**-7, atol=1e-3)
@@ -108,11 +108,11 @@ def test_a_windowed_cache_is_the_torch_executors() -> None:
     """Dropping blocks turns the keys that stay."""
     rng = np.random.default_rng(5)
     texts, results = [rng.integers(0, 97, n).tolist() for n in (50, 30, 4)], []
-    for name in ("device", "torch"):
+    for name in ("gpu", "torch"):
         runner = runner_of(
             tiny_transformers("llama", **SHAPE),
             executor=name,
-            device=DEVICE if name == "device" else "cpu",
+            device=DEVICE if name == "gpu" else "cpu",
             kv_tokens=512,
             kv_window=48,
         )

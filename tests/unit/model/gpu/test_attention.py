@@ -8,7 +8,7 @@ import torch
 from specinfer.model.batch import Batch
 from specinfer.model.gpu.attention import splits_for, tree_attention
 from specinfer.model.gpu.description import Bucket, exact_bucket
-from tests.unit.model.device.passes import DEVICE, SLOTS, exact_attention, planned, ragged_pass
+from tests.unit.model.gpu.passes import DEVICE, SLOTS, exact_attention, planned, ragged_pass
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3}
 

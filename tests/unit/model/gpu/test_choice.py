@@ -14,7 +14,7 @@ from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.topology import depths
 from specinfer.verification.acceptance import RequestRandomness, Target, drawable, find_rule
 from specinfer.verification.target import BrokenModelError, ChosenTarget, LogitsTarget
-from tests.unit.model.device.passes import DEVICE
+from tests.unit.model.gpu.passes import DEVICE
 
 V = 300
 CASES = [

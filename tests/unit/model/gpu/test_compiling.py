@@ -12,7 +12,7 @@ SPILLED_BYTES = {80: 160, 90: 0}
 
 
 def test_every_kernel_compiles_within_shared_memory_and_hardly_spills() -> None:
-    command = [sys.executable, "-m", "tests.unit.model.device.compile_kernels"]
+    command = [sys.executable, "-m", "tests.unit.model.gpu.compile_kernels"]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]

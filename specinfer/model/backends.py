@@ -1,0 +1,145 @@
+"""Backends of passes: what runs a model where, and in which formats of weights.
+
+native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
+torch    any device and type; attention backend by name (`specinfer.model.torch.attention`)
+generic  causal models of `transformers` as they are (`specinfer.model.torch.generic`)
+gpu      fused kernels for a GPU (`specinfer.model.gpu`); only by name
+auto     native where it can run the model, else torch, with the reason in the log
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from specinfer.errors import IncompatibleError, SettingError, UnavailableError
+from specinfer.model.executor import Executor, TorchExecutor
+from specinfer.model.formats.base import Format
+from specinfer.model.formats.held import name_of
+from specinfer.model.offload.stores import LayerStore
+from specinfer.model.torch.parts import Weights
+from specinfer.model.weights.config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Parts of an executor to make."""
+
+    config: ModelConfig
+    weights: Weights
+    format: Format
+    dtype: torch.dtype
+    num_blocks: int
+    """Blocks of the cache."""
+    device: str
+    attention: str
+    """Attention backend of the torch executor."""
+    store: LayerStore | None = None
+    """Place of the layers, if not on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A kind of executors."""
+
+    name: str
+    help: str
+    supports: Callable[[ModelConfig, torch.dtype, str], str]
+    """Returns why it cannot run a model on a device, or nothing."""
+    make: Callable[[Work], Executor]
+    offloads: bool = False
+    """True if layers may lie elsewhere."""
+    automatic: bool = False
+    """True if `auto` may take it."""
+
+    def runs(self, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str) -> str:
+        """Return why it cannot run a model in a format, or nothing."""
+        return chosen.fits(config, self.name, name_of(dtype)) or self.supports(config, dtype, device)
+
+
+def _supports_native(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
+    from specinfer.model.native.model import check_supported
+
+    try:
+        check_supported(config, dtype, device)
+    except (UnavailableError, IncompatibleError) as error:
+        return str(error)
+    return ""
+
+
+def _make_native(work: Work) -> Executor:
+    from specinfer.model.native.executor import NativeExecutor
+
+    return NativeExecutor(work.config, work.weights, work.dtype, work.num_blocks, work.store)
+
+
+def _make_torch(work: Work) -> Executor:
+    place = (work.num_blocks, work.device, work.attention, work.store)
+    return TorchExecutor(work.config, work.weights, work.dtype, *place)
+
+
+def _make_generic(work: Work) -> Executor:
+    raise SettingError("executor", "generic", "runs directories of transformers, no separate tensors")
+
+
+def _make_gpu(work: Work) -> Executor:
+    try:
+        from specinfer.model.gpu.executor import GpuExecutor
+    except ModuleNotFoundError as error:
+        raise SettingError("executor", "gpu", f"needs the extra `gpu`: {error}") from error
+    return GpuExecutor(work.config, work.weights, work.dtype, work.num_blocks, work.device, work.format.name)
+
+
+def _supports_all(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
+    return ""
+
+
+BACKENDS = {
+    each.name: each
+    for each in (
+        Backend("native", "compiled CPU kernels", _supports_native, _make_native, True, True),
+        Backend("torch", "torch operations", _supports_all, _make_torch, True, True),
+        Backend("generic", "any causal model of transformers", _supports_all, _make_generic),
+        Backend("gpu", "fused kernels for a GPU; not yet run on one", _supports_all, _make_gpu),
+    )
+}
+EXECUTORS = ("auto", *BACKENDS)
+
+
+def executors_help() -> str:
+    """Return the help of a setting."""
+    each = "; ".join(f"{backend.name}, {backend.help}" for backend in BACKENDS.values())
+    automatic = " or ".join(backend.name for backend in BACKENDS.values() if backend.automatic)
+    return f"{each}; auto, the first of {automatic} that can, or generic for models that neither knows"
+
+
+def candidates(name: str) -> list[Backend]:
+    """Return the backends that an executor's name stands for, best first."""
+    if name != "auto":
+        return [BACKENDS[name]]
+    return [backend for backend in BACKENDS.values() if backend.automatic]
+
+
+def choose_backend(
+    name: str, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str
+) -> Backend:
+    """Return the first backend of this name that runs a model; log why better ones do not.
+
+    Raises:
+        SettingError: if none does, naming the format or the executor.
+    """
+    reasons: list[str] = []
+    for backend in candidates(name):
+        reason = backend.runs(config, chosen, dtype, device)
+        if not reason:
+            if reasons:
+                log.warning("%s; using the %s executor", "; ".join(reasons), backend.name)
+            return backend
+        reasons.append(reason)
+    if all(chosen.fits(config, each.name, name_of(dtype)) for each in candidates(name)):
+        raise SettingError("weights", chosen.name, reasons[0])
+    field, value = ("executor", name) if name != "auto" else ("weights", chosen.name)
+    raise SettingError(field, value, reasons[0])

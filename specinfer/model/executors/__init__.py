@@ -1,1 +1,0 @@
-"""Executors of flattened passes: torch, the compiled kernels, models of `transformers` as they are."""

@@ -1,0 +1,43 @@
+"""The families that our decoder knows: one file each, and one line here."""
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.families.base import Family, GgufLayout
+from specinfer.model.families.gemma import GEMMA, GEMMA_2_3
+from specinfer.model.families.gpt_neox import GPT_NEOX
+from specinfer.model.families.granite import GRANITE
+from specinfer.model.families.llama import LLAMA
+from specinfer.model.families.olmo import OLMO
+from specinfer.model.families.opt import OPT
+from specinfer.model.families.phi import PHI
+from specinfer.model.families.qwen import QWEN
+from specinfer.model.families.smollm3 import SMOLLM3
+
+_ALL = (LLAMA, QWEN, GEMMA, GEMMA_2_3, PHI, SMOLLM3, GRANITE, OLMO, OPT, GPT_NEOX)
+FAMILIES: dict[str, Family] = {model_type: family for family in _ALL for model_type in family.model_types}
+"""Families by `model_type`."""
+GGUF: dict[str, GgufLayout] = {
+    architecture: layout for family in FAMILIES.values() for architecture, layout in family.gguf.items()
+}
+"""Layouts of GGUF files by architecture."""
+
+
+def family_of(model_type: str) -> Family:
+    """Return the family of a `model_type`.
+
+    Raises:
+        IncompatibleError: if our decoder does not know it.
+    """
+    if model_type not in FAMILIES:
+        raise IncompatibleError(f"model_type = {model_type!r}: supported are {', '.join(FAMILIES)}")
+    return FAMILIES[model_type]
+
+
+def gguf_layout(architecture: str) -> GgufLayout:
+    """Return the layout of GGUF files of an architecture.
+
+    Raises:
+        IncompatibleError: if it is not known.
+    """
+    if architecture not in GGUF:
+        raise IncompatibleError(f"GGUF architecture = {architecture!r}: supported are {', '.join(GGUF)}")
+    return GGUF[architecture]

@@ -1,0 +1,110 @@
+"""Describe a family: all that differs between families of decoders, in one record.
+
+A family's file has one `Family`; the registry (`specinfer.model.families`) lists them. Our decoder reads
+tensors under Llama's names, with two more norms (those of GLM-4):
+
+    post_self_attn_layernorm    of what attention adds to the hidden states
+    post_mlp_layernorm          of what the MLP adds
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.families.positions import rotary
+from specinfer.model.weights.gguf_files.metadata import GgufFile
+
+POSITIONS = "model.embed_positions.weight"
+"""Name of the table of learnt positions."""
+
+Fields = dict[str, Any]
+
+
+class HeadSizes(NamedTuple):
+    """Attention heads of a model."""
+
+    query: int
+    key_value: int
+    size: int
+
+
+class TensorSource(NamedTuple):
+    """Place of a tensor of ours in a checkpoint."""
+
+    name: str
+    pick: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Takes the wanted part; rows, if it may be a quantised matrix. None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufLayout:
+    """Layout of GGUF files of one architecture."""
+
+    parts: Mapping[str, str]
+    """Parts of a layer: name of `transformers`, name in the file."""
+    config: Callable[[GgufFile], tuple[Any, Fields]]
+    """Returns the configuration class of `transformers`, and its fields beyond the common ones."""
+    paired: bool = False
+    """True if rows of queries and keys are stored as interleaved rotary pairs."""
+    raised: bool = False
+    """True if weights of norms are stored plus one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family, or some that are close."""
+
+    model_types: tuple[str, ...]
+    fields: Callable[[Any], Fields]
+    """Translates a configuration of `transformers` into fields of `ModelConfig`."""
+    rename: Callable[[HeadSizes, str], dict[str, TensorSource]] | None = None
+    """Returns what a tensor of a checkpoint is for us, by our names; None: the names are ours."""
+    gguf: Mapping[str, GgufLayout] = field(default_factory=dict)
+    """GGUF layouts by architecture."""
+
+
+GGUF_PARTS = {
+    **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+"""Parts of a layer like Llama's."""
+POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Norms behind attention and MLP, as `transformers` and GGUF files call them."""
+
+
+def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
+    """Return the configuration: grouped-query attention with rotary positions, RMS norm, gated MLP.
+
+    `positions` are the fields about rotary frequencies, where they are not those of Llama.
+    """
+    if getattr(hf, "mlp_bias", False):
+        raise IncompatibleError("mlp_bias = True: not supported")
+    if not positions:
+        inv_freq, scale = rotary(hf)
+        positions = {"inv_freq": inv_freq, "rotary_scale": scale}
+    return positions | {
+        "intermediate_size": hf.intermediate_size,
+        "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
+        "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        "norm_eps": hf.rms_norm_eps,
+        "activation": getattr(hf, "hidden_activation", None) or hf.hidden_act,
+    }
+
+
+def replaced(name: str, parts: Mapping[str, str]) -> str:
+    """Return a name with some of its parts replaced, each once."""
+    for old, new in parts.items():
+        if old in name:
+            return name.replace(old, new)
+    return name

@@ -1,0 +1,56 @@
+"""GPT-NeoX and Pythia: rotary positions of a part of each head, layer norms, attention beside the MLP, biases.
+
+Query, key and value of a head lie one below the other in one matrix.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specinfer.model.families.base import Family, Fields, HeadSizes, TensorSource, replaced
+from specinfer.model.families.positions import rotary
+
+_NAMES = {
+    ".attention.dense.": ".self_attn.o_proj.",
+    ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
+    ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
+    "model.embed_in.": "model.embed_tokens.",
+    "model.final_layer_norm.": "model.norm.",
+}
+
+
+def _fields(hf: Any) -> Fields:
+    inv_freq, scale = rotary(hf, partial=True)
+    return {
+        "intermediate_size": hf.intermediate_size,
+        "norm_eps": hf.layer_norm_eps,
+        "activation": hf.hidden_act,
+        "inv_freq": inv_freq,
+        "rotary_scale": scale,
+        "layer_norm": True,
+        "gated": False,
+        "parallel": hf.use_parallel_residual,
+    }
+
+
+def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
+    if name == "embed_out.weight":
+        return {"lm_head.weight": TensorSource(name)}
+    if not name.startswith("gpt_neox."):  # a trained SSM, whose names are ours
+        return {name: TensorSource(name)}
+    ours = f"model.{name.removeprefix('gpt_neox.')}"
+    if ".attention.query_key_value." not in ours:
+        return {replaced(ours, _NAMES): TensorSource(name)}
+
+    def third(which: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        shape = (heads.query, 3, heads.size)
+        return lambda fused: fused.reshape(*shape, *fused.shape[1:])[:, which].flatten(0, 1)
+
+    return {
+        ours.replace("attention.query_key_value", f"self_attn.{part}_proj"): TensorSource(name, third(which))
+        for which, part in enumerate("qkv")
+    }
+
+
+GPT_NEOX = Family(model_types=("gpt_neox",), fields=_fields, rename=_rename)

@@ -1,0 +1,37 @@
+"""Granite 3: like Llama, with factors on embeddings, attention scores, residuals and logits."""
+
+from typing import Any
+
+from specinfer.model.families.base import GGUF_PARTS, Family, Fields, GgufLayout, llama_fields
+from specinfer.model.weights.gguf_files.metadata import GgufFile
+
+_FACTORS = {
+    "embedding_multiplier": "embedding_scale",
+    "attention_multiplier": "attention.scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Names in `config.json` and in GGUF files."""
+
+
+def _fields(hf: Any) -> Fields:
+    return llama_fields(hf) | {
+        "embedding_scale": float(hf.embedding_multiplier),
+        "attention_scale": float(hf.attention_multiplier),
+        "residual_scale": float(hf.residual_multiplier),
+        "logit_scale": 1 / hf.logits_scaling,
+    }
+
+
+def _gguf(file: GgufFile) -> tuple[Any, Fields]:
+    from transformers import GraniteConfig
+
+    factors = {name: file.meta.number(short) for name, short in _FACTORS.items()}
+    return GraniteConfig, factors | {"rope_parameters": file.rope(), "attention_bias": file.has_bias}
+
+
+GRANITE = Family(
+    model_types=("granite",),
+    fields=_fields,
+    gguf={"granite": GgufLayout(GGUF_PARTS, _gguf, paired=True)},
+)

@@ -1,0 +1,43 @@
+"""OPT: learnt positions, layer norms, a plain MLP, biases; the table of positions begins with unused rows."""
+
+from typing import Any
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.families.base import POSITIONS, Family, Fields, HeadSizes, TensorSource, replaced
+
+_UNUSED_POSITIONS = 2
+_NAMES = {
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".self_attn_layer_norm.": ".input_layernorm.",
+    ".final_layer_norm.": ".post_attention_layernorm.",
+    ".fc1.": ".mlp.up_proj.",
+    ".fc2.": ".mlp.down_proj.",
+}
+
+
+def _fields(hf: Any) -> Fields:
+    if not hf.do_layer_norm_before or hf._remove_final_layer_norm or not hf.layer_norm_elementwise_affine:
+        raise IncompatibleError("do_layer_norm_before = False, or norms without weights: not supported")
+    if hf.word_embed_proj_dim != hf.hidden_size:
+        raise IncompatibleError(f"word_embed_proj_dim = {hf.word_embed_proj_dim}: must be hidden_size")
+    return {
+        "intermediate_size": hf.ffn_dim,
+        "norm_eps": 1e-5,
+        "activation": hf.activation_function,
+        "layer_norm": True,
+        "gated": False,
+    }
+
+
+def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
+    _, own, part = name.rpartition("decoder.")
+    if not own:  # the head; or a trained SSM, whose names are ours
+        return {name: TensorSource(name)}
+    if part == "embed_positions.weight":
+        return {POSITIONS: TensorSource(name, lambda table: table[_UNUSED_POSITIONS:])}
+    if part.startswith("final_layer_norm."):
+        return {part.replace("final_layer_norm.", "model.norm."): TensorSource(name)}
+    return {replaced(f"model.{part}", _NAMES): TensorSource(name)}
+
+
+OPT = Family(model_types=("opt",), fields=_fields, rename=_rename)

@@ -1,0 +1,82 @@
+"""Kinds of formats, and where each fits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specinfer.model.formats.rounding import Bytes, Floats, in_pieces
+
+if TYPE_CHECKING:
+    from specinfer.model.weights.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Kind of matrices in memory; vectors and the embeddings to look up stay numbers."""
+
+    name: str
+    help: str
+
+    def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
+        """Return why a backend cannot hold a model so, or nothing; no configuration: any model."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat(Format):
+    """Numbers of one type, to which a quantised file is dequantised."""
+
+    dtype: str
+
+    def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
+        """Return why numbers of another type cannot be held, or nothing."""
+        return "" if dtype == self.dtype else f"needs dtype = {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFormat(Format):
+    """Bytes of a GPU's matrices."""
+
+    instead: str
+    """Format of a CPU with as many bits."""
+
+    def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
+        """Return which executor it needs, or nothing."""
+        return (
+            "" if backend == "gpu" else f"needs the gpu executor; on a CPU {self.instead} has 8 bits a weight"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat(Format):
+    """Blocks of a GGUF type."""
+
+    type_name: str
+    block: int
+    """Weights of a block."""
+    block_bytes: int
+    quantise_blocks: Callable[[Floats], Bytes]
+    """Quantises rows [n, K] to the bytes of their blocks."""
+    fallback: str = ""
+    """Format of rows that fill no whole blocks; empty: they stay numbers."""
+
+    def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
+        """Return which executor and type it needs, or nothing."""
+        fits = backend == "native" and dtype == "bfloat16"
+        return "" if fits else "needs the native executor in bfloat16"
+
+    @property
+    def bits(self) -> float:
+        """Bits of a weight."""
+        return 8 * self.block_bytes / self.block
+
+    def quantise(self, x: Floats) -> Bytes:
+        """Return [N, K] float32 as rows [N, bytes]; K must be a multiple of `block`."""
+        return in_pieces(x, x.shape[1] // self.block * self.block_bytes, self.quantise_blocks)
+
+    def dequantise(self, rows: Bytes) -> Floats:
+        """Return rows [N, bytes] as [N, K] float32."""
+        import gguf
+
+        numbers: Floats = gguf.dequantize(rows, gguf.GGMLQuantizationType[self.type_name])
+        return numbers

@@ -1,0 +1,149 @@
+"""Count the formats in which an executor really takes a model's weights."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
+from specinfer.model.formats.quantised import QuantisedWeights
+from specinfer.model.weights.blocks import Blocks, BlockWeights
+from specinfer.model.weights.families import EMBEDDING
+from specinfer.model.weights.files import TensorSlice, read_part, shape_of
+
+_TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFormats:
+    """Formats in which a model's tensors are held, and the reason."""
+
+    reason: str
+    counts: Mapping[str, int]
+    """Type of GGUF -> number of tensors."""
+    blocks: tuple[str, ...] = ()
+    """Types of the quantised ones, sorted: what decides the text beside the numeric type."""
+
+    def __str__(self) -> str:
+        """Return for example "as in the file: 169 Q4_K, 29 Q6_K, 141 F32"."""
+        numbers = set(_TYPE_NAMES.values())
+        ordered = sorted(self.counts.items(), key=lambda item: (item[0] in numbers, -item[1], item[0]))
+        counts = ", ".join(f"{count} {name}" for name, count in ordered)
+        return f"{self.reason}: {counts}" if counts else self.reason
+
+
+NOT_COUNTED = HeldFormats("not counted", {})
+
+
+def formats_of_parameters(parameters: Iterable[torch.Tensor]) -> HeldFormats:
+    """Return the formats of a model that `transformers` loaded."""
+    counts = Counter(_TYPE_NAMES.get(each.dtype, name_of(each.dtype).upper()) for each in parameters)
+    return HeldFormats("as transformers loaded them", counts)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return a type's name in `--dtype`."""
+    return str(dtype).removeprefix("torch.")
+
+
+class HeldWeights(Mapping[str, torch.Tensor]):
+    """The weights that an executor takes, in a format; counts what it takes."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        chosen: Format,
+        backend: str,
+        dtype: torch.dtype,
+        asked: bool = True,
+    ) -> None:
+        """Open weights for a backend, which holds numbers in `dtype`; `asked`: somebody chose the format."""
+        self.format, self._backend, self._dtype, self._asked = chosen, backend, dtype, asked
+        self._in_blocks = isinstance(weights, BlockWeights)
+        self._source: Mapping[str, torch.Tensor] = (
+            QuantisedWeights(weights, chosen) if isinstance(chosen, BlockFormat) else weights
+        )
+        self._gives_blocks = (
+            backend == "native"
+            and dtype is torch.bfloat16
+            and not isinstance(chosen, NumberFormat)
+            and isinstance(self._source, BlockWeights)
+        )
+        self._numbers: dict[str, str] = {}
+        self._blocks: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._source[name]
+        self._numbers[name] = self._type_of(name, tensor.dim())
+        if name != EMBEDDING:  # which is looked up and may be the head
+            self._blocks.pop(name, None)
+        return tensor
+
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
+        """Return a matrix in blocks, with `as_stored` only those of its file; None for numbers."""
+        if not self._gives_blocks:
+            return None
+        assert isinstance(self._source, BlockWeights)
+        found = self._source.blocks(name, as_stored)
+        if found is not None:
+            self._blocks[name] = found[0]
+        return found
+
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
+        """Return a part of a tensor."""
+        tensor = read_part(self._source, name, span)
+        self._numbers[name] = self._type_of(name, tensor.dim())
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return shape_of(self._source, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._source
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def formats(self) -> HeldFormats:
+        """Return what has been taken so far."""
+        counts = Counter([*self._blocks.values(), *self._numbers.values()])
+        blocks = set(self._blocks.values())
+        if isinstance(self.format, GpuFormat):
+            blocks.add(self.format.name.upper())
+        return HeldFormats(self._reason(), counts, tuple(sorted(blocks)))
+
+    def _type_of(self, name: str, dimensions: int) -> str:
+        if dimensions == 1 and self._backend == "native":
+            return "F32"
+        if isinstance(self.format, GpuFormat) and dimensions == 2 and ".layers." in name:
+            return self.format.name.upper()
+        return _TYPE_NAMES[self._dtype]
+
+    def _reason(self) -> str:
+        dtype = name_of(self._dtype)
+        if isinstance(self.format, NumberFormat):
+            return f"in {dtype}, as asked"
+        if isinstance(self.format, GpuFormat):
+            return f"quantised to {self.format.name}, as asked"
+        if isinstance(self.format, BlockFormat):
+            return self._reason_of_blocks(self.format)
+        if self._blocks:
+            return "as in the file"
+        if self._in_blocks and not self._gives_blocks:
+            return f"in {dtype}, as the {self._backend} executor in {dtype} multiplies no blocks"
+        return f"in {dtype}, as dtype says"
+
+    def _reason_of_blocks(self, chosen: BlockFormat) -> str:
+        if not self._blocks:
+            return f"in {name_of(self._dtype)}, as no matrix can be held in blocks of {chosen.type_name}"
+        fallbacks = sorted(set(self._blocks.values()) - {chosen.type_name})
+        why = "as asked" if self._asked else "as auto is for drafts"
+        if not fallbacks:
+            return f"in {chosen.type_name}, {why}"
+        where = f"rows that fill no blocks of {chosen.block} in {', '.join(fallbacks)}"
+        return f"in {chosen.type_name}, {why}, {where}"

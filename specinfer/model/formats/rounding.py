@@ -1,0 +1,62 @@
+"""Numbers that all searches for scales share, and the order in which weights are quantised."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.processors.threads import default_threads
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+_WEIGHTS_AT_ONCE = 1 << 18
+"""Weights of a piece: bounds the memory of temporaries, and keeps threads from waiting for each other."""
+
+
+def in_pieces(x: Floats, row_bytes: int, quantise: Callable[[Floats], Bytes]) -> Bytes:
+    """Return the rows [N, row_bytes] of x [N, K], quantised in pieces of some rows, by all threads."""
+    out = np.empty((len(x), row_bytes), np.uint8)
+    step = max(1, _WEIGHTS_AT_ONCE // x.shape[1])
+
+    def put(start: int) -> None:
+        piece = np.ascontiguousarray(x[start : start + step], np.float32)
+        out[start : start + step] = quantise(piece).reshape(len(piece), row_bytes)
+
+    with ThreadPoolExecutor(default_threads()) as pool:
+        list(pool.map(put, range(0, len(x), step)))
+    return out
+
+
+def grouped(x: Floats, length: int) -> Floats:
+    """Return rows as groups of `length` weights: [length, groups], so that sums over a group are vectors."""
+    return np.ascontiguousarray(x.reshape(-1, length).T)
+
+
+def importance(x: Floats) -> Floats:
+    """Return the weight of every error: large numbers count more, as they matter more in a product."""
+    weight = np.abs(x)
+    weight += np.sqrt(sum_products(x, x) / np.float32(len(x)))
+    return weight
+
+
+def sum_products(*factors: Floats) -> Floats:
+    """Return the sums over every group of the products of some numbers [weights, groups]."""
+    sums: Floats = np.einsum(",".join(["ij"] * len(factors)) + "->j", *factors)
+    return sums
+
+
+def inverse_of(x: Floats) -> Floats:
+    """Return 1 / x, and 0 for 0."""
+    return np.divide(np.float32(1), x, out=np.zeros_like(x), where=x != 0)
+
+
+def to_half(x: Floats) -> NDArray[np.float16]:
+    """Return factors as float16, the largest finite one for larger numbers."""
+    return np.clip(x, -65504, 65504).astype(np.float16)
+
+
+def half_bytes(x: NDArray[np.float16]) -> Bytes:
+    """Return [N] float16 as bytes [N, 2]."""
+    return np.ascontiguousarray(x).view(np.uint8).reshape(-1, 2)

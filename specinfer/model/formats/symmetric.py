@@ -1,0 +1,45 @@
+"""Scales of groups of weights around zero, found by weighted least squares: Q3_K, Q6_K, IQ4_NL, IQ4_XS."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.model.formats.rounding import Floats, importance, inverse_of, sum_products, to_half
+
+Nearest = Callable[[Floats], Floats]
+"""Rounds numbers to the values that a code may have."""
+
+
+def fit(x: Floats, lowest: int, nearest: Nearest, shares: tuple[float, ...]) -> Floats:
+    """Return the scale of every group of x [weights, groups]; it may be below 0.
+
+    Args:
+        lowest: value of the code that is farthest from zero; it is below 0.
+        shares: tried scales, as shares of the value that the group's largest number would have.
+    """
+    weight = importance(x)
+    weighted = weight * x
+    inverse = inverse_of(np.take_along_axis(x, np.abs(x).argmax(0)[None], 0)[0])
+    scale, best = np.zeros_like(inverse), np.zeros_like(inverse)
+    for share in shares:
+        values = nearest(x * (inverse * np.float32(lowest * share)))
+        products, squares = sum_products(weighted, values), sum_products(weight, values, values)
+        ratio = products * inverse_of(squares)
+        better = products * ratio > best  # what the fit takes off the error
+        scale, best = np.where(better, ratio, scale), np.where(better, products * ratio, best)
+    return scale
+
+
+def shared(scale: Floats, lowest: int, groups: int) -> tuple[NDArray[np.float16], NDArray[np.int16], Floats]:
+    """Return scales as whole numbers from `lowest` to `-lowest - 1`, times one factor for each block.
+
+    Returns:
+        Factors [blocks], numbers [blocks, groups], and the inverses of the scales that these give [groups].
+    """
+    blocks = scale.reshape(-1, groups)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)[:, 0]
+    factor = to_half(largest / np.float32(lowest))
+    exact = factor.astype(np.float32)
+    whole = np.clip(np.rint(blocks * inverse_of(exact)[:, None]), lowest, -lowest - 1)
+    return factor, whole.astype(np.int16), inverse_of((whole * exact[:, None]).reshape(-1))

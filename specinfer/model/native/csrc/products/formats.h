@@ -1,0 +1,189 @@
+// Formats of matrices. The quantised ones are blocks of GGUF, read here as the file has them.
+//
+// A block holds WEIGHTS numbers q of BITS bits, unsigned, with a scale d (float16). Blocks of 256 have a whole-number scale
+// for each GROUP of weights; some formats have a minimum beside each scale:
+//
+//   32 weights    d * (q - ZERO)               d * q + m
+//   256 weights   d * scale * (q - ZERO)       d * scale * q - dmin * least
+//
+// A new format is one struct here, its name in Storage (bindings.h) and a case of `with_format` (matrix.h).
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "simd/numbers.h"
+
+namespace specinfer {
+
+inline constexpr int MOST_WEIGHTS = 256;  // of a block
+inline constexpr int UNIT = 32;           // weights along k that are multiplied together
+
+// A block of any format.
+struct Block {
+  uint8_t q[MOST_WEIGHTS];
+  uint16_t d, dmin;   // float16; dmin: the minimum itself in blocks of 32
+  int8_t scale[16];
+  uint8_t least[16];
+};
+
+inline uint16_t read_u16(const uint8_t* p) {
+  uint16_t x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// Nibbles as blocks store them: the low ones of n bytes come first, then the high ones.
+inline void read_nibbles(const uint8_t* from, int n, uint8_t* q) {
+  for (int i = 0; i < n; ++i) q[i] = from[i] & 15, q[n + i] = from[i] >> 4;
+}
+
+// Adds bit i of 32 to number i, at place `to`.
+inline void add_bits(const uint8_t* from, int to, uint8_t* q) {
+  for (int i = 0; i < 32; ++i) q[i] |= (from[i / 8] >> i % 8 & 1) << to;
+}
+
+// Six bits each: eight scales and eight minima in twelve bytes.
+inline void read_scales_and_minima(const uint8_t* s, Block& b) {
+  for (int j = 0; j < 4; ++j) {
+    b.scale[j] = s[j] & 63, b.least[j] = s[j + 4] & 63;
+    b.scale[j + 4] = (s[j + 8] & 15) | (s[j] >> 6) << 4, b.least[j + 4] = (s[j + 8] >> 4) | (s[j + 4] >> 6) << 4;
+  }
+}
+
+// What the formats below have in common unless they say otherwise.
+struct SmallBlock {
+  static inline constexpr int WEIGHTS = 32, GROUP = 32, ZERO = 0;
+  static inline constexpr bool HAS_LEAST = false, TABLE = false, PAIRED = false;
+};
+struct LargeBlock : SmallBlock {
+  static inline constexpr int WEIGHTS = 256;
+};
+
+struct Q4_0Blocks : SmallBlock {
+  static inline constexpr int BYTES = 18, BITS = 4, ZERO = 8;
+  static void read(const uint8_t* from, Block& b) { b.d = read_u16(from), read_nibbles(from + 2, 16, b.q); }
+};
+
+struct Q4_1Blocks : SmallBlock {
+  static inline constexpr int BYTES = 20, BITS = 4;
+  static inline constexpr bool HAS_LEAST = true;
+  static void read(const uint8_t* from, Block& b) {
+    b.d = read_u16(from), b.dmin = read_u16(from + 2), read_nibbles(from + 4, 16, b.q);
+  }
+};
+
+struct Q5_0Blocks : SmallBlock {
+  static inline constexpr int BYTES = 22, BITS = 5, ZERO = 16;
+  static void read(const uint8_t* from, Block& b) {
+    b.d = read_u16(from), read_nibbles(from + 6, 16, b.q), add_bits(from + 2, 4, b.q);
+  }
+};
+
+struct Q5_1Blocks : SmallBlock {
+  static inline constexpr int BYTES = 24, BITS = 5;
+  static inline constexpr bool HAS_LEAST = true;
+  static void read(const uint8_t* from, Block& b) {
+    b.d = read_u16(from), b.dmin = read_u16(from + 2), read_nibbles(from + 8, 16, b.q), add_bits(from + 4, 4, b.q);
+  }
+};
+
+struct Q8_0Blocks : SmallBlock {
+  static inline constexpr int BYTES = 34, BITS = 8, ZERO = 128;
+  static void read(const uint8_t* from, Block& b) {
+    b.d = read_u16(from);
+    for (int i = 0; i < 32; ++i) b.q[i] = from[2 + i] ^ 0x80;
+  }
+};
+
+struct IQ4_NLBlocks : Q4_0Blocks {
+  static inline constexpr int ZERO = 128;
+  static inline constexpr bool TABLE = true;
+};
+
+struct Q4_KBlocks : LargeBlock {
+  static inline constexpr int BYTES = 144, BITS = 4;
+  static inline constexpr bool HAS_LEAST = true;
+  static void read(const uint8_t* from, Block& b) {
+    b.d = read_u16(from), b.dmin = read_u16(from + 2), read_scales_and_minima(from + 4, b);
+    for (int chunk = 0; chunk < 4; ++chunk) read_nibbles(from + 16 + 32 * chunk, 32, b.q + 64 * chunk);
+  }
+};
+
+struct Q5_KBlocks : LargeBlock {
+  static inline constexpr int BYTES = 176, BITS = 5;
+  static inline constexpr bool HAS_LEAST = true;
+  static void read(const uint8_t* from, Block& b) {
+    b.d = read_u16(from), b.dmin = read_u16(from + 2), read_scales_and_minima(from + 4, b);
+    for (int chunk = 0; chunk < 4; ++chunk) read_nibbles(from + 48 + 32 * chunk, 32, b.q + 64 * chunk);
+    for (int i = 0; i < 256; ++i) b.q[i] |= (from[16 + i % 32] >> i / 32 & 1) << 4;
+  }
+};
+
+struct Q6_KBlocks : LargeBlock {
+  static inline constexpr int BYTES = 210, BITS = 6, GROUP = 16, ZERO = 32;
+  static void read(const uint8_t* from, Block& b) {
+    for (int half = 0; half < 2; ++half) read_nibbles(from + 64 * half, 64, b.q + 128 * half);
+    for (int i = 0; i < 256; ++i) b.q[i] |= (from[128 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3) << 4;
+    std::memcpy(b.scale, from + 192, 16), b.d = read_u16(from + 208);
+  }
+};
+
+struct Q3_KBlocks : LargeBlock {
+  static inline constexpr int BYTES = 110, BITS = 3, GROUP = 16, ZERO = 4;
+  static void read(const uint8_t* from, Block& b) {
+    for (int i = 0; i < 256; ++i) {
+      const int two = from[32 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3, high = from[i % 32] >> i / 32 & 1;
+      b.q[i] = uint8_t(two | high << 2);
+    }
+    const uint8_t* s = from + 96;  // low nibbles of 16 scales in eight bytes, two high bits of each in four
+    for (int j = 0; j < 16; ++j) {
+      const int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4, high = s[8 + j % 4] >> j / 4 * 2 & 3;
+      b.scale[j] = int8_t((low | high << 4) - 32);
+    }
+    b.d = read_u16(from + 108);
+  }
+};
+
+struct Q2_KBlocks : LargeBlock {
+  static inline constexpr int BYTES = 84, BITS = 2, GROUP = 16;
+  static inline constexpr bool HAS_LEAST = true, PAIRED = true;  // scales and minima of four bits share a byte
+  static void read(const uint8_t* from, Block& b) {
+    for (int i = 0; i < 256; ++i) b.q[i] = from[16 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
+    for (int j = 0; j < 16; ++j) b.scale[j] = from[j] & 15, b.least[j] = from[j] >> 4;
+    b.d = read_u16(from + 80), b.dmin = read_u16(from + 82);
+  }
+};
+
+struct IQ4_XSBlocks : LargeBlock {
+  static inline constexpr int BYTES = 136, BITS = 4, ZERO = 128;
+  static inline constexpr bool TABLE = true;
+  static void read(const uint8_t* from, Block& b) {
+    b.d = read_u16(from);
+    const int high = read_u16(from + 2);
+    for (int j = 0; j < 8; ++j) {
+      b.scale[j] = int8_t(((from[4 + j / 2] >> j % 2 * 4 & 15) | (high >> 2 * j & 3) << 4) - 32);
+      read_nibbles(from + 8 + 16 * j, 16, b.q + 32 * j);
+    }
+  }
+};
+
+// Values of the numbers of formats with a TABLE.
+inline constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
+
+// Writes the WEIGHTS numbers of a block of a file.
+template <class F>
+void dequantise(const uint8_t* from, float* to) {
+  Block b;
+  F::read(from, b);
+  const float d = from_half(b.d), least = F::HAS_LEAST ? from_half(b.dmin) : 0;
+  for (int i = 0; i < F::WEIGHTS; ++i) {
+    const int q = F::TABLE ? IQ4_VALUES[b.q[i]] : b.q[i] - F::ZERO, g = i / F::GROUP;
+    if constexpr (F::WEIGHTS == UNIT) to[i] = F::HAS_LEAST ? d * q + least : d * q;
+    else if constexpr (F::HAS_LEAST) to[i] = d * b.scale[g] * q - least * b.least[g];
+    else to[i] = d * b.scale[g] * q;
+  }
+}
+
+}  // namespace specinfer

@@ -1,0 +1,119 @@
+"""Number of threads for a model: what affinity and the quotas of cgroups leave to this process.
+
+A quota limits processor time, not processors: more threads than it has seconds of them per second wait for each
+other while the kernel holds the whole process back.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from specinfer.errors import SettingError
+
+THREADS_HELP = "0: as many as affinity and the quota of its cgroups leave to the process"
+
+
+class _Mount(NamedTuple):
+    """A mounted hierarchy of cgroups."""
+
+    root: PurePosixPath
+    """Group that the mount point shows."""
+    point: Path
+    unified: bool
+    """True for cgroup v2."""
+
+
+def thread_count(threads: int) -> int:
+    """Return the number of threads that a setting stands for; 0 means as many as the process may use.
+
+    Raises:
+        SettingError: if there are fewer than 0 or more than the machine has processors.
+    """
+    limit = os.cpu_count() or 1
+    if not 0 <= threads <= limit:
+        raise SettingError(
+            "threads",
+            threads,
+            f"must be 1 to {limit}, the processors of this machine, or 0 for all usable ones",
+        )
+    return threads or default_threads()
+
+
+def default_threads() -> int:
+    """Return `usable_processors`, or less where OMP_NUM_THREADS is lower."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    usable = usable_processors()
+    return min(int(given), usable) if given.isdecimal() and int(given) else usable
+
+
+def usable_processors(root: Path = Path("/"), affinity: int | None = None) -> int:
+    """Return the minimum of CPU affinity and cgroup quotas, rounded down, at least 1.
+
+    Args:
+        root: directory that has `proc` and `sys`.
+        affinity: number of processors that this process may run on; None asks the system.
+    """
+    quotas = [int(quota) for quota in _quotas(root)]
+    return max(1, min([affinity or _affinity(), *quotas]))
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield the quotas, in processors, of this process's groups and of their ancestors."""
+    for mount in _mounts(root):
+        group = _own_group(root, mount.unified)
+        if group is None:
+            continue
+        inside = group.relative_to(mount.root) if group.is_relative_to(mount.root) else PurePosixPath()
+        if ".." in inside.parts:  # a group outside the namespace
+            inside = PurePosixPath()
+        for part in (inside, *inside.parents):
+            quota = _quota(mount.point / part, mount.unified)
+            if quota is not None:
+                yield quota
+
+
+def _mounts(root: Path) -> Iterator[_Mount]:
+    """Yield the mounted hierarchies that limit processor time."""
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        place, _, kind = line.partition(" - ")
+        fields, types = place.split(), kind.split()
+        if len(fields) < 5 or len(types) < 3:
+            continue
+        unified = types[0] == "cgroup2"
+        if unified or (types[0] == "cgroup" and "cpu" in types[2].split(",")):
+            yield _Mount(PurePosixPath(fields[3]), root / fields[4].lstrip("/"), unified)
+
+
+def _own_group(root: Path, unified: bool) -> PurePosixPath | None:
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if (number == "0" and not controllers) if unified else "cpu" in controllers.split(","):
+            return PurePosixPath(path)
+    return None
+
+
+def _quota(group: Path, unified: bool) -> float | None:
+    """Return a group's processors; None without a limit."""
+    if unified:
+        words = _read(group / "cpu.max").split()
+    else:
+        words = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(words) != 2 or not all(map(str.isdecimal, words)):  # "max", -1, no such file
+        return None
+    quota, period = map(int, words)
+    return quota / period if period else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # not there, or not for us
+        return ""

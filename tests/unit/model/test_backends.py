@@ -1,0 +1,65 @@
+"""Choice of the backend that runs a model."""
+
+import logging
+
+import pytest
+import torch
+
+from specinfer.errors import SettingError, UnavailableError
+from specinfer.model.backends import BACKENDS, EXECUTORS, choose_backend, executors_help
+from specinfer.model.formats.registry import FORMATS
+from specinfer.model.native import model as native_model
+from specinfer.model.weights.config import ModelConfig, from_transformers
+from tests.support.tiny_models import tiny_transformers
+
+CONFIG: ModelConfig = from_transformers(tiny_transformers("llama").config)
+
+
+def chosen(executor: str, weights: str = "auto", dtype: torch.dtype = torch.bfloat16) -> str:
+    return choose_backend(executor, CONFIG, FORMATS[weights], dtype, "cpu").name
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_model, "check_supported", lambda *_: None)
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise UnavailableError("the processor lacks avx2")
+
+    monkeypatch.setattr(native_model, "check_supported", unsupported)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_kernels_are_taken_where_they_run() -> None:
+    assert chosen("auto") == chosen("native") == chosen("auto", "q4_k") == "native"
+    assert chosen("torch") == "torch"
+    assert chosen("gpu", "fp8") == "gpu"
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_without_kernels_torch_runs_numbers_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert chosen("auto") == "torch"
+    assert "the processor lacks avx2; using the torch executor" in caplog.text
+    with pytest.raises(SettingError, match="executor = 'native': the processor lacks avx2"):
+        chosen("native")
+    with pytest.raises(SettingError, match="weights = 'q4_k': the processor lacks avx2"):
+        chosen("auto", "q4_k")
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_format_that_does_not_fit_is_named() -> None:
+    with pytest.raises(SettingError, match="weights = 'q4_k': needs the native executor in bfloat16"):
+        chosen("torch", "q4_k")
+    with pytest.raises(SettingError, match="weights = 'bf16': needs dtype = bfloat16"):
+        chosen("auto", "bf16", torch.float32)
+    with pytest.raises(SettingError, match="weights = 'fp8': needs the gpu executor"):
+        chosen("native", "fp8")
+
+
+def test_help_and_choices_name_all() -> None:
+    assert EXECUTORS == ("auto", "native", "torch", "generic", "gpu")
+    assert all(name in executors_help() for name in BACKENDS)
