@@ -3,6 +3,7 @@
 The module that runs there ends with `sys.exit(finish(work))`, where `work` returns its output.
 """
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
 
 def finish(work: Callable[[], str]) -> int:
     """Run the work of a module; print its output, or the reason of its failure; return the exit code."""
+    gc.disable()  # the process ends soon
     try:
         print(work())
     except SpecInferError as error:
