@@ -15,11 +15,14 @@ log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
 """Measured sizes: the kernels take six rows at a time, so the seventh, the thirteenth and so on cost most."""
-_CONTEXT = 256
+_CONTEXT, _FIRST = 256, 16
+"""Tokens of the context, and of its part before the first pass, which may be all if passes are heavy."""
 _MOST_ROUNDS, _LARGE, _ROUNDS_OF_LARGE = 8, 32, 2
 """Size from which fewer rounds are measured: such passes take long, and steps are rarely that large."""
+_HEAVY_S, _POWERS = 0.01, (1, 2, 4, 8, 16, 32)
+"""Seconds of a pass from which fewer sizes are measured: starting must not take long."""
 _SLOW_S, _FEW = 0.5, (1, 16, 64)
-"""Seconds of a pass from which few sizes are measured: starting must not take minutes."""
+"""Seconds of a pass from which each of a few sizes is measured once: starting must not take minutes."""
 _CHEAP = 2.0
 """Times a pass over one token up to which larger passes are measured: a GPU's 512 nodes may cost as much as
 one."""
@@ -39,7 +42,7 @@ def measure_passes(
     clock: Callable[[], float] = time.perf_counter,
     most_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
-    """Return (tokens, seconds) of passes behind a context of 256 tokens, or less in a smaller model or cache.
+    """Return (tokens, seconds) of passes after a context of 256 tokens, or of less where passes are heavy.
 
     All is measured twice, in half the time each, and again while that differs by more than a third or falls
     with more tokens, a few times at most: a neighbour was busy. Disturbances only prolong, so the least of
@@ -63,13 +66,17 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
         positions = min(runner.cache.capacity_tokens, runner.config.max_positions)
         most = min(_SIZES[-1], positions // 2)
         context = min(_CONTEXT, positions - most)
-        runner.forward([Segment(sequence, [1] * context)])
+        first = min(_FIRST, context)
+        runner.forward([Segment(sequence, [1] * first)])
 
         def one_pass(size: int) -> float:
             return _one_pass(runner, _nodes(sequence, size), clock)
 
-        slow = one_pass(1) > _SLOW_S
-        sizes = [size for size in (_FEW if slow else _SIZES) if size <= most]
+        seconds = min(one_pass(1), one_pass(1))
+        slow, heavy = seconds > _SLOW_S, seconds > _HEAVY_S
+        if not heavy and context > first:
+            runner.forward([Segment(sequence, [1] * (context - first))])
+        sizes = [size for size in (_FEW if slow else _POWERS if heavy else _SIZES) if size <= most]
         if slow:
             found = {size: one_pass(size) for size in sizes}
         else:

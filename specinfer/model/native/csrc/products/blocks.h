@@ -82,22 +82,28 @@ INLINED inline void weight_pair(const char* at, Words& first, Words& second) {
   }
 }
 
-// Puts number i of a unit into its column's lane.
-template <int BITS>
-void put_number(uint32_t* lane, int i, uint32_t q) {
-  const int step = i / 4, byte = i % 4 * 8;
-  if (BITS == 8) {
-    lane[step * TILE] |= q << byte;
-    return;
+// Bits FROM to FROM + BITS of the numbers of all steps of a unit, in lines: `steps` has four numbers to a word.
+template <int BITS, int FROM>
+void put_bits(const uint32_t* steps, uint32_t* lane) {
+  constexpr int STEPS = 8 / BITS;
+  for (int line = 0; line < BITS; ++line) {
+    uint32_t word = 0;
+    for (int i = 0; i < STEPS; ++i) word |= (steps[line * STEPS + i] >> FROM & 0x01010101u * ((1 << BITS) - 1)) << i * BITS;
+    lane[line * TILE] = word;
   }
-  const auto put_bits = [&](int line, int bits, uint32_t number) {
-    lane[(line + step * bits / 8) * TILE] |= number << (byte + step * bits % 8);
-  };
-  if (BITS >= 4) lane[step / 2 * TILE] |= (q & 15) << (byte + step % 2 * 4);
-  if (BITS == 5) put_bits(4, 1, q >> 4);
-  if (BITS == 6) put_bits(4, 2, q >> 4);
-  if (BITS < 4) put_bits(0, 2, q & 3);
-  if (BITS == 3) put_bits(2, 1, q >> 2);
+}
+
+// Puts the numbers of a unit into its column's lane.
+template <int BITS>
+void put_numbers(const uint8_t* q, uint32_t* lane) {
+  uint32_t steps[UNIT / 4];
+  std::memcpy(steps, q, sizeof steps);
+  if constexpr (BITS == 8) put_bits<8, 0>(steps, lane);
+  if constexpr (BITS >= 4 && BITS < 8) put_bits<4, 0>(steps, lane);
+  if constexpr (BITS == 5) put_bits<1, 4>(steps, lane + 4 * TILE);
+  if constexpr (BITS == 6) put_bits<2, 4>(steps, lane + 4 * TILE);
+  if constexpr (BITS < 4) put_bits<2, 0>(steps, lane);
+  if constexpr (BITS == 3) put_bits<1, 2>(steps, lane + 2 * TILE);
 }
 
 // A format's tiles and the products with them.
@@ -129,8 +135,9 @@ struct Blocks {
       if (F::HAS_LEAST && !F::PAIRED) at[SCALES_BYTES] = char(b.least[g]);
     }
     uint32_t* lane = reinterpret_cast<uint32_t*>(to + HEAD_BYTES) + c;
-    const uint8_t flip = SIGNED && F::BITS == 8 ? 0x80 : 0;
-    for (int i = 0; i < F::WEIGHTS; ++i) put_number<F::BITS>(lane + i / UNIT * UNIT_BYTES / 4, i % UNIT, b.q[i] ^ flip);
+    if (SIGNED && F::BITS == 8)
+      for (uint8_t& q : b.q) q ^= 0x80;
+    for (int u = 0; u < UNITS; ++u) put_numbers<F::BITS>(b.q + u * UNIT, lane + u * UNIT_BYTES / 4);
   }
 
   // Scales of 16 columns: of a group, and what its sum of activations is multiplied with, which is negated.

@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -64,12 +65,11 @@ struct Matrix {
   int tiles() const { return n ? (n + width - 1) / width : 0; }
   size_t bytes() const { return tiles() * tile_bytes; }
   const char* tile(int i) const { return data + i * tile_bytes; }
-  // Room of zeros for the tiles.
+  // Room for the tiles.
   char* own() {
     delete packed;
     packed = new Arena(bytes());
     data = packed->data();
-    std::memset(packed->data(), 0, bytes());
     return packed->data();
   }
   // The tiles lie elsewhere from now on.
@@ -80,18 +80,28 @@ struct Matrix {
   ~Matrix() { delete packed; }
 };
 
+// f(column) of all tiles, which begin as zeros.
+template <class Do>
+void for_columns(const Matrix& m, Do f) {
+  char* out = m.packed->data();
+#pragma omp parallel for
+  for (int tile = 0; tile < m.tiles(); ++tile) {
+    std::memset(out + tile * m.tile_bytes, 0, m.tile_bytes);
+    for (int c = tile * m.width; c < std::min(m.n, (tile + 1) * m.width); ++c) f(c);
+  }
+}
+
 // Packs a dense matrix [n, k] into tiles of lines: a line has S numbers of each of 16 columns.
 template <class Kind>
 void pack_dense(Matrix& m, const typename Kind::T* source, int vectors) {
   const int steps = m.k / Kind::S;
   m.width = vectors * LANES, m.tile_bytes = size_t(steps) * vectors * 64;
   auto* out = reinterpret_cast<typename Kind::T*>(m.own());
-#pragma omp parallel for
-  for (int c = 0; c < m.n; ++c) {
+  for_columns(m, [&](int c) {
     auto* column = out + size_t(c / m.width) * m.width * m.k + c % m.width / LANES * LANES * Kind::S;
     for (int i = 0; i < m.k; ++i)
       column[size_t(i / Kind::S) * m.width * Kind::S + Kind::place(c % LANES, i % Kind::S)] = source[size_t(c) * m.k + i];
-  }
+  });
 }
 
 // A bfloat16 matrix in block floating point.
@@ -99,13 +109,12 @@ inline void pack_block_float(Matrix& m, const uint16_t* source, int vectors) {
   m.width = vectors * LANES, m.tile_bytes = size_t(m.k) / 2 * vectors * 64, m.storage = BLOCK_FLOAT, m.input = BLOCK_FLOAT_ROWS;
   m.scale.assign(size_t(m.tiles()) * m.width, 0);
   auto* out = reinterpret_cast<int16_t*>(m.own());
-#pragma omp parallel for
-  for (int c = 0; c < m.n; ++c) {
+  for_columns(m, [&](int c) {
     const uint16_t* w = source + size_t(c) * m.k;
     const float scale = m.scale[c] = weight_scale(w, m.k);
     int16_t* column = out + size_t(c / m.width) * m.width * m.k + c % m.width * 2;
     for (int i = 0; i < m.k; ++i) column[size_t(i / 2) * m.width * 2 + i % 2] = int16_t(std::lrint(from_bf16(w[i]) / scale));
-  }
+  });
 }
 
 // Blocks of GGUF, [n][k / WEIGHTS].
@@ -116,9 +125,13 @@ void pack_blocks(Matrix& m, const uint8_t* source) {
   char* out = m.own();
   const int blocks = m.k / F::WEIGHTS;
 #pragma omp parallel for
-  for (int c = 0; c < m.n; ++c)
-    for (int b = 0; b < blocks; ++b)
-      B::put(out + c / TILE * m.tile_bytes + size_t(b) * B::BLOCK_BYTES, c % TILE, source + (size_t(c) * blocks + b) * F::BYTES);
+  for (int tile = 0; tile < m.tiles(); ++tile) {
+    char* to = out + tile * m.tile_bytes;
+    const int columns = std::min(TILE, m.n - tile * TILE);
+    if (columns < TILE) std::memset(to, 0, m.tile_bytes);
+    for (int b = 0; b < blocks; ++b, to += B::BLOCK_BYTES)
+      for (int c = 0; c < columns; ++c) B::put(to, c, source + (size_t(tile * TILE + c) * blocks + b) * F::BYTES);
+  }
 }
 
 // Packs a matrix of any storage from its rows [n, k]. `vectors`: of 16 columns, in a tile of a dense one.
