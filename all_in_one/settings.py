@@ -10,8 +10,8 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.registry import AUTO, weights_help
 from specinfer.planning.guarantee import NEVER_SLOWER
-from specinfer.processors.threads import THREADS_HELP, thread_count
 from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.system.threads import THREADS_HELP, thread_count
 
 GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
 AUTOMATIC, NONE = "auto", "none"

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from specinfer.cache_directory import cache_directory
 from specinfer.hub import resolve_model
 from specinfer.model.weights.account import load_whole
 from specinfer.model.weights.beside import copy_beside
 from specinfer.model.weights.config import load_config
+from specinfer.system.cache_directory import cache_directory
 
 
 def write_float_model(model: str) -> Path:

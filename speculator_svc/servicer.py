@@ -13,12 +13,12 @@ from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.drafters.failures import DraftFailures
 from specinfer.drafters.outcomes import PendingTree
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
-from specinfer.log_lines import about
 from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.speculators.description import encode_draft
+from specinfer.system.log_lines import about
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_limits

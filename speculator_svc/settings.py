@@ -7,8 +7,8 @@ from specinfer.drafters import DRAFTERS, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import weights_help
-from specinfer.processors.threads import THREADS_HELP
 from specinfer.service.settings import ServiceSettings
+from specinfer.system.threads import THREADS_HELP
 
 _DEFAULTS = DrafterOptions()
 

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
-from specinfer.log_lines import about
 from specinfer.outcomes import EntryStatus, LogprobRow
+from specinfer.system.log_lines import about
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from specinfer.wire.constraint_codec import decode_constraint

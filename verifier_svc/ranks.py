@@ -17,8 +17,8 @@ import torch
 from specinfer.model.parallel.executor import ParallelExecutor
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.ranks import Ranks
-from specinfer.parent_process import end_with_parent
 from specinfer.service.threads import EngineThread
+from specinfer.system.parent_process import end_with_parent
 from verifier_svc.settings import VerifierSettings
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.backends import executors_help
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.registry import AUTO, weights_help
-from specinfer.processors.threads import THREADS_HELP
 from specinfer.service.settings import ServiceSettings
+from specinfer.system.threads import THREADS_HELP
 from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.jobs import EngineLimits
 

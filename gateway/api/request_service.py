@@ -23,8 +23,8 @@ from specinfer.errors import (
     SpecInferError,
     UnavailableError,
 )
-from specinfer.log_lines import about
 from specinfer.scheduling.request import GenerationRequest
+from specinfer.system.log_lines import about
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from gateway.api.status import StatusReporter
 from gateway.api.watch.replies import WatchReplies
 from gateway.session.token_stream import StreamChunk, TokenStream
 from specinfer.errors import SpecInferError
-from specinfer.log_lines import REQUEST_ID
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.request import GenerationRequest
 from specinfer.scheduling.text import TextStream
 from specinfer.service.tracing import HEADER
+from specinfer.system.log_lines import REQUEST_ID
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 from specinfer.wire.status import abort, status_of

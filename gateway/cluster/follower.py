@@ -9,7 +9,7 @@ from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.store.reading import RequestReader
 from gateway.store.records import Known
 from specinfer.errors import FaultError, NotFoundError, SpecInferError, UnavailableError
-from specinfer.log_lines import LogPace, about
+from specinfer.system.log_lines import LogPace, about
 
 log = logging.getLogger(__name__)
 _INTERVAL_S = 0.025

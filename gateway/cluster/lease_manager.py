@@ -17,8 +17,8 @@ from gateway.events import Events
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
 from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.log_lines import LogPace
 from specinfer.service.outage import Outage
+from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 6

@@ -14,10 +14,10 @@ from gateway.session.session import Shared, VerifierSession
 from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
-from specinfer.log_lines import about
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest
 from specinfer.service.channel import resolve
+from specinfer.system.log_lines import about
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)

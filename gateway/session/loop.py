@@ -17,7 +17,6 @@ from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
-from specinfer.log_lines import LogPace
 from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes
 from specinfer.planning.learned_training import NO_RECORDER, StepRecorder
@@ -28,6 +27,7 @@ from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
 from specinfer.speculators.pool import SpeculatorPool
 from specinfer.step import StepMachine, StepPlan, Verified
+from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1

@@ -16,7 +16,6 @@ from gateway.session.publish import Publisher
 from gateway.session.token_stream import TokenStreams
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
-from specinfer.log_lines import about
 from specinfer.outcomes import FinishReason
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
@@ -24,6 +23,7 @@ from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
 from specinfer.service.outage import Outage, backoff
+from specinfer.system.log_lines import about
 from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

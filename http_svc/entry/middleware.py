@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from http_svc.errors import ApiError
 from http_svc.settings import HttpSettings
 from specinfer.client import new_request_id
-from specinfer.log_lines import REQUEST_ID
 from specinfer.service.metrics import TO_MINUTES_S, declare_build_info
+from specinfer.system.log_lines import REQUEST_ID
 
 
 class HttpMetrics:

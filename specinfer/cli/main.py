@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from specinfer import __version__
-from specinfer.cache_directory import CACHE_HELP
 from specinfer.cli.batch import batch
 from specinfer.cli.check import check, explanation
 from specinfer.cli.compare import bench, compare
@@ -42,6 +41,7 @@ from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
 from specinfer.service.channel import check_target
+from specinfer.system.cache_directory import CACHE_HELP
 from specinfer.usage import USAGE_ERROR, usage_message
 
 PROGRAM = "specinfer"

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from specinfer.cli.bench import BenchRun
 from specinfer.client import Answer, Retry, StreamLostError
-from specinfer.progress import LOGGER
+from specinfer.system.progress import LOGGER
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)

@@ -13,7 +13,7 @@ from specinfer.constraints import check_process
 from specinfer.constraints.constraint import Constraint
 from specinfer.constraints.grammars import check_json
 from specinfer.errors import ExhaustedError, UnavailableError
-from specinfer.parent_process import ending_with_us
+from specinfer.system.parent_process import ending_with_us
 
 SECONDS = 2.0
 """Most processor time for one constraint, in seconds. Large schemas take a tenth of a second."""

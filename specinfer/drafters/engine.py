@@ -13,9 +13,9 @@ from specinfer.drafters.contexts import Contexts
 from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome, check_entry
 from specinfer.drafters.look_ahead import AheadDrafter, LookAhead, PendingDraft
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
-from specinfer.log_lines import LogPace
 from specinfer.outcomes import EntryStatus
 from specinfer.sampling import draft_seed
+from specinfer.system.log_lines import LogPace
 from specinfer.tree import TokenTree, most_depth
 
 log = logging.getLogger(__name__)

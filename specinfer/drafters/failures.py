@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.errors import SpecInferError
-from specinfer.log_lines import LogPace
+from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 

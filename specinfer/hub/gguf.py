@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from specinfer.apart import apart
-from specinfer.cache_directory import cache_directory
 from specinfer.errors import UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
 from specinfer.model.weights.gguf_files.parts import split_stem
@@ -23,9 +21,11 @@ from specinfer.model.weights.source import (
     file_fingerprint,
     read_record,
 )
-from specinfer.progress import progress
+from specinfer.system.apart import apart
+from specinfer.system.cache_directory import cache_directory
+from specinfer.system.progress import progress
 
-_DERIVE = "specinfer.model.weights.derive"
+_DERIVE = "specinfer.model.weights.convert"
 """Module that loads torch, which a gateway is installed without."""
 _NEEDED = ("torch", "transformers", "gguf")
 
@@ -68,9 +68,9 @@ def derive(work: Path, path: Path, fingerprint: str) -> None:
         UnavailableError: if a library is missing.
     """
     check_libraries()
-    with progress(f"reading configuration and tokenizer of {path}"):
+    with progress(f"reading configuration and tokenizer of {path}") as report:
         if "torch" in sys.modules and path.stat().st_size < LARGE_FILE:
-            found = import_module(_DERIVE).derive_directory(path, work)
+            found = import_module(_DERIVE).convert_gguf(path, work, report)
         else:
             with apart(_DERIVE, str(path), str(work)) as wait:
                 found = json.loads(wait())

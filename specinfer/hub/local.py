@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from specinfer.cache_directory import cache_directory
 from specinfer.errors import NotFoundError, SpecInferError
 from specinfer.hub.gguf import derived_directories
 from specinfer.hub.resolve import model_name
 from specinfer.model.weights.source import KEPT_GGUF, RECORD, read_record
+from specinfer.system.cache_directory import cache_directory
 from specinfer.tokenizer import Tokenizer
 
 

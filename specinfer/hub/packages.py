@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from specinfer.errors import UnavailableError
 from specinfer.hub.registry import GgufSource
-from specinfer.progress import Report, progress
+from specinfer.system.progress import Report, progress
 
 _CHUNK = 1 << 20
 _STATE = "parts.json"

@@ -19,8 +19,8 @@ from specinfer.hub.packages import check_sum, fetch_parts, watched
 from specinfer.hub.registry import GgufSource, KnownModel, find_model, known_models
 from specinfer.hub.resolve import is_hub_id, model_directory, resolve_model
 from specinfer.model.weights.source import KEPT_GGUF, file_fingerprint
-from specinfer.progress import log, progress
 from specinfer.special_tokens import TOKENIZER_FILES
+from specinfer.system.progress import log, progress
 
 _TOKENIZER = (*TOKENIZER_FILES, "*.jinja", "chat_template.json")
 """Files that a gateway reads of a model."""

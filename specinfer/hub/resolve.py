@@ -8,12 +8,12 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from specinfer.cache_directory import cache_directory
 from specinfer.errors import SettingError
 from specinfer.hub.gguf import gguf_directory, refresh
 from specinfer.hub.registry import known_models
 from specinfer.model.weights.gguf_files.parts import split_stem
 from specinfer.model.weights.source import kept_gguf
+from specinfer.system.cache_directory import cache_directory
 
 DEFAULT_MODEL = "smollm2-135m"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
 from specinfer.hub.resolve import model_directory, model_name, resolve_model
-from specinfer.progress import progress
+from specinfer.system.progress import progress
 
 
 def widen(model: str, factor: int) -> Path:

@@ -144,8 +144,8 @@ def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | 
     """
     if ranks is not None:
         return config.like_llama("ranks that share a model")
-    if options.executor == "device":
-        return config.like_llama("executor = 'device'")
+    if options.executor == "gpu":
+        return config.like_llama("executor = 'gpu'")
     return config.like_llama(f"kv_window = {options.kv_window}") if options.kv_window else config
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from specinfer.processors.threads import default_threads, thread_count
+from specinfer.system.threads import default_threads, thread_count
 
 
 def use_threads(threads: int) -> None:

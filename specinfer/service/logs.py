@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from specinfer.errors import SpecInferError
-from specinfer.log_lines import REQUEST_ID, TRACE_ID
+from specinfer.system.log_lines import REQUEST_ID, TRACE_ID
 
 log = logging.getLogger(__name__)
 

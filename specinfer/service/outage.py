@@ -6,7 +6,7 @@ The first failure is logged, and then a line every five seconds.
 import logging
 from dataclasses import dataclass
 
-from specinfer.log_lines import LogPace
+from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 

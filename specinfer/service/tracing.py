@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 from specinfer.errors import SettingError
-from specinfer.log_lines import in_trace
+from specinfer.system.log_lines import in_trace
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

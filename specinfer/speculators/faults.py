@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from specinfer.errors import MalformedTreeError
-from specinfer.log_lines import LogPace
+from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 

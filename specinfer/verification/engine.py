@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.masks import MaskThreads
 from specinfer.errors import ConstraintError, ExhaustedError, FaultError, SpecInferError, UnavailableError
-from specinfer.log_lines import about
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.outcomes import EntryStatus
+from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import DEFAULT_RULE
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of

@@ -9,7 +9,7 @@ from statistics import median
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
-from specinfer.progress import progress
+from specinfer.system.progress import progress
 
 log = logging.getLogger(__name__)
 

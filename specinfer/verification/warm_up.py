@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from itertools import product
 
-from specinfer.progress import progress
 from specinfer.sampling import GREEDY, Sampling
+from specinfer.system.progress import progress
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob

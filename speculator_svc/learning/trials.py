@@ -15,8 +15,8 @@ from typing import Any
 from specinfer.constraints.background_work import LAST, give_way
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.errors import FaultError
-from specinfer.parent_process import ending_with_us
 from specinfer.sampling import GREEDY
+from specinfer.system.parent_process import ending_with_us
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.learning.replay import Episode
 

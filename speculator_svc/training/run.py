@@ -13,7 +13,7 @@ from torch import nn
 
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.model.threads import use_threads
-from specinfer.processors.threads import THREADS_HELP
+from specinfer.system.threads import THREADS_HELP
 from speculator_svc.training.generate import LABEL_WIDTH
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]

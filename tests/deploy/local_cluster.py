@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from specinfer.cache_directory import cache_directory
+from specinfer.system.cache_directory import cache_directory
 from tests.deploy.local_pod import Pod
 from tests.deploy.rendered import Rendered, Workload
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.cache_directory import cache_directory
 from specinfer.model.native.build import variant_path
 from specinfer.model.native.variants import VARIANTS, fitting
-from specinfer.processors.description import processor_flags
+from specinfer.system.cache_directory import cache_directory
+from specinfer.system.processors import processor_flags
 from tests.deploy.image_store import Container, ImageStore, make_base, why_not
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import tiny_transformers

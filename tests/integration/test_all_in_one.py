@@ -24,6 +24,7 @@ from specinfer.service.api_keys import make_key, write_keys
 from specinfer.service.threads import EngineThread
 from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
+from tests.support.gguf_models import write_model_file
 from verifier_svc.settings import VerifierSettings
 
 PROMPT = [2 + n % 7 for n in range(24)]
@@ -89,6 +90,26 @@ async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, 
         line for line in metrics.splitlines() if line.startswith("specinfer_spec_decode_num_draft_tokens")
     ]
     assert sum(float(line.split()[-1]) for line in accepted) > 0
+
+
+async def test_a_gguf_file_is_served_as_it_lies(tmp_path: Path) -> None:
+    """Under the file's name; the log shows what the start does."""
+    unseen = f"{{# {tmp_path} #}}"  # else the cache may have it
+    file = write_model_file(tmp_path / "files" / "Tiny.F32.gguf", template=unseen)
+    served = server(file, tmp_path, "--speculators", "none")
+    served.start()
+    await served.ready()
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as client:
+            models = (await client.get("/v1/models")).json()
+            reply = (await client.post("/v1/completions", json=body(model="Tiny.F32", max_tokens=3))).json()
+    finally:
+        await served.stop()
+    assert [model["id"] for model in models["data"]] == ["Tiny.F32"]
+    assert (reply["model"], reply["usage"]["completion_tokens"] > 0) == ("Tiny.F32", True)
+    log = served.log.read_text()
+    for what in ("reading configuration and tokenizer of", "comparing a few layers", "measuring passes"):
+        assert f"INFO    server specinfer.system.progress: {what}" in log, what
 
 
 async def test_a_stream_goes_on_after_the_process_was_killed(model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specinfer.cache_directory import cache_directory
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.custom import CustomDrafter
@@ -25,6 +24,7 @@ from specinfer.service.channel import open_channel
 from specinfer.speculators.contract import Finding, Outcome, check_contract
 from specinfer.speculators.contract.draws import chi_square_tail, merged
 from specinfer.speculators.contract.examined import Examined
+from specinfer.system.cache_directory import cache_directory
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import common_pb2, speculator_pb2
 from speculator_svc.servicer import SpeculatorServicer

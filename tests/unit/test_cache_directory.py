@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.cache_directory import cache_directory
 from specinfer.hub.resolve import model_directory
 from specinfer.model.native.build import _library_path
+from specinfer.system.cache_directory import cache_directory
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from specinfer.processors import description
+from specinfer.system import processors
 
 
 @pytest.fixture(autouse=True)
 def fresh_flags() -> Iterator[None]:
-    description.processor_flags.cache_clear()
+    processors.processor_flags.cache_clear()
     yield
-    description.processor_flags.cache_clear()
+    processors.processor_flags.cache_clear()
 
 
 def named(monkeypatch: pytest.MonkeyPatch, **fields: str) -> str:
     """Return the name of a processor of these fields."""
     found = {name.replace("_", " "): value for name, value in fields.items()}
-    monkeypatch.setattr(description, "_field", lambda name: found.get(name, ""))
-    return description.processor_name()
+    monkeypatch.setattr(processors, "_field", lambda name: found.get(name, ""))
+    return processors.processor_name()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from specinfer.cli import show
 from specinfer.cli.local.processes import Child
-from specinfer.progress import LOGGER, progress
 from specinfer.service.logs import make_formatter
+from specinfer.system.progress import LOGGER, progress
 
 
 def said(times: Iterator[float], caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from specinfer.errors import SettingError
-from specinfer.processors import threads
-from specinfer.processors.threads import default_threads, thread_count, usable_processors
+from specinfer.system import threads
+from specinfer.system.threads import default_threads, thread_count, usable_processors
 
 V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "33 31 0:28 {root} /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError, UnavailableError
-from specinfer.parent_process import ending_with_us
-from specinfer.progress import LOGGER
 from specinfer.service.channel import split_address
+from specinfer.system.parent_process import ending_with_us
+from specinfer.system.progress import LOGGER
 
 DEFAULT_METRICS_PORT = 9464
 """Port of a gateway's metrics."""

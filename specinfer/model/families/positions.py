@@ -17,21 +17,27 @@ _KNOWN = ("default", "linear", "llama3", "yarn", "longrope")
 def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
     """Return frequencies as `transformers` computes them, and the factor on cosines and sines.
 
+    Its code of models is not loaded: that takes seconds, and 200 MB.
+
     Args:
         partial: whether the family can turn a part of each head only.
 
     Raises:
         IncompatibleError: if the frequencies depend on the input.
     """
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    kind = _parameters(hf).get("rope_type", "default")
+    parameters = _parameters(hf)
+    kind = parameters.get("rope_type", "default")
     if kind not in _KNOWN:
         raise IncompatibleError(f"rope_type = {kind!r}: its frequencies depend on the input length")
-    rotary = (Phi3RotaryEmbedding if partial else LlamaRotaryEmbedding)(config=hf)
-    frequencies = rotary.inv_freq.to(torch.float32).tolist()
-    return tuple(frequencies), float(rotary.attention_scaling)
+    if kind != "default":
+        inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](hf, device="cpu")
+        return tuple(inv_freq.to(torch.float32).tolist()), float(scale)
+    head = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    size = int(head * (parameters.get("partial_rotary_factor", 1.0) if partial else 1.0))
+    inv_freq = 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    return tuple(inv_freq.tolist()), 1.0
 
 
 def fields_by_kind(hf: Any) -> dict[str, Any]:

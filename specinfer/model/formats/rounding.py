@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.processors.threads import default_threads
+from specinfer.system.threads import default_threads
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

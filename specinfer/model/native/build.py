@@ -4,7 +4,7 @@ Libraries that were built ahead of time (`python -m specinfer.model.native.build
 do) are looked for in $SPECINFER_KERNELS, else in `prebuilt` beside this file: the best one that this
 processor runs and that comes from the sources of this version is taken. With CXXFLAGS set none is: its
 user wants a library of their own. Otherwise the machine's compiler makes one
-(`specinfer.model.native.compiler`) in the cache directory (`specinfer.cache_directory`), under a name that
+(`specinfer.model.native.compiler`) in the cache directory (`specinfer.system.cache_directory`), under a name that
 changes with source, compiler, options and processor; it appears there atomically, so services starting at
 once do not collide.
 
@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from specinfer.cache_directory import cache_directory
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.native.bindings import bind
 from specinfer.model.native.compiler import (
@@ -35,8 +34,9 @@ from specinfer.model.native.compiler import (
     sources_digest,
 )
 from specinfer.model.native.variants import VARIANTS, Variant, fitting
-from specinfer.processors.description import processor_flags
-from specinfer.processors.threads import usable_processors
+from specinfer.system.cache_directory import cache_directory
+from specinfer.system.processors import processor_flags
+from specinfer.system.threads import usable_processors
 
 log = logging.getLogger(__name__)
 KERNELS_VARIABLE = "SPECINFER_KERNELS"

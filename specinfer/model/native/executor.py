@@ -22,7 +22,7 @@ from specinfer.model.native.stream import StreamedMatrices
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
-from specinfer.progress import progress
+from specinfer.system.progress import progress
 from specinfer.tree import TokenTree
 
 assert BLOCK == BLOCK_TOKENS  # the kernels lay keys and values out by it

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.cache_directory import cache_directory
 from specinfer.errors import SettingError, UnavailableError
+from specinfer.system.cache_directory import cache_directory
 
 log = logging.getLogger(__name__)
 OFFLOADS = ("none", "host", "disk")

@@ -22,8 +22,8 @@ from specinfer.model.parallel.layout import Layout, check_layout
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import load_config
-from specinfer.parent_process import ending_with_us
-from specinfer.processors.threads import usable_processors
+from specinfer.system.parent_process import ending_with_us
+from specinfer.system.threads import usable_processors
 
 _TIMEOUT_S = 86_400.0
 """Seconds that followers wait for a pass: a script may pause for hours, and the end of its process ends them."""

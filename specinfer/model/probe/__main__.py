@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from specinfer.apart import finish
 from specinfer.model.probe.check import check_gguf_model
+from specinfer.system.apart import finish
 
 
 def _check(directory: str, executor: str) -> str:

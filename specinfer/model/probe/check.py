@@ -30,7 +30,7 @@ from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
-from specinfer.progress import progress
+from specinfer.system.progress import progress
 
 log = logging.getLogger(__name__)
 _ROUNDING = {torch.float32: 1e-3}

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specinfer.apart import apart
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.backends import BACKENDS
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.probe.records import record_path
 from specinfer.model.weights.config import from_transformers, load_transformers_config
 from specinfer.model.weights.source import LARGE_FILE, kept_gguf
-from specinfer.progress import progress
+from specinfer.system.apart import apart
+from specinfer.system.progress import progress
 
 WHAT = "comparing a few layers with transformers"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from specinfer.cache_directory import cache_directory
 from specinfer.model.weights.fingerprint import weights_fingerprint
+from specinfer.system.cache_directory import cache_directory
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from specinfer.model.torch.rotary import Angles, all_rotary_tables
 from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
-from specinfer.progress import progress
+from specinfer.system.progress import progress
 
 LayerCall = Callable[[torch.Tensor, Angles | None, Attend], torch.Tensor]
 """(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""

@@ -35,7 +35,7 @@ LIKE_LLAMA = [name for name in FAMILIES if name not in REASONS]
     ("options", "part"),
     [
         ({"kv_window": 64}, "kv_window = 64"),
-        ({"executor": "device"}, "executor = 'device'"),
+        ({"executor": "gpu"}, "executor = 'gpu'"),
     ],
 )
 def test_options_of_other_parts_are_refused(family: str, options: dict[str, Any], part: str) -> None:
@@ -65,7 +65,7 @@ def test_others_are_like_llama_up_to_their_windows(family: str) -> None:
 
 
 def test_a_window_of_the_cache_is_that_of_a_model_up_to_its_own() -> None:
-    """What the cache drops is beyond what the layers see."""
+    """The layers see nothing that the cache drops."""
     model = tiny_transformers("mistral-windowed", sliding_window=64)
     weights = dict(model.state_dict())
     options = RunnerOptions("float32", executor="torch", kv_window=48)

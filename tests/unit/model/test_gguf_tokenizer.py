@@ -8,7 +8,7 @@ import pytest
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config import load_config
-from specinfer.model.weights.derive import derive_directory
+from specinfer.model.weights.convert import convert_gguf
 from specinfer.tokenizer import Tokenizer
 from tests.support.gguf_files import Gguf
 from tests.unit.model.test_gguf import random_llama
@@ -52,7 +52,7 @@ def converted(path: Path, metadata: dict[str, Any]) -> Path:
     file.others |= {name: value for name, value in metadata.items() if value is not None}
     directory = path / "model"
     directory.mkdir()
-    derive_directory(file.write(path / "model.gguf"), directory)
+    convert_gguf(file.write(path / "model.gguf"), directory)
     return directory
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from specinfer.cache_directory import cache_directory
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.model.executor import TorchExecutor
 from specinfer.model.native import build
 from specinfer.model.native.build import build_variants, choose_prebuilt, load_library, variant_path
 from specinfer.model.native.variants import VARIANTS, Variant, fitting
 from specinfer.model.sampling.distributions import probabilities
-from specinfer.processors.description import processor_flags
 from specinfer.sampling import Sampling
+from specinfer.system.cache_directory import cache_directory
+from specinfer.system.processors import processor_flags
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", head_dim=16)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.cache_directory import cache_directory
 from specinfer.model.batch import Segment
 from specinfer.model.native.build import KERNELS_VARIABLE, build_variants
 from specinfer.model.native.variants import VARIANTS, fitting
-from specinfer.processors.description import processor_flags
+from specinfer.system.cache_directory import cache_directory
+from specinfer.system.processors import processor_flags
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from specinfer.errors import FaultError, InvalidInputError, MalformedTreeError, SettingError, SpecInferError
-from specinfer.log_lines import REQUEST_ID, about, in_trace
 from specinfer.service.channel import open_channel
 from specinfer.service.logs import DiscreetFormatter, make_formatter, set_up_logs
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
+from specinfer.system.log_lines import REQUEST_ID, about, in_trace
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 
 SECRET = "the marble owl"

@@ -52,7 +52,7 @@ class Worker {
     }
     if (end < s_.layers) return;
     keep_features(end);
-    finish();
+    if (p_.logits) finish();
   }
 
  private:

@@ -3,13 +3,14 @@
 The module that runs there ends with `sys.exit(finish(work))`, where `work` returns its output.
 """
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
-from specinfer.parent_process import ending_with_us
+from specinfer.system.parent_process import ending_with_us
 
 _REFUSED, _NOT_STORED = 3, 4
 """Exit codes: one of our errors, an error of the file system; standard output has the message."""
@@ -50,6 +51,7 @@ def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
 
 def finish(work: Callable[[], str]) -> int:
     """Run the work of a module; print its output, or the reason of its failure; return the exit code."""
+    gc.disable()  # the process ends soon
     try:
         print(work())
     except SpecInferError as error:

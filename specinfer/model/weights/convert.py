@@ -1,6 +1,6 @@
-"""Derives a model directory from a GGUF file: configuration, tokenizer and chat templates, but no weights.
+"""Makes a model directory of a GGUF file: configuration, tokenizer and chat templates, but no weights.
 
-As a program: `python -m specinfer.model.weights.derive FILE DIRECTORY`.
+As a program: `python -m specinfer.model.weights.convert FILE DIRECTORY`.
 """
 
 import json
@@ -11,21 +11,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specinfer.apart import finish
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.gguf_files.vocabulary import save_tokenizer
+from specinfer.system.apart import finish
+from specinfer.system.progress import Report
 
 
-def derive_directory(gguf: Path, directory: Path) -> dict[str, Any]:
+def _silent(done: int, total: int) -> None:
+    """Report nothing."""
+
+
+def convert_gguf(gguf: Path, directory: Path, report: Report = _silent) -> dict[str, Any]:
     """Write the files of a model directory; return format, number of weights and bytes.
+
+    Args:
+        report: receives the number of finished steps and of all.
 
     Raises:
         IncompatibleError: if something in the file is not understood.
         OSError: if the result cannot be written.
     """
     try:
-        return _derive(gguf, directory)
+        return _convert(gguf, directory, report)
     except (SpecInferError, OSError):
         raise
     except Exception as error:  # raised for values of another kind than files have
@@ -35,7 +43,7 @@ def derive_directory(gguf: Path, directory: Path) -> dict[str, Any]:
         raise IncompatibleError(f"cannot read {gguf} as a GGUF file: {what}") from error
 
 
-def _derive(gguf: Path, directory: Path) -> dict[str, Any]:
+def _convert(gguf: Path, directory: Path, report: Report) -> dict[str, Any]:
     from transformers import GenerationConfig
 
     weights = GgufWeights(gguf)
@@ -45,7 +53,9 @@ def _derive(gguf: Path, directory: Path) -> dict[str, Any]:
     ends = weights.vocabulary.end_tokens()
     if len(ends) > 1:  # `config.json` has one
         GenerationConfig(eos_token_id=ends).save_pretrained(directory)
+    report(1, 2)
     save_tokenizer(weights.metadata.architecture, weights.vocabulary, directory)
+    report(2, 2)
     sizes = weights.bytes_by_type()
     return {
         "format": _format(weights.metadata.other("general.file_type"), sizes),
@@ -65,4 +75,4 @@ def _format(file_type: Any, sizes: Mapping[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(finish(lambda: json.dumps(derive_directory(*map(Path, sys.argv[1:])))))
+    sys.exit(finish(lambda: json.dumps(convert_gguf(Path(sys.argv[1]), Path(sys.argv[2])))))

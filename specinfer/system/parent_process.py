@@ -1,6 +1,6 @@
 """End of a process together with the process that started it, however that ends (Linux).
 
-As a program it runs another one so: `python -m specinfer.parent_process PARENT COMMAND...`. The kernel keeps
+As a program it runs another one so: `python -m specinfer.system.parent_process PARENT COMMAND...`. The kernel keeps
 the signal through the change of programs. So nothing of ours runs between fork and exec in a parent that may
 have threads: with those of gRPC the child can be aborted there.
 """
