@@ -53,16 +53,14 @@ def _runner(config: transformers.LlamaConfig, weights: FormattedWeights) -> Mode
     return ModelRunner.build(from_transformers(config), weights, options)
 
 
-def one_product(kind: str, rows: torch.Tensor, x: NDArray[np.float32], scale: int = 0) -> ModelRunner:
-    """Return a model whose logits are one product: token i asks for x[i] * 2^scale times `rows` [N, bytes].
+def one_product(head: Blocks, embedding: Blocks, k: int, scale: int = 0) -> ModelRunner:
+    """Return a model whose logits are one product: of 2^scale times a token's embedding with the head.
 
     Its layer adds nothing. The norm before the head has an epsilon of one, to which numbers below 2^-13 add
     nothing, so that it multiplies with its weights alone, which are 2^scale.
     """
-    tokens, k = x.shape
-    assert np.abs(x[np.isfinite(x)]).max(initial=0) <= 2.0**-13
     config = transformers.LlamaConfig(
-        vocab_size=len(rows),
+        vocab_size=len(head[1]),
         hidden_size=k,
         intermediate_size=16,
         num_hidden_layers=1,
@@ -86,17 +84,13 @@ def one_product(kind: str, rows: torch.Tensor, x: NDArray[np.float32], scale: in
     for norm in ("input_layernorm", "post_attention_layernorm"):
         tensors[f"{layer}{norm}.weight"] = torch.ones(k)
     tensors[NORM] = torch.full((k,), 2.0**scale)
-    table = np.zeros((max(tokens, len(rows)), k), np.float32)
-    table[:tokens] = x
-    tensors[EMBEDDING] = torch.from_numpy(table)
-    tensors[HEAD] = torch.empty(len(rows), k, device="meta")
-    return _runner(
-        config, FormattedWeights(tensors, {EMBEDDING: ("F32", stored("F32", table)), HEAD: (kind, rows)})
-    )
+    rows = {EMBEDDING: embedding, HEAD: head}
+    tensors |= {name: torch.empty(len(found), k, device="meta") for name, (_, found) in rows.items()}
+    return _runner(config, FormattedWeights(tensors, rows))
 
 
-def mixed_model(kinds: Mapping[str, str], hidden: int = 512, inner: int = 256, seed: int = 0) -> ModelRunner:
-    """Return a random model with two layers; `kinds`: formats by part, "embed" and "head" among them.
+def mixed_model(kinds: Mapping[str, str], hidden: int = 256, inner: int = 512, seed: int = 0) -> ModelRunner:
+    """Return a random model of two layers that share matrices; `kinds`: formats by part, "embed" and "head" among them.
 
     Numbers of columns are odd where they may be: 97 tokens, keys and values of one head.
     """
@@ -116,20 +110,23 @@ def mixed_model(kinds: Mapping[str, str], hidden: int = 512, inner: int = 256, s
     random = np.random.default_rng(seed)
     tensors, rows = {}, {}
 
-    def matrix(name: str, kind: str, n: int, k: int) -> None:
+    def matrix(kind: str, n: int, k: int, *names: str) -> None:
         numbers = (random.standard_t(5, (n, k)) / k**0.5).astype(np.float32)
-        tensors[name], rows[name] = torch.from_numpy(numbers), (kind, stored(kind, numbers))
+        found = kind, stored(kind, numbers)
+        for name in names:
+            tensors[name], rows[name] = torch.from_numpy(numbers), found
 
     shapes = {"q_proj": (256, hidden), "o_proj": (hidden, 256), "down_proj": (hidden, inner)}
     shapes |= dict.fromkeys(("k_proj", "v_proj"), (16, hidden))
     shapes |= dict.fromkeys(("gate_proj", "up_proj"), (inner, hidden))
-    for layer in ("model.layers.0.", "model.layers.1."):
-        for part in PARTS:
-            block = "self_attn" if part[0] in "qkvo" else "mlp"
-            matrix(f"{layer}{block}.{part}.weight", kinds[part], *shapes[part])
+    layers = ("model.layers.0.", "model.layers.1.")
+    for part in PARTS:
+        block = "self_attn" if part[0] in "qkvo" else "mlp"
+        matrix(kinds[part], *shapes[part], *(f"{layer}{block}.{part}.weight" for layer in layers))
+    for layer in layers:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{layer}{norm}.weight"] = torch.from_numpy(random.normal(1, 0.3, hidden)).float()
     tensors[NORM] = torch.from_numpy(random.normal(1, 0.3, hidden)).float()
-    matrix(EMBEDDING, kinds["embed"], 97, hidden)
-    matrix(HEAD, kinds["head"], 97, hidden)
+    matrix(kinds["embed"], 97, hidden, EMBEDDING)
+    matrix(kinds["head"], 97, hidden, HEAD)
     return _runner(config, FormattedWeights(tensors, rows))

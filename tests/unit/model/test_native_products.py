@@ -1,5 +1,8 @@
 """Products of the compiled kernels with blocks and numbers of GGUF, against the oracle."""
 
+from dataclasses import replace
+
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -7,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specinfer.model.batch import Segment
-from specinfer.model.runner import ModelRunner
+from specinfer.model.batch import PassFeatures, Segment, flatten
 from tests.support.block_models import one_product, stored
 from tests.support.block_products import (
     BLOCK_BYTES,
@@ -70,9 +72,17 @@ def bound(kind: str, rows: NDArray[np.uint8], x: NDArray[np.float32]) -> NDArray
     return operations * ROUNDING * np.array(found) + operations * SMALLEST
 
 
-def logits_of(runner: ModelRunner, tokens: list[int]) -> NDArray[np.float32]:
-    """Return the logits [R, N] after each token, every one alone in its sequence."""
-    segments = [Segment(runner.open(), [token], want_last=True) for token in tokens]
+def product_of(
+    kind: str, weights: torch.Tensor, x: NDArray[np.float32], scale: int = 0
+) -> NDArray[np.float32]:
+    """Return the products [R, N] of 2^scale x [R, K] with rows [N, bytes]; no number of x is above 2^-13.
+
+    Every row is alone in its sequence, all are in one pass.
+    """
+    table = np.zeros((max(len(x), len(weights)), x.shape[1]), np.float32)
+    table[: len(x)] = x
+    runner = one_product((kind, weights), ("F32", stored("F32", table)), x.shape[1], scale)
+    segments = [Segment(runner.open(), [token], want_last=True) for token in range(len(x))]
     return torch.cat(runner.forward(segments)).numpy()
 
 
@@ -85,12 +95,13 @@ def logits_of(runner: ModelRunner, tokens: list[int]) -> NDArray[np.float32]:
     rows=st.integers(1, 11),
     scale=st.sampled_from([0, 16, 40]),
 )
-def test_products_are_those_of_the_oracle(kind: str, seed: int, n: int, depth: int, rows: int, scale: int) -> None:
+def test_products_are_those_of_the_oracle(
+    kind: str, seed: int, n: int, depth: int, rows: int, scale: int
+) -> None:
     random = np.random.default_rng(seed)
     k = depth * (256 if kind in K_QUANTS else 32)
     weights, x = random_blocks(kind, n, k, random), random_inputs(rows, k, random)
-    runner = one_product(kind, torch.from_numpy(weights), x, scale)
-    found = logits_of(runner, list(range(rows)))
+    found = product_of(kind, torch.from_numpy(weights), x, scale)
     read = x * np.float32(2.0**scale)
     assert (np.abs(found - product(kind, weights, read)) <= bound(kind, weights, read)).all()
 
@@ -101,9 +112,9 @@ def test_no_number_stays_in_its_row(kind: str, number: float) -> None:
     random = np.random.default_rng(3)
     weights = torch.from_numpy(random_blocks(kind, 37, 512, random))
     x = random_inputs(6, 512, random)
-    expected = logits_of(one_product(kind, weights, x), list(range(6)))
+    expected = product_of(kind, weights, x)
     x[2, 300] = number
-    found = logits_of(one_product(kind, weights, x), list(range(6)))
+    found = product_of(kind, weights, x)
     assert np.isnan(found[2]).all()
     np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(expected, 2, 0))
 
@@ -114,7 +125,22 @@ def test_numbers_are_multiplied_as_they_are(kind: str, n: int, k: int) -> None:
     random = np.random.default_rng(n)
     x = random_inputs(9, k, random)
     weights = random.normal(size=(n, k)).astype(np.float16 if kind == "F16" else np.float32)
-    found = logits_of(one_product(kind, stored(kind, weights.astype(np.float32)), x, 14), list(range(9)))
+    found = product_of(kind, stored(kind, weights.astype(np.float32)), x, 14)
     exact = (x.astype(np.float64) * 2.0**14) @ weights.astype(np.float64).T
     terms = (np.abs(x).astype(np.float64) * 2.0**14) @ np.abs(weights).astype(np.float64).T
     assert (np.abs(found - exact) <= k * ROUNDING * terms).all()
+
+
+@pytest.mark.parametrize("kind", [*sorted(BLOCK_BYTES), "F16", "BF16", "F32"])
+def test_embeddings_are_those_that_gguf_reads(kind: str) -> None:
+    random = np.random.default_rng(4)
+    blocks = kind in BLOCK_BYTES
+    numbers = random.normal(size=(9, 512)).astype(np.float32)
+    rows = torch.from_numpy(random_blocks(kind, 9, 512, random)) if blocks else stored(kind, numbers)
+    runner = one_product(("F32", stored("F32", numbers)), (kind, rows), 512)
+    segments = [Segment(runner.open(), list(range(9)))]
+    runner.cache.reserve(segments[0].sequence, 9)
+    states = np.empty((9, 1, 512), np.float32)  # float32, which the runner would round
+    runner._executor.run(replace(flatten(segments), features=PassFeatures((0,), states)))
+    expected = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(states[:, 0], expected)
