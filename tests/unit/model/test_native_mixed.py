@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from tests.support.block_models import mixed_model
 from tests.support.block_products import BLOCK_BYTES
@@ -29,23 +30,31 @@ def runner(request: pytest.FixtureRequest) -> ModelRunner:
 
 
 @pytest.fixture(scope="module")
-def alone(runner: ModelRunner) -> torch.Tensor:
-    """Logits [40, V] after the prompt and one of 40 tokens, each in a pass of its own."""
-    return torch.cat([nodes_after(runner, [token], [-1]) for token in range(ROWS)])
-
-
-def nodes_after(runner: ModelRunner, nodes: list[int], parents: list[int]) -> torch.Tensor:
+def prompt(runner: ModelRunner) -> KVSequence:
     sequence = runner.open()
     runner.forward([Segment(sequence, PROMPT)])
-    (found,) = runner.forward([Segment(sequence, [], nodes, parents)])
-    runner.cache.release(sequence)
+    return sequence
+
+
+@pytest.fixture(scope="module")
+def alone(runner: ModelRunner, prompt: KVSequence) -> torch.Tensor:
+    """Logits [40, V] after the prompt and one of 40 tokens, each in a pass of its own."""
+    return torch.cat([siblings(runner, prompt, [token]) for token in range(ROWS)])
+
+
+def siblings(runner: ModelRunner, sequence: KVSequence, nodes: list[int]) -> torch.Tensor:
+    """Return the logits after tokens of which each follows the sequence."""
+    (found,) = runner.forward([Segment(sequence, [], nodes, [-1] * len(nodes))])
+    runner.cache.commit(sequence, [])
     return found
 
 
-def test_however_many_rows_each_is_as_if_alone(runner: ModelRunner, alone: torch.Tensor) -> None:
+def test_however_many_rows_each_is_as_if_alone(
+    runner: ModelRunner, prompt: KVSequence, alone: torch.Tensor
+) -> None:
     assert len({tuple(row.tolist()) for row in alone}) == ROWS, "a negative control: rows differ"
     for rows in (*range(2, 20), 24, 25, 31, 33, ROWS):
-        assert torch.equal(nodes_after(runner, list(range(rows)), [-1] * rows), alone[:rows]), f"{rows} rows"
+        assert torch.equal(siblings(runner, prompt, list(range(rows))), alone[:rows]), f"{rows} rows"
 
 
 def test_whatever_sequences_share_a_pass_each_row_is_as_if_alone(
@@ -65,13 +74,13 @@ def test_whatever_sequences_share_a_pass_each_row_is_as_if_alone(
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_the_number_of_threads_changes_nothing(
-    runner: ModelRunner, alone: torch.Tensor, threads: int
+    runner: ModelRunner, prompt: KVSequence, alone: torch.Tensor, threads: int
 ) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert torch.equal(nodes_after(runner, [7], [-1]), alone[7:8])
-        assert torch.equal(nodes_after(runner, list(range(19)), [-1] * 19), alone[:19])
+        assert torch.equal(siblings(runner, prompt, [7]), alone[7:8])
+        assert torch.equal(siblings(runner, prompt, list(range(19))), alone[:19])
     finally:
         torch.set_num_threads(before)
 
