@@ -35,6 +35,7 @@ TIE = 0.6
 
 @pytest.mark.slow
 @pytest.mark.native
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not PYTHON, reason="$SPECINFER_LLAMA_PYTHON names no Python with llama-cpp-python")
 def test_greedy_texts_are_those_of_llama_cpp(request: pytest.FixtureRequest) -> None:
     """Each token of its texts is the best one here, too, or nearly, and most are exactly that."""
