@@ -4,16 +4,19 @@ Writes one section of a report for each model and context; sections of others st
 """
 
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.passes.measure import OurPasses, matrix_bytes
-from benchmarks.passes.report import CHUNK, TITLE, Times, section, with_sections
+from benchmarks.passes.measure import OurPasses, PassTimes, matrix_bytes
+from benchmarks.passes.report import CHUNK, TITLE, Figures, section
 from benchmarks.publish import RESULTS
 from benchmarks.runtime.peers import PeerProcess
+from benchmarks.tables import with_sections
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.errors import SettingError, UnavailableError
@@ -49,10 +52,9 @@ def main(
             ours = OurPasses(directory, max(contexts))
             size = matrix_bytes(directory, ours.runner.config)
             for tokens in contexts:
-                console.print(f"{model_name(model)} after {tokens} tokens")
-                times = measure(ours, peer, tokens, sizes, turns)
+                figures = measure(ours, peer, tokens, sizes, turns)
                 head = f"{model_name(model)} after {tokens} tokens"
-                text = section(head, times, size, about | {"weights": str(ours.runner.weights)})
+                text = section(head, figures, size, about | {"weights": str(ours.runner.weights)})
                 write(out, {head: text})
                 console.print(text, markup=False)
 
@@ -85,38 +87,43 @@ def llama_peer(directory: Path, python: Path, folder: Path) -> PeerProcess:
 
 def measure(
     ours: OurPasses, peer: PeerProcess | None, tokens: int, sizes: list[int], turns: int
-) -> dict[str, Times]:
-    """Return the seconds of the passes by system, from turns in alternating order."""
-    found: dict[str, Times] = {OURS: {}} | ({PEER: {}} if peer else {})
-    ours.read_context(tokens)
+) -> dict[str, Figures]:
+    """Return figures by system, from turns in alternating order.
+
+    A prompt's speed is that of a chunk in every second turn, behind a long context that of the context.
+    """
     task: dict[str, Any] = {"context": tokens, "threads": ours.threads}
+    systems: dict[str, Callable[[list[int]], PassTimes]] = {OURS: partial(ours.measure, tokens)}
+    if peer is not None:
+        systems[PEER] = lambda wanted: of_peer(peer, task | {"rows": wanted})
+    found = {system: Figures() for system in systems}
     several = [size for size in sizes for _ in range(max(1, FEW // size))]
     for turn in range(turns):
-        wanted = [1, *several, *([] if turn % 2 else [CHUNK])]
-        for system in sorted(found, reverse=turn % 2 == 0):
-            taken = ours.measure(wanted) if system == OURS else of_peer(peer, task | {"rows": wanted})
-            for size, seconds in [*zip(wanted, taken, strict=True)][1:]:
-                found[system].setdefault(size, []).append(seconds)
+        wanted = [1, *several, *([CHUNK] if tokens <= CHUNK and turn % 2 == 0 else [])]
+        for system in sorted(systems, reverse=turn % 2 == 0):
+            reading = systems[system](wanted)
+            found[system].add(wanted[1:], reading.seconds[1:])
+            if tokens > CHUNK and turn == 0:
+                found[system].prompt_rates.append(tokens / reading.context)
     return found
 
 
-def of_peer(peer: PeerProcess | None, task: dict[str, Any]) -> list[float]:
-    """Return the seconds of llama.cpp's passes.
+def of_peer(peer: PeerProcess, task: dict[str, Any]) -> PassTimes:
+    """Return what llama.cpp measured.
 
     Raises:
         UnavailableError: if it failed.
     """
-    assert peer is not None
     answer = peer.measure(task)
     if isinstance(answer, str):
         raise UnavailableError(f"llama.cpp {answer}")
-    return [*answer["seconds"]]
+    return PassTimes(**answer)
 
 
 def write(out: Path, sections: dict[str, str]) -> None:
     """Put sections into a report."""
-    old = out.read_text() if out.is_file() else f"{TITLE}\n"
-    out.write_text(with_sections(old, sections))
+    old = out.read_text() if out.is_file() else ""
+    out.write_text(with_sections(TITLE, old, sections))
 
 
 if __name__ == "__main__":

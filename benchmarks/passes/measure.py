@@ -1,9 +1,10 @@
 """Measures passes of our runtime, and counts the bytes that one reads."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,15 @@ SPARE = 256
 """Cache tokens beyond context and chunk."""
 
 
+class PassTimes(NamedTuple):
+    """Times of one system in a turn."""
+
+    seconds: list[float]
+    """One for each pass."""
+    context: float
+    """Seconds in which the context was read, once."""
+
+
 class OurPasses:
     """A model with a context in its cache."""
 
@@ -32,20 +42,24 @@ class OurPasses:
         self.threads = torch.get_num_threads()
         self.runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=longest + CHUNK + SPARE))
         self._sequence: KVSequence | None = None
+        self._context_seconds = 0.0
         self._rng = np.random.default_rng(0)
 
-    def read_context(self, tokens: int) -> None:
-        """Replace the context by this many tokens."""
+    def _read_context(self, tokens: int) -> None:
         if self._sequence is not None:
             self.runner.cache.release(self._sequence)
         self._sequence = self.runner.open()
         text = self._tokens(tokens)
+        started = time.perf_counter()
         for start in range(0, tokens, CHUNK):
             self.runner.forward([Segment(self._sequence, text[start : start + CHUNK])])
+        self._context_seconds = time.perf_counter() - started
 
-    def measure(self, sizes: Iterable[int]) -> list[float]:
-        """Return the seconds of passes of so many rows, each with logits; of a prompt's chunk, only the last has."""
-        return [self._pass(size) for size in sizes]
+    def measure(self, context: int, sizes: Sequence[int]) -> PassTimes:
+        """Measure passes of so many rows, each with logits; of a prompt's chunk, only the last has."""
+        if self._sequence is None or self._sequence.length != context:
+            self._read_context(context)
+        return PassTimes([self._pass(size) for size in sizes], self._context_seconds)
 
     def _pass(self, size: int) -> float:
         assert self._sequence is not None

@@ -1,34 +1,57 @@
 """Sections of the report of passes."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from benchmarks.tables import head, line, origin
 from specinfer.scheduling.limits import SchedulerLimits
 
-Times = dict[int, list[float]]
-"""Rows of a pass -> its seconds in each turn."""
 TITLE = """# Passes by rows
 
 A pass reads all matrices once and gives logits for each of its rows, which follow a context.
 Medians of turns, in which the systems take turns too; in brackets the minimum and maximum.
+Prompts: 512 tokens after a short context; after a long one the context itself, read once in chunks of 512.
 GB/s: bytes of the matrices that a pass reads, over its seconds. Ratio: to the pass of the fewest rows.
 """
 CHUNK = SchedulerLimits().prefill_chunk
 """Rows of a pass that reads a prompt, as it is served."""
 
 
-def section(title: str, times: dict[str, Times], size: int, about: dict[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Measured figures of one system after one context."""
+
+    passes: dict[int, list[float]] = field(default_factory=dict)
+    """Rows of a pass -> seconds, several times."""
+    prompt_rates: list[float] = field(default_factory=list)
+    """Tokens a second of a prompt."""
+
+    def add(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+        """Add passes."""
+        for size, taken in zip(sizes, seconds, strict=True):
+            if size == CHUNK:
+                self.prompt_rates.append(size / taken)
+            else:
+                self.passes.setdefault(size, []).append(taken)
+
+    def median(self, rows: int) -> float:
+        """Return the median seconds of passes of so many rows."""
+        return median(self.passes[rows])
+
+
+def section(title: str, figures: dict[str, Figures], size: int, about: dict[str, Any]) -> str:
     """Return the section of one model and context.
 
     Args:
-        times: by system; the first is compared with the others.
+        figures: by system; the first is compared with the others.
         size: bytes of the matrices.
         about: origin of the run, with the formats in `weights`.
     """
-    systems = [*times]
-    rows = [count for count in times[systems[0]] if count != CHUNK]
-    columns = [f"{system}{unit}" for system in systems for unit in (", ms", ", GB/s", ", ratio")]
+    first, *others = figures
+    rows = [*figures[first].passes]
+    columns = [f"{system}{unit}" for system in figures for unit in (", ms", ", GB/s", ", ratio")]
     lines = [
         f"## {title}",
         "",
@@ -37,26 +60,19 @@ def section(title: str, times: dict[str, Times], size: int, about: dict[str, Any
         f"{size / 1e6:.0f} MB a pass.",
         "",
     ]
-    lines += head([*columns, *(f"{other} / {systems[0]}" for other in systems[1:])], "rows")
+    lines += head([*columns, *(f"{other} / {first}" for other in others)], "rows")
     for count in rows:
-        cells = [cell for system in systems for cell in _cells(times[system], count, rows[0], size)]
-        lines.append(line(str(count), [*cells, *_factors(times, count)]))
-    for system in systems:
-        if CHUNK in times[system]:
-            rates = [CHUNK / seconds for seconds in times[system][CHUNK]]
-            lines += ["", f"{system}, {CHUNK} tokens of a prompt: {_spread(rates)} tokens/s."]
-    return "\n".join([*lines, ""])
+        cells = [cell for own in figures.values() for cell in _cells(own, count, rows[0], size)]
+        factors = [figures[other].median(count) / figures[first].median(count) for other in others]
+        lines.append(line(str(count), [*cells, *(f"{factor:.2f}" for factor in factors)]))
+    rates = [f"{system} {_spread(own.prompt_rates)}" for system, own in figures.items()]
+    return "\n".join([*lines, "", f"Tokens of a prompt a second: {', '.join(rates)}.", ""])
 
 
-def _cells(times: Times, count: int, fewest: int, size: int) -> list[str]:
-    middle = median(times[count])
-    milliseconds = _spread([1000 * seconds for seconds in times[count]])
-    return [milliseconds, f"{size / middle / 1e9:.1f}", f"{middle / median(times[fewest]):.2f}"]
-
-
-def _factors(times: dict[str, Times], count: int) -> list[str]:
-    first, *others = (median(own[count]) for own in times.values())
-    return [f"{other / first:.2f}" for other in others]
+def _cells(own: Figures, count: int, fewest: int, size: int) -> list[str]:
+    milliseconds = _spread([1000 * seconds for seconds in own.passes[count]])
+    middle = own.median(count)
+    return [milliseconds, f"{size / middle / 1e9:.1f}", f"{middle / own.median(fewest):.2f}"]
 
 
 def _spread(values: list[float]) -> str:
@@ -66,10 +82,3 @@ def _spread(values: list[float]) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def with_sections(report: str, sections: dict[str, str]) -> str:
-    """Return a report in which sections take the place of those of the same title, or follow."""
-    start, *parts = report.split("\n## ")
-    texts = {part.split("\n", 1)[0]: f"## {part}" for part in parts} | sections
-    return "\n\n".join(text.strip() for text in (start, *texts.values())) + "\n"

@@ -21,20 +21,21 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
     model = llama_cpp.llama_model_load_from_file(
         task["gguf"].encode(), llama_cpp.llama_model_default_params()
     )
-    passes = Passes(model)
+    passes = LlamaPasses(model)
 
     def measure(task: Task) -> dict[str, Any]:
         passes.read_context(task["context"], task["threads"])
-        return {"seconds": [passes.measure(size) for size in task["rows"]]}
+        return {"seconds": [passes.measure(size) for size in task["rows"]], "context": passes.context_seconds}
 
     return measure
 
 
-class Passes:
+class LlamaPasses:
     """A context of the model, read once."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._length, self._context = model, 0, None
+        self.context_seconds = 0.0
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._tokens = llama_cpp.llama_vocab_n_tokens(vocabulary)
 
@@ -48,8 +49,8 @@ class Passes:
         params.n_ctx, params.n_batch, params.n_ubatch = length + CHUNK + SPARE, CHUNK, CHUNK
         params.n_threads = params.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
-        for start in range(0, length, CHUNK):
-            self._decode(min(CHUNK, length - start), start, every=False)
+        chunks = [(min(CHUNK, length - start), start) for start in range(0, length, CHUNK)]
+        self.context_seconds = sum(self._decode(*chunk, every=False) for chunk in chunks)
         self._length = length
 
     def measure(self, size: int) -> float:
