@@ -13,6 +13,7 @@ TITLE = """# Passes by rows
 A pass reads all matrices once and gives logits for each of its rows, which follow a context.
 Medians of turns, in which the systems take turns too; in brackets the minimum and maximum.
 Prompts: 512 tokens after a short context; after a long one the context itself, read once in chunks of 512.
+llama.cpp reads the same file with as many threads, by `llama_decode`.
 GB/s: bytes of the matrices that a pass reads, over its seconds. Ratio: to the pass of the fewest rows.
 """
 CHUNK = SchedulerLimits().prefill_chunk
