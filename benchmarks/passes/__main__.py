@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.passes.measure import OurPasses, PassTimes, matrix_bytes
+from benchmarks.passes.measure import OurPasses, SystemTimes, matrix_bytes
 from benchmarks.passes.report import CHUNK, TITLE, Figures, section
 from benchmarks.publish import RESULTS
 from benchmarks.runtime.peers import PeerProcess
@@ -93,7 +93,7 @@ def measure(
     A prompt's speed is that of a chunk in every second turn, behind a long context that of the context.
     """
     task: dict[str, Any] = {"context": tokens, "threads": ours.threads}
-    systems: dict[str, Callable[[list[int]], PassTimes]] = {OURS: partial(ours.measure, tokens)}
+    systems: dict[str, Callable[[list[int]], SystemTimes]] = {OURS: partial(ours.measure, tokens)}
     if peer is not None:
         systems[PEER] = lambda wanted: of_peer(peer, task | {"rows": wanted})
     found = {system: Figures() for system in systems}
@@ -108,7 +108,7 @@ def measure(
     return found
 
 
-def of_peer(peer: PeerProcess, task: dict[str, Any]) -> PassTimes:
+def of_peer(peer: PeerProcess, task: dict[str, Any]) -> SystemTimes:
     """Return what llama.cpp measured.
 
     Raises:
@@ -117,7 +117,7 @@ def of_peer(peer: PeerProcess, task: dict[str, Any]) -> PassTimes:
     answer = peer.measure(task)
     if isinstance(answer, str):
         raise UnavailableError(f"llama.cpp {answer}")
-    return PassTimes(**answer)
+    return SystemTimes(**answer)
 
 
 def write(out: Path, sections: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ SPARE = 256
 """Cache tokens beyond context and chunk."""
 
 
-class PassTimes(NamedTuple):
+class SystemTimes(NamedTuple):
     """Times of one system in a turn."""
 
     seconds: list[float]
@@ -55,11 +55,11 @@ class OurPasses:
             self.runner.forward([Segment(self._sequence, text[start : start + CHUNK])])
         self._context_seconds = time.perf_counter() - started
 
-    def measure(self, context: int, sizes: Sequence[int]) -> PassTimes:
+    def measure(self, context: int, sizes: Sequence[int]) -> SystemTimes:
         """Measure passes of so many rows, each with logits; of a prompt's chunk, only the last has."""
         if self._sequence is None or self._sequence.length != context:
             self._read_context(context)
-        return PassTimes([self._pass(size) for size in sizes], self._context_seconds)
+        return SystemTimes([self._pass(size) for size in sizes], self._context_seconds)
 
     def _pass(self, size: int) -> float:
         assert self._sequence is not None
