@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.drafts.prompts import mixed_texts
-from benchmarks.float_model import write_float_model
 from benchmarks.publish import RESULTS, publish
+from benchmarks.runtime.float_model import write_float_model
 from benchmarks.runtime.peers import PEERS
 from benchmarks.sweep.reading import read_counters, read_guidellm, speculation
 from benchmarks.sweep.servers import NAME, serving, ways
