@@ -2,6 +2,7 @@
 
 import ctypes
 
+import numpy as np
 import torch
 
 from specinfer.errors import IncompatibleError
@@ -86,10 +87,11 @@ class NativeModel:
         return WeightPacker(self.library, self.address, self.config, self.dtype, weights, self._states)
 
     def memory(self, num_blocks: int) -> CacheMemory:
-        """Return empty keys and values of this many blocks."""
+        """Return empty keys and values of this many blocks; pages count as memory once they are written."""
         config = self.config
         entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
-        keys, values = (torch.zeros(entries, dtype=self.dtype) for _ in range(2))
+        unit = np.uint16 if self.dtype is torch.bfloat16 else np.uint32
+        keys, values = (torch.from_numpy(np.zeros(entries, unit)).view(self.dtype) for _ in range(2))
         return CacheMemory(keys, values, num_blocks)
 
     def growth(self, memory: CacheMemory) -> NativeGrowth:

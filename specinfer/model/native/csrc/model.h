@@ -31,6 +31,7 @@ struct Model {
   std::vector<Layer> layers;
   Norm final_norm, hidden_norm;
   Matrix head, fc;
+  Arena arena;  // of the matrices
   const void* embedding = nullptr;  // [vocabulary, hidden], of the caller
   Storage embedding_storage = F32;
   std::vector<float> cos, sin;   // [tables, positions, rotary / 2]
@@ -50,7 +51,7 @@ inline void set_matrix(Model& m, int layer, int which, Storage storage, const vo
   const Shape& s = m.shape;
   const int query = s.heads * s.dim, keys = s.kv_heads * s.dim, read = read_width(s);
   const auto put = [&](Matrix& to, int n, int k, int vectors) {
-    pack(to, storage, rows, n, k, vectors);
+    pack(to, m.arena, storage, rows, n, k, vectors);
     m.ways |= to.input;
   };
   if (which == FC) return put(m.fc, s.hidden, s.states * s.hidden, 2);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "bindings.h"
@@ -37,20 +39,26 @@ bool with_format(Storage storage, Do f) {
   }
 }
 
-// Memory on huge pages: with small ones, address translation costs a tenth of the bandwidth.
+// Memory on huge pages: with small ones, address translation costs a tenth of the bandwidth. Pieces of a model share runs of
+// pages, which are free again once all of a run's pieces are.
 class Arena {
  public:
-  explicit Arena(size_t bytes) : bytes_((bytes + (2u << 20) - 1) & ~size_t((2u << 20) - 1)) {
-    data_ = std::aligned_alloc(2u << 20, bytes_);
-    if (data_) madvise(data_, bytes_, MADV_HUGEPAGE);
+  std::shared_ptr<char> take(size_t bytes) {
+    bytes = (bytes + 63) & ~size_t(63);
+    if (!run_ || used_ + bytes > size_) {
+      size_ = std::max(bytes, RUN), used_ = 0;
+      run_ = std::shared_ptr<char>(static_cast<char*>(std::aligned_alloc(HUGE_PAGE, size_)), std::free);
+      if (!run_) throw std::bad_alloc();
+      madvise(run_.get(), size_ & ~(HUGE_PAGE - 1), MADV_HUGEPAGE);
+    }
+    used_ += bytes;
+    return {run_, run_.get() + used_ - bytes};
   }
-  ~Arena() { std::free(data_); }
-  Arena(const Arena&) = delete;
-  char* data() const { return static_cast<char*>(data_); }
 
  private:
-  size_t bytes_;
-  void* data_;
+  static inline constexpr size_t HUGE_PAGE = size_t(2) << 20, RUN = 8 * HUGE_PAGE;
+  std::shared_ptr<char> run_;
+  size_t size_ = 0, used_ = 0;
 };
 
 struct Matrix {
@@ -58,7 +66,7 @@ struct Matrix {
   size_t tile_bytes = 0;
   Storage storage = F32;
   Prepared input = PLAIN;        // how it reads activations
-  Arena* packed = nullptr;       // owns the tiles, unless they were placed elsewhere
+  std::shared_ptr<char> packed;  // owns the tiles, unless they were placed elsewhere
   const char* data = nullptr;    // where the tiles lie
   std::vector<float> bias;
   std::vector<float> scale;      // per packed column, of block floating point
@@ -66,24 +74,19 @@ struct Matrix {
   size_t bytes() const { return tiles() * tile_bytes; }
   const char* tile(int i) const { return data + i * tile_bytes; }
   // Room for the tiles.
-  char* own() {
-    delete packed;
-    packed = new Arena(bytes());
-    data = packed->data();
-    return packed->data();
+  char* own(Arena& arena) {
+    packed = arena.take(bytes());
+    data = packed.get();
+    return packed.get();
   }
   // The tiles lie elsewhere from now on.
-  void place(const char* at) {
-    delete packed;
-    packed = nullptr, data = at;
-  }
-  ~Matrix() { delete packed; }
+  void place(const char* at) { packed.reset(), data = at; }
 };
 
 // f(column) of all tiles, which begin as zeros.
 template <class Do>
 void for_columns(const Matrix& m, Do f) {
-  char* out = m.packed->data();
+  char* out = m.packed.get();
 #pragma omp parallel for
   for (int tile = 0; tile < m.tiles(); ++tile) {
     std::memset(out + tile * m.tile_bytes, 0, m.tile_bytes);
@@ -93,10 +96,10 @@ void for_columns(const Matrix& m, Do f) {
 
 // Packs a dense matrix [n, k] into tiles of lines: a line has S numbers of each of 16 columns.
 template <class Kind>
-void pack_dense(Matrix& m, const typename Kind::T* source, int vectors) {
+void pack_dense(Matrix& m, Arena& arena, const typename Kind::T* source, int vectors) {
   const int steps = m.k / Kind::S;
   m.width = vectors * LANES, m.tile_bytes = size_t(steps) * vectors * 64;
-  auto* out = reinterpret_cast<typename Kind::T*>(m.own());
+  auto* out = reinterpret_cast<typename Kind::T*>(m.own(arena));
   for_columns(m, [&](int c) {
     auto* column = out + size_t(c / m.width) * m.width * m.k + c % m.width / LANES * LANES * Kind::S;
     for (int i = 0; i < m.k; ++i)
@@ -105,10 +108,10 @@ void pack_dense(Matrix& m, const typename Kind::T* source, int vectors) {
 }
 
 // A bfloat16 matrix in block floating point.
-inline void pack_block_float(Matrix& m, const uint16_t* source, int vectors) {
+inline void pack_block_float(Matrix& m, Arena& arena, const uint16_t* source, int vectors) {
   m.width = vectors * LANES, m.tile_bytes = size_t(m.k) / 2 * vectors * 64, m.storage = BLOCK_FLOAT, m.input = BLOCK_FLOAT_ROWS;
   m.scale.assign(size_t(m.tiles()) * m.width, 0);
-  auto* out = reinterpret_cast<int16_t*>(m.own());
+  auto* out = reinterpret_cast<int16_t*>(m.own(arena));
   for_columns(m, [&](int c) {
     const uint16_t* w = source + size_t(c) * m.k;
     const float scale = m.scale[c] = weight_scale(w, m.k);
@@ -119,10 +122,10 @@ inline void pack_block_float(Matrix& m, const uint16_t* source, int vectors) {
 
 // Blocks of GGUF, [n][k / WEIGHTS].
 template <class F>
-void pack_blocks(Matrix& m, const uint8_t* source) {
+void pack_blocks(Matrix& m, Arena& arena, const uint8_t* source) {
   using B = Blocks<F>;
   m.width = TILE, m.tile_bytes = B::tile_bytes(m.k), m.input = B::INPUT;
-  char* out = m.own();
+  char* out = m.own(arena);
   const int blocks = m.k / F::WEIGHTS;
 #pragma omp parallel for
   for (int tile = 0; tile < m.tiles(); ++tile) {
@@ -135,15 +138,15 @@ void pack_blocks(Matrix& m, const uint8_t* source) {
 }
 
 // Packs a matrix of any storage from its rows [n, k]. `vectors`: of 16 columns, in a tile of a dense one.
-inline void pack(Matrix& m, Storage storage, const void* source, int n, int k, int vectors) {
+inline void pack(Matrix& m, Arena& arena, Storage storage, const void* source, int n, int k, int vectors) {
   m.n = n, m.k = k, m.storage = storage, m.input = PLAIN;
-  if (with_format(storage, [&](auto format) { pack_blocks<decltype(format)>(m, static_cast<const uint8_t*>(source)); })) return;
+  if (with_format(storage, [&](auto format) { pack_blocks<decltype(format)>(m, arena, static_cast<const uint8_t*>(source)); })) return;
   const auto* halves = static_cast<const uint16_t*>(source);
-  if (storage == F32) return pack_dense<Float32>(m, static_cast<const float*>(source), vectors);
-  if (storage == F16) return pack_dense<Float16>(m, halves, vectors);
-  if (!MULTIPLIES_BF16 && k % LANES == 0) return pack_block_float(m, halves, vectors);
+  if (storage == F32) return pack_dense<Float32>(m, arena, static_cast<const float*>(source), vectors);
+  if (storage == F16) return pack_dense<Float16>(m, arena, halves, vectors);
+  if (!MULTIPLIES_BF16 && k % LANES == 0) return pack_block_float(m, arena, halves, vectors);
   if (MULTIPLIES_BF16) m.input = BF16_ROWS;
-  pack_dense<Bf16>(m, halves, vectors);
+  pack_dense<Bf16>(m, arena, halves, vectors);
 }
 
 // Numbers of a row of a table [rows, k] in any storage but block floating point.
