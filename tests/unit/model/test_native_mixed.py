@@ -12,7 +12,8 @@ from tests.support.block_products import BLOCK_BYTES
 
 pytestmark = pytest.mark.native
 PARTS = ("embed", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "head")
-MIXES: dict[str, tuple[str, ...]] = {name: (name,) * 9 for name in BLOCK_BYTES} | {
+MIXES: dict[str, tuple[str, ...]] = {
+    **{name: (name,) * 9 for name in BLOCK_BYTES},
     "q4_k_m": ("Q6_K", "Q4_K", "Q4_K", "Q6_K", "Q4_K", "Q4_K", "Q4_K", "Q6_K", "Q6_K"),
     "small-rows": ("Q8_0", "Q5_0", "Q5_0", "Q8_0", "Q5_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0"),
     "dynamic": ("Q5_K", "Q4_K", "Q5_K", "Q8_0", "IQ4_XS", "Q4_K", "Q6_K", "Q3_K", "Q2_K"),

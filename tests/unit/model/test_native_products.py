@@ -69,7 +69,8 @@ def bound(kind: str, rows: NDArray[np.uint8], x: NDArray[np.float32]) -> NDArray
         least = np.abs(blocks.minimums * a.sum(-1)).sum(-1) * np.abs(blocks.offset)
         found.append((np.abs(scale) * (main + least)).sum(-1))
     operations = 2 * groups + blocks.codes.shape[1] + 3  # sums, and the scale of activations
-    return operations * ROUNDING * np.array(found) + operations * SMALLEST
+    terms: NDArray[np.float64] = np.array(found)
+    return operations * (ROUNDING * terms + SMALLEST)
 
 
 def product_of(
