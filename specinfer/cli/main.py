@@ -32,7 +32,6 @@ from specinfer.cli.options.shared import (
     Speculators,
     Weights,
 )
-from specinfer.cli.plan import plan
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
 from specinfer.client import RequestFailedError
@@ -53,7 +52,7 @@ bench_app = typer.Typer(help="Measure modes and batch sizes, or every drafting m
 bench_app.callback(invoke_without_command=True)(bench)
 bench_app.command("compare")(compare)
 app.add_typer(bench_app, name="bench")
-for command in (generate, attach, cancel, status, demo, plan, check, batch, exact):
+for command in (generate, attach, cancel, status, demo, check, batch, exact):
     app.command()(command)
 
 

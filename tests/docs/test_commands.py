@@ -92,7 +92,7 @@ def fault_of_span(span: str) -> str | None:
         ("specinfer up --modle x", "No such option: --modle"),
         ("specinfer upp", "No such command 'upp'"),
         ("specinfer up --dtype float3", "is not one of"),
-        ("specinfer plan", "Missing argument"),
+        ("specinfer batch", "Missing argument"),
         ("specinfer up --speculator ssm,beem=3", "beem"),
         ("specinfer up --resident sssm", "there is no drafter sssm"),
         ("specinfer train eagle --corpse x", "No such option: --corpse"),
