@@ -73,7 +73,7 @@ bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/
 
 bench-figures: $(STAMP)  ## Figures 7 and 11 of the paper -> benchmarks/results/figure-*.{json,md,png} (PROMPTS=FILE)
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/specinfer models widen smollm2-135m --factor 16
+	$(BIN)/python -m benchmarks.widen smollm2-135m 16
 	$(BIN)/python -m benchmarks.figures.figure7 --prompts $(PROMPTS)
 	$(BIN)/python -m benchmarks.figures.figure11 --prompts $(PROMPTS)
 	$(BIN)/python -m benchmarks.figures.figure7 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-7-widened

@@ -14,7 +14,6 @@ from specinfer.model.parallel.layout import Layout, check_layout
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.draft_checkpoint import KIND, checked_config, target_config
 from specinfer.model.weights.prune import check_prunable
-from specinfer.model.weights.widen import widen_model
 from tests.support.families import save_random
 from tests.support.tiny_models import FAMILIES, SPECIAL, tiny_transformers
 
@@ -83,13 +82,6 @@ def test_drafts_are_trained_and_read_for_targets_like_llama(tmp_path: Path) -> N
     ):
         with pytest.raises(IncompatibleError, match="'gemma2': trained drafts: norms behind"):
             refused()
-
-
-def test_a_matrix_of_gate_and_up_is_not_widened(tmp_path: Path) -> None:
-    save_random("phi3", tmp_path / "model")
-    (tmp_path / "out").mkdir()
-    with pytest.raises(IncompatibleError, match=r"gate_up_proj\.weight: gate and up are one matrix"):
-        widen_model(tmp_path / "model", tmp_path / "out", 2, "phi3", lambda done, total: None)
 
 
 def test_layers_until_every_kind_has_come() -> None:
