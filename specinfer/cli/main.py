@@ -171,7 +171,7 @@ def serve(context: typer.Context) -> None:
 def train(context: typer.Context) -> None:
     """Train speculators for a target, or the gateway's learned planner.
 
-    Speculators: `speculator` in one command; `corpus`, `prune`, `ssm` and others (--help). The planner: `scheduler`.
+    Speculators: `speculator` in one command; `corpus`, `ssm` and others (--help). The planner: `scheduler`.
     """
     module, arguments = "speculator_svc.training", context.args
     if arguments[:1] == ["scheduler"]:

@@ -13,7 +13,6 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout, check_layout
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.draft_checkpoint import KIND, checked_config, target_config
-from specinfer.model.weights.prune import check_prunable
 from tests.support.families import save_random
 from tests.support.tiny_models import FAMILIES, SPECIAL, tiny_transformers
 
@@ -46,12 +45,10 @@ def test_options_of_other_parts_are_refused(family: str, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("family", REASONS)
-def test_ranks_and_cuts_are_refused(family: str) -> None:
+def test_ranks_are_refused(family: str) -> None:
     config = from_transformers(tiny_transformers(family).config)
     with pytest.raises(IncompatibleError, match=f"ranks that share a model: {REASONS[family]}"):
         check_layout(config, Layout(1, 1))
-    with pytest.raises(IncompatibleError, match=f"pruning: {REASONS[family]}"):
-        check_prunable(config)
 
 
 @pytest.mark.parametrize("family", LIKE_LLAMA)
