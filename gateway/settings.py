@@ -9,7 +9,6 @@ from pydantic_settings import SettingsConfigDict
 from gateway.api.security import SecuritySettings
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.planning.ahead import DRAFT_AHEAD
 from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
@@ -115,13 +114,6 @@ class GatewaySettings(SecuritySettings):
         gt=0,
         le=1,
         description="Part of plain decoding's speed that speculation may cost over any minute; 1 is no bound.",
-    )
-    draft_ahead: str = Field(
-        "never",
-        pattern=f"^({'|'.join(DRAFT_AHEAD)})$",
-        description="Let independent speculators draft for the next step while the verifier works: auto, where "
-        "tokens are measured to come faster so; always; only, as always, but what was not drafted for goes without; "
-        "never.",
     )
     planner: str = Field(
         "measured",

@@ -84,16 +84,6 @@ class NgramDrafter:
         """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
-    def draft_ahead(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft behind contexts that may come; the index forgets them again."""
-        found: list[TokenTree | SpecInferError] = []
-        for job in jobs:
-            index = self._indexes.setdefault(job.request_id, NgramIndex(self._shortest, self._longest))
-            read = index.indexed
-            found.append(self._draft(job))
-            index.retract(job.context, read)
-        return found
-
     def release(self, request_id: str) -> None:
         """Forget a request."""
         self._indexes.pop(request_id, None)
