@@ -9,7 +9,6 @@ from pydantic_settings import SettingsConfigDict
 from gateway.api.security import SecuritySettings
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
 from specinfer.service.settings import as_path
@@ -108,12 +107,6 @@ class GatewaySettings(SecuritySettings):
     )
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
-    )
-    never_slower: float = Field(
-        NEVER_SLOWER,
-        gt=0,
-        le=1,
-        description="Part of plain decoding's speed that speculation may cost over any minute; 1 is no bound.",
     )
     planner: str = Field(
         "measured",

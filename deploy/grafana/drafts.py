@@ -103,8 +103,7 @@ PLANNER = PanelRow(
         Panel(
             "Steps by reason",
             "Why the planner planned steps as it did.",
-            "`first trees` or probes the most frequent for long: measurements do not settle. "
-            "`never slower`: drafts cost more than they brought.",
+            "`first trees` or probes the most frequent for long: measurements do not settle.",
             (Query(per_second("specinfer_planner_steps_total", "reason"), "{{reason}}"),),
             unit="cps",
             stacked=True,

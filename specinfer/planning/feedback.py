@@ -102,7 +102,6 @@ def report_of(step: FinishedStep) -> StepReport | None:
         chains=_outcomes(step, Speculation.SEQUENCE),
         contexts=contexts_of(step),
         seconds=step.seconds,
-        drafts_next=step.next_draft_s > 0,
     )
 
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from specinfer.planning.acceptance import AcceptanceModel, Outcomes
 from specinfer.planning.by_nodes import sizes_up_to
-from specinfer.planning.guarantee import NEVER_SLOWER, Guarantee
 from specinfer.planning.latency import DraftTime, LatencyModel, SpeculatorSet
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.trials import Option, Reason, Trials
@@ -110,8 +109,6 @@ class StepReport:
     """Tokens of the requests when the step began."""
     seconds: float = 0.0
     """Seconds of the whole step, drafts for the next one included."""
-    drafts_next: bool = False
-    """True if drafts for the next step were made in it."""
 
     @property
     def brought(self) -> int:
@@ -129,7 +126,6 @@ class Planner:
         budget: NodeBudget,
         adaptive: bool = True,
         acceptance: AcceptanceModel | None = None,
-        never_slower: float = NEVER_SLOWER,
     ) -> None:
         """Create a planner.
 
@@ -138,13 +134,11 @@ class Planner:
             budget: most nodes of requests and steps.
             adaptive: whether it chooses; else all speculators draft what the budget allows.
             acceptance: predicts accepted tokens; None is the measured policy.
-            never_slower: part of plain decoding's speed that speculation may cost; 1 is no bound.
         """
         self._budget, self._adaptive = budget, adaptive
         self.latency, self.acceptance = LatencyModel(curve), acceptance or AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()
         self._trials = Trials()
-        self.guarantee = Guarantee(never_slower)
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """Set the pool's speculators, by service: those of one draft one after another."""
@@ -176,7 +170,6 @@ class Planner:
             return
         choice, batch = report.choice, report.batch
         asked, nodes = choice.speculators, choice.nodes
-        drafted = bool(asked) or report.drafts_next
         warm = True
         if report.drafts or not asked:
             times = report.tokens, report.pass_s, report.drafts, report.overhead_s
@@ -185,9 +178,6 @@ class Planner:
             self.latency.observe_pass(batch, report.tokens, report.pass_s)
         if warm:
             self._trials.count(batch, asked, nodes)
-        draft_s = max([time.total_s for time in report.drafts], default=0.0)
-        spent = report.brought, report.seconds, choice.plain_speed, drafted, draft_s
-        self.guarantee.observe(batch, *spent, once=not warm)
         if asked:
             self.acceptance.observe(batch, asked, nodes, report.outcomes, contexts=report.contexts)
             self.acceptance.observe(batch, asked, nodes, report.chains, merged=False)
@@ -199,10 +189,6 @@ class Planner:
         (rest_s,) = self.latency.seconds_before_pass(batch)
         seconds = plain_pass_s + rest_s
         plain = Option(PLAIN.speculators, 0, float(batch), seconds, plain_pass_s, 0.0, batch / seconds)
-        if self.guarantee.exhausted:
-            return Choice(
-                tokens=plain.tokens, seconds=seconds, plain_speed=plain.speed, reason=Reason.NEVER_SLOWER
-            )
         trees = list(self._trees(batch, requests, most))
         behind_s = self.latency.seconds_to_catch_up(self._services)
         option, reason = self._trials.pick(batch, plain, trees, self.acceptance.everybody, behind_s)
