@@ -15,6 +15,10 @@ from specinfer.service.settings import as_path
 from specinfer.speculators.replicas import service_addresses
 
 _LIMITS = SchedulerLimits()
+TRACE_RATIO = 0.01
+"""Share of requests to trace if the caller does not decide by `traceparent`."""
+RETENTION_SECONDS = 600
+"""Time that finished requests stay in Redis."""
 EMBEDDED = "embedded:"
 """Scheme of `redis_url` without Redis."""
 
@@ -130,13 +134,6 @@ class GatewaySettings(SecuritySettings):
     vllm_metrics: bool = Field(
         False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
     )
-    trace_ratio: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Part of the requests that is traced, where the caller does not say by `traceparent`.",
-    )
-    retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
 
     def check(self) -> None:
         """Check also the addresses of verifiers and speculator services."""

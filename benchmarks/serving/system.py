@@ -106,7 +106,6 @@ class ServingSystem:
             "model": self.setup.model,
             "max-batch": str(self.setup.max_batch),
             "max-waiting": "4096",
-            "retention-seconds": "30",
             "metrics-port": "0",
         } | dict(self.setup.flags)
         return [

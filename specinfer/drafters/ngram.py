@@ -66,14 +66,14 @@ class NgramDrafter:
 
     def __init__(self, shortest: int = 2, longest: int = 4, branches: int = 3) -> None:
         if not 1 <= shortest <= longest:
-            raise SettingError("ngram_min", shortest, f"must be in [1, ngram_max = {longest}]")
+            raise SettingError("shortest", shortest, f"must be in [1, longest = {longest}]")
         self._shortest, self._longest, self._branches = shortest, longest, branches
         self._indexes: dict[str, NgramIndex] = {}
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "NgramDrafter":
         """Build the drafter from its options."""
-        return cls(options.ngram_min, options.ngram_max, options.ngram_branches)
+        return cls()
 
     @property
     def description(self) -> DrafterDescription:

@@ -126,7 +126,7 @@ def check_speculator(setting: str, flags: Flags, others: Collection[str] = ()) -
 
 
 SERVICE_FLAGS = frozenset(
-    {"name", "threads", "learn", "learn_tokens", "learn_minutes", "drain_seconds"}
+    {"name", "threads", "learn", "drain_seconds"}
     | {"metrics_host", "metrics_port", "otlp_endpoint"}
     | {"log_format", "log_level", "log_requests", "tls_certificate", "tls_client_ca", "tls_key"}
 )

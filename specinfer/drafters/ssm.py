@@ -164,5 +164,4 @@ def shape_of(options: DrafterOptions) -> GrowthShape:
         deepest=options.depth,
         min_path_probability=options.min_path_probability,
         kind=_PROPOSALS[options.proposal],
-        q_support=options.q_support,
     )
