@@ -102,7 +102,7 @@ def fault_of_span(span: str) -> str | None:
         ("A=b python -m verifier_svc --tensor-parallel 0 > log", "tensor_parallel"),
         ("docker run --rm specinfer-tools:1 generate --adress x hi", "No such option: --adress"),
         ("python -m benchmarks.suit --quick", "there is no module"),
-        ("python -m benchmarks suite --quik", "has no --quik"),
+        ("python -m benchmarks methods --quik", "has no --quik"),
         ("make tset", "the Makefile has no"),
         ("pip install 'specinfer[model]'", "is in no index"),
         ("pip install '.[modle]'", "there is no extra"),
