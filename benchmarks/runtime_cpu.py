@@ -15,9 +15,9 @@ import torch
 import typer
 
 from benchmarks.drafts.prompts import mixed_texts
-from benchmarks.float_model import write_float_model
 from benchmarks.publish import RESULTS, publish, write
 from benchmarks.runtime import in_process, ours, services
+from benchmarks.runtime.float_model import write_float_model
 from benchmarks.runtime.peers import VARIANTS, PeerProcess, gguf_files
 from benchmarks.runtime.report import BATCHES, BLOCKS, CONTEXTS, LONG_ANSWER, markdown
 from benchmarks.runtime.turns import over_turns

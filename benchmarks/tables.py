@@ -29,3 +29,10 @@ def line(label: str, cells: Sequence[str]) -> str:
 def row(label: str, values: Sequence[float]) -> str:
     """One line of figures."""
     return line(label, [f"{value:.2f}" if value < 10 else f"{value:.1f}" for value in values])
+
+
+def with_sections(title: str, report: str, sections: dict[str, str]) -> str:
+    """Return a report in which sections take the place of those of the same title, or follow."""
+    _, *parts = report.split("\n## ")
+    texts = {part.split("\n", 1)[0]: f"## {part}" for part in parts} | sections
+    return "\n\n".join(text.strip() for text in (title, *texts.values())) + "\n"

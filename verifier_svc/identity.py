@@ -32,7 +32,7 @@ class Identity:
         """Return the identity of a verifier of this directory's model and tokenizer under these settings.
 
         Args:
-            blocks: types of the blocks in which matrices are held.
+            blocks: types of matrices that are blocks or are held as in the file.
 
         Raises:
             SettingError: if the directory lacks a configuration or weights.

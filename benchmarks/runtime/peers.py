@@ -26,9 +26,13 @@ LONGEST_S = 900
 class PeerProcess:
     """One peer; it starts and loads with its first task."""
 
-    def __init__(self, name: str, variant: str, gguf: dict[str, Path], folder: Path) -> None:
+    def __init__(
+        self, name: str, variant: str, gguf: dict[str, Path], folder: Path, python: Path | None = None
+    ) -> None:
+        """Prepare; `python` is that of the peer's environment, if it is not in its usual place."""
         self.label = f"{name} {variant}".strip()
         self._name, self._variant, self._gguf = name, variant, gguf
+        self._python = python or PEERS / ".venvs" / name / "bin" / "python"
         self._errors = folder / f"{name}{variant}.log"
         self._process: subprocess.Popen[str] | None = None
         self._missing = ""
@@ -60,7 +64,7 @@ class PeerProcess:
             self._process.wait()
 
     def _start(self) -> str:
-        python = PEERS / ".venvs" / self._name / "bin" / "python"
+        python = self._python
         if self._name == "transformers":
             python = Path(sys.executable)
         if not python.exists():

@@ -235,10 +235,15 @@ def random_rows(type_name: str, rows: int, k: int, seed: int = 0) -> Bytes:
     size = BLOCK_BYTES[type_name]
     weights = 256 if type_name in K_QUANTS else 32
     blocks = random.integers(0, 256, (rows, k // weights, size), np.uint8)
-    for at in _FACTORS_AT[type_name]:
+    for at in factors_at(type_name):
         factors = random.uniform(0.001, 0.02, (rows, k // weights, 1)).astype(np.float16)
         blocks[..., at : at + 2] = factors.view(np.uint8)
     return blocks.reshape(rows, -1)
+
+
+def factors_at(type_name: str) -> tuple[int, ...]:
+    """Return where a block has its float16 factors."""
+    return _FACTORS_AT[type_name]
 
 
 _FACTORS_AT = {

@@ -23,7 +23,7 @@ class HeldFormats:
     counts: Mapping[str, int]
     """Type of GGUF -> number of tensors."""
     blocks: tuple[str, ...] = ()
-    """Types of the quantised ones, sorted: what decides the text beside the numeric type."""
+    """Types of matrices that are blocks or are held as in the file, sorted: they decide the text, too."""
 
     def __str__(self) -> str:
         """Return for example "as in the file: 169 Q4_K, 29 Q6_K, 141 F32"."""

@@ -132,7 +132,7 @@ class WeightPacker:
         self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
 
     def _stored(self, name: str, looked_up: bool = False) -> tuple[Storage, torch.Tensor]:
-        """Return a matrix in its own format: blocks if it has them, else numbers of the model's type.
+        """Return a matrix in its own format, else numbers of the model's type.
 
         A table that is looked up is never quantised here.
         """

@@ -22,13 +22,14 @@ from specinfer.model.weights.gguf_files.names import ROPE_TENSORS, hf_names
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
 
-BLOCKS = frozenset(
+MATRICES = frozenset(
     {
+        *("F16", "BF16", "F32"),
         *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS"),
         *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     }
 )
-"""Types of GGUF matrices that are handed out as they are stored."""
+"""Types of GGUF matrices that `GgufWeights.blocks` returns as they are stored."""
 _WHOLE = "model.safetensors"
 
 
@@ -260,12 +261,13 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a quantised matrix as stored: (name of its type, bytes [N, bytes of a row]); None for numbers."""
+        """Return a matrix as stored: (name of its type, bytes [N, bytes of a row]); None for other tensors."""
         reader, stored = self._tensors[self._names[name]]
         kind = stored.tensor_type.name
-        if not self._blocks or kind not in BLOCKS:
+        if not self._blocks or len(stored.shape) != 2 or kind not in MATRICES:
             return None
-        return kind, self._in_order(name, torch.from_numpy(reader.bytes_of(stored)))
+        rows = torch.from_numpy(reader.bytes_of(stored)).view(torch.uint8)
+        return kind, self._in_order(name, rows)
 
     def _row_heads(self, name: str) -> int:
         """Return the number of heads by which rows are reordered; 0 if they are not."""

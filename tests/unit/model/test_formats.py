@@ -16,6 +16,7 @@ from specinfer.model.formats.held import HeldFormats, HeldWeights
 from specinfer.model.formats.quantised import QuantisedWeights
 from specinfer.model.formats.registry import FORMATS, find_format, format_for_rows, weights_help
 from specinfer.model.weights.blocks import Blocks
+from tests.support.block_models import FormattedWeights
 from tests.support.block_products import integer_blocks
 
 GAUSSIAN = {
@@ -204,6 +205,14 @@ def test_what_is_held_is_counted() -> None:
     ):
         found = read(HeldWeights(weights, FORMATS[name], backend, bfloat16))
         assert str(found) == words
+
+
+def test_numbers_of_a_file_count_as_they_are_held() -> None:
+    stored = {DOWN: ("F16", TENSORS[DOWN].half().view(torch.uint8)), QUERY: ("F32", TENSORS[QUERY])}
+    held = HeldWeights(FormattedWeights(TENSORS, stored), FORMATS["auto"], "native", torch.bfloat16)
+    found = read(held)
+    assert str(found) == "as in the file: 2 F32, 1 BF16, 1 F16"
+    assert found.blocks == ("F16", "F32")
 
 
 def test_a_matrix_that_becomes_numbers_does_not_count_as_blocks() -> None:

@@ -19,7 +19,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors
 from specinfer.model.weights.config import from_transformers
-from specinfer.model.weights.files import BLOCKS, GgufWeights, TensorSlice
+from specinfer.model.weights.files import MATRICES, GgufWeights, TensorSlice
 from specinfer.model.weights.gguf_files.reader import QuickReader
 from tests.support.gguf_files import Gguf
 from tests.support.tiny_models import reference_logits
@@ -311,7 +311,7 @@ def test_gemma3_is_read(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", sorted(BLOCKS))
+@pytest.mark.parametrize("kind", sorted(MATRICES))
 def test_blocks_are_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
     """Every type is; rows of queries and keys in the order of `transformers`, parts as the whole has them."""
     model, of_kind = random_llama(hidden_size=256, intermediate_size=512), gguf.GGMLQuantizationType[kind]

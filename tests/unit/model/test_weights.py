@@ -32,7 +32,9 @@ def _interleave(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def write_gguf(model: Any, path: Path, architecture: str, quantised: bool = False) -> None:
+def write_gguf(
+    model: Any, path: Path, architecture: str, quantised: bool = False, matrices: str = "F32"
+) -> None:
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -72,6 +74,9 @@ def write_gguf(model: Any, path: Path, architecture: str, quantised: bool = Fals
                 else gguf.GGMLQuantizationType.Q4_1
             )
             writer.add_tensor(target, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        elif array.ndim == 2:
+            kind = gguf.GGMLQuantizationType[matrices]
+            writer.add_tensor(target, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(target, array)
     writer.write_header_to_file()
@@ -88,6 +93,22 @@ def test_gguf_equals_transformers(family: str, architecture: str, tmp_path: Path
     runner = ModelRunner.build(from_transformers(model.config), GgufWeights(tmp_path / "model.gguf"), options)
     (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
     torch.testing.assert_close(logits[0], reference_logits(model, PROMPT)[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_matrices_of_numbers_come_as_they_are_stored(kind: str, tmp_path: Path) -> None:
+    """Rows of queries in the model's order; a norm is no matrix."""
+    model = tiny_transformers("llama")
+    dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
+    write_gguf(model, tmp_path / "model.gguf", "llama", matrices=kind)
+    weights = GgufWeights(tmp_path / "model.gguf")
+    for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"):
+        found = weights.blocks(name)
+        assert found is not None
+        assert found[0] == kind
+        assert torch.equal(found[1].view(dtype), model.state_dict()[name].to(dtype))
+        assert torch.equal(weights[name], model.state_dict()[name].to(dtype).float())
+    assert weights.blocks("model.norm.weight") is None
 
 
 def as_stored(weights: Any) -> dict[str, torch.Tensor]:

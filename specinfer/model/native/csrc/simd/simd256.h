@@ -13,7 +13,7 @@ inline constexpr int ROWS = 6;      // rows at a time, of keys or of a tile: as 
 inline constexpr int WIDE = 2;      // pairs of vectors of a wide tile
 inline constexpr int UNROLLED = 2;  // steps that a loop takes at once: every instruction beside products counts
 inline constexpr int BLOCK_VECTORS = 1;  // pairs of vectors of a tile of quantised blocks,
-inline constexpr int BLOCK_ROWS = 4;     // and rows that are multiplied with it at a time
+inline constexpr int BLOCK_ROWS = 6;     // and rows that are multiplied with it at a time
 
 struct Floats {
   __m256 low, high;

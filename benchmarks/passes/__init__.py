@@ -1,0 +1,1 @@
+"""Milliseconds and GB/s of passes by rows, beside llama.cpp."""

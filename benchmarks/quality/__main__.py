@@ -1,0 +1,90 @@
+"""`python -m benchmarks quality MODEL`: compares next-token distributions of formats with those of float32.
+
+The reference are the checkpoint's own numbers (of a GGUF file, its blocks dequantised) in the torch executor.
+"""
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from benchmarks.publish import RESULTS
+from benchmarks.quality.report import TITLE, Distance, Row, distances, section
+from benchmarks.tables import with_sections
+from specinfer.cli.about import about_this_run
+from specinfer.cli.show import console
+from specinfer.hub import model_name, resolve_model
+from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.threads import use_threads
+from specinfer.prompts import read_prompts_by_source
+from specinfer.tokenizer import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMATS = "auto,bf16,q8_0,q6_k,q5_k,q4_k,q4_0,q4_1,q5_0,iq4_xs,q3_k,q2_k"
+CACHE_TOKENS = 1024
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="Name, directory or GGUF file.")],
+    formats: Annotated[str, typer.Option(help="Formats, of those of --weights.")] = FORMATS,
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help="Texts, JSONL; tests/data/prompts.jsonl.")
+    ] = None,
+    texts: Annotated[int, typer.Option(min=1, help="Texts, of all files equally many.")] = 20,
+    tokens: Annotated[int, typer.Option(min=2, max=CACHE_TOKENS // 2, help="First tokens of each.")] = 128,
+    threads: Annotated[int, typer.Option(help="Threads; 0: all that the process may use.")] = 0,
+    out: Annotated[Path, typer.Option(help="Report, Markdown.")] = RESULTS / "quality.md",
+) -> None:
+    """Measure the quality of formats."""
+    use_threads(threads)
+    about = about_this_run("python -m benchmarks quality")
+    directory = resolve_model(model)
+    encoded = encode(directory, prompts or [ROOT / "tests/data/prompts.jsonl"], texts, tokens)
+    exact = RunnerOptions("float32", executor="torch", weights="f32", kv_tokens=CACHE_TOKENS)
+    wanted, _ = run(directory, exact, encoded)
+    rows = []
+    for name in formats.split(","):
+        logits, held = run(directory, RunnerOptions(weights=name, kv_tokens=CACHE_TOKENS), encoded)
+        pairs = [distances(ours, reference) for ours, reference in zip(logits, wanted, strict=True)]
+        kl, same = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        rows.append(Row(name, held, Distance.of(kl, same)))
+        title = model_name(model)
+        text = section(title, rows, len(encoded), sum(map(len, encoded)), about)
+        old = out.read_text() if out.is_file() else ""
+        out.write_text(with_sections(TITLE, old, {title: text}))
+        console.print(rows[-1].line(), markup=False)
+
+
+def encode(directory: Path, files: Sequence[Path], texts: int, tokens: int) -> list[list[int]]:
+    """Return the beginnings of texts, as questions in a chat."""
+    tokenizer = Tokenizer.load(directory)
+    share = -(-texts // len(files))
+    rows = [row for path in files for row in read_prompts_by_source(path, share)][:texts]
+    return [tokenizer.encode_chat([{"role": "user", "content": row.text}])[:tokens] for row in rows]
+
+
+def run(
+    directory: Path, options: RunnerOptions, texts: Sequence[list[int]]
+) -> tuple[list[torch.Tensor], str]:
+    """Return the logits [tokens, V] of every text, and the formats that were held."""
+    runner = ModelRunner.load(directory, options)
+    found = []
+    for text in texts:
+        sequence = runner.open()
+        chain = Segment(sequence, text[:1], text[1:], range(-1, len(text) - 2), want_last=True)
+        found += [logits.float() for logits in runner.forward([chain])]
+        runner.cache.commit(sequence, ())
+        runner.cache.release(sequence)
+    held = str(runner.weights)
+    del runner
+    gc.collect()
+    return found, held
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,63 @@
+"""Figures of passes, their sections in a report, and distances of distributions."""
+
+import math
+
+import pytest
+import torch
+
+from benchmarks.passes.__main__ import numbers
+from benchmarks.passes.report import CHUNK, Figures, section
+from benchmarks.quality.report import Distance, distances
+from benchmarks.tables import with_sections
+from specinfer.errors import SettingError
+
+ABOUT = {
+    "cores": 2,
+    "cpu": "a CPU",
+    "command": "passes",
+    "commit": "c",
+    "time": "t",
+    "weights": "as in the file",
+}
+
+
+def test_a_section_has_bandwidths_and_ratios() -> None:
+    ours = Figures({1: [0.02, 0.01, 0.03], 8: [0.04]}, [100.0])
+    peer = Figures({1: [0.05], 8: [0.2]}, [25.0])
+    text = section("model after 4 tokens", {"ours": ours, "peer": peer}, 2_000_000_000, ABOUT)
+    assert "| 1 | 20.0 (10.0..30.0) | 100.0 | 1.00 | 50.0 (50.0..50.0) | 40.0 | 1.00 | 2.50 |" in text
+    assert "| 8 | 40.0 (40.0..40.0) | 50.0 | 2.00 | 200 (200..200) | 10.0 | 4.00 | 5.00 |" in text
+    assert "ours 100 (100..100), peer 25.0 (25.0..25.0)" in text
+
+
+def test_a_chunk_counts_as_a_prompt() -> None:
+    figures = Figures()
+    figures.add([1, 1, CHUNK], [0.1, 0.2, 2.0])
+    assert figures.passes == {1: [0.1, 0.2]}
+    assert figures.prompt_rates == [CHUNK / 2.0]
+
+
+def test_a_section_replaces_that_of_its_title() -> None:
+    title = "# Title\n\nWords.\n"
+    report = with_sections(title, "", {"a": "## a\n\nold\n", "b": "## b\n\nkept\n"})
+    report = with_sections(title, report, {"a": "## a\n\nnew\n", "c": "## c\n\nadded\n"})
+    assert report == "# Title\n\nWords.\n\n## a\n\nnew\n\n## b\n\nkept\n\n## c\n\nadded\n"
+
+
+@pytest.mark.parametrize("text", ["", "1,x", "0,1", "1,,2", "2,2"])
+def test_bad_rows_are_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="rows"):
+        numbers("rows", text)
+
+
+def test_rows_ascend() -> None:
+    assert numbers("rows", "8,1,2") == [1, 2, 8]
+
+
+def test_distances_of_two_distributions() -> None:
+    reference = torch.tensor([[0.0, 0.0], [3.0, 1.0]])
+    ours = torch.tensor([[math.log(3.0), 0.0], [5.0, 3.0]])
+    kl, same = distances(ours, reference)
+    assert kl.tolist() == pytest.approx([0.5 * math.log(4 / 3), 0.0], abs=1e-6)
+    assert same.tolist() == [True, True]
+    assert Distance.of(kl, same).mean == pytest.approx(0.25 * math.log(4 / 3), abs=1e-6)
