@@ -61,25 +61,25 @@ sbom: $(STAMP)  ## Bill of materials of what is installed (CycloneDX) -> dist/sp
 	mkdir -p dist
 	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/specinfer.cdx.json $(BIN)/python
 
-bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/runtime-cpu.{json,md}
+bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/runtime-cpu.md
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks.runtime_cpu
 
-bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,end-to-end}.{json,md}, plots
+bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,end-to-end}.md, plots
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks.acceptance
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.end_to_end
 
-bench-figures: $(STAMP)  ## Figures 7 and 11 of the paper -> benchmarks/results/figure-*.{json,md,png} (PROMPTS=FILE)
+bench-figures: $(STAMP)  ## Figures 7 and 11 of the paper -> benchmarks/results/figure-*.{md,png} (PROMPTS=FILE)
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/specinfer models widen smollm2-135m --factor 16
+	$(BIN)/python -m benchmarks.widen smollm2-135m 16
 	$(BIN)/python -m benchmarks.figures.figure7 --prompts $(PROMPTS)
 	$(BIN)/python -m benchmarks.figures.figure11 --prompts $(PROMPTS)
 	$(BIN)/python -m benchmarks.figures.figure7 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-7-widened
 	$(BIN)/python -m benchmarks.figures.figure11 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-11-widened
 
-bench-gpu:  ## On a GPU, in 8 minutes: kernels, passes, steps -> benchmarks/results/gpu.{json,md} (GPU_PYTHON=...)
+bench-gpu:  ## On a GPU, in 8 minutes: kernels, passes, steps -> benchmarks/results/gpu.md (GPU_PYTHON=...)
 	"$(or $(GPU_PYTHON),python3)" -m benchmarks.gpu
 
 CHAOS_FAULTS ?= 100

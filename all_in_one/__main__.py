@@ -91,7 +91,6 @@ def gateway_settings(settings: ServeSettings) -> GatewaySettings:
         "chat_template",
         "max_batch",
         "max_waiting",
-        "never_slower",
         "drain_seconds",
         "vllm_metrics",
     )

@@ -9,7 +9,6 @@ from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.registry import AUTO, weights_help
-from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.system.threads import THREADS_HELP, thread_count
 
@@ -46,12 +45,6 @@ class ServeSettings(HttpSettings):
     max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
     max_waiting: int = Field(
         _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
-    )
-    never_slower: float = Field(
-        NEVER_SLOWER,
-        gt=0,
-        le=1,
-        description="Part of plain decoding's speed that speculation may cost over any minute; 1 is no bound.",
     )
     vllm_metrics: bool = Field(
         False, description="Show the load also under vLLM's metric names, which endpoint pickers read."

@@ -1,6 +1,6 @@
 """`make bench-acceptance`, first part: how good the drafts are, beside the paper's figures.
 
-Writes `benchmarks/results/acceptance.json`, `.md` and plots: success by top-k (the paper's Table 1), tokens
+Writes `benchmarks/results/acceptance.md` and plots: success by top-k (the paper's Table 1), tokens
 per step by tree width (Table 2, both readings of its vector, and best-first trees of equal size), naive
 against multi-step sampling (Table 3), their distribution (Figure 9), latency by width and batch (Figure
 10), the merged pool against single speculators.
@@ -132,7 +132,7 @@ def main(
             name: round(result.standard_error(), 3) for name, result in results.items()
         }
         report["latency_ms"] = bench.latency(spinner.update)
-    publish(RESULTS / "acceptance", report, markdown(report))
+    publish(RESULTS / "acceptance", markdown(report))
     draw(results, report["latency_ms"])
 
 

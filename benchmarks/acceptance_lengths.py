@@ -1,6 +1,6 @@
 """Count the drafted tokens that a step accepts, by node budget: `benchmarks.synthetic` draws from them.
 
-Writes `benchmarks/results/acceptance-lengths.json` and `.md`: the shipped SSM and n-grams, merged, as the
+Writes `benchmarks/results/acceptance-lengths.md`: the shipped SSM and n-grams, merged, as the
 gateway corrects them; one process, no services, so nothing hangs on the machine's speed.
 """
 
@@ -44,8 +44,8 @@ def main(
                 spinner.update(f"{kind}, {nodes} nodes")
                 plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, calibrated=True)
                 histograms[f"{kind}, {nodes} nodes"] = counts(bench.run(["ngram", "ssm"], plan))
-                write(out, report, markdown(report))
-    publish(out, report, markdown(report))
+                write(out, markdown(report))
+    publish(out, markdown(report))
 
 
 def counts(result: Result) -> list[int]:

@@ -1,6 +1,6 @@
 """`make bench-acceptance`, second part: what speculation brings through the real services.
 
-Writes `benchmarks/results/end-to-end.json` and `.md`: tokens per second of plain decoding, sequences of 4
+Writes `benchmarks/results/end-to-end.md`: tokens per second of plain decoding, sequences of 4
 to 8 tokens and trees, greedy and at temperature 0.8, by batch and by source, in turns. Answers end where
 the model ends them.
 """
@@ -43,7 +43,7 @@ def main(
             kind: end_to_end(found, BATCHES, temperature, new_tokens, lengths, weights, spinner.update)
             for kind, temperature in KINDS.items()
         }
-    publish(out, report, services_report(report))
+    publish(out, services_report(report))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from json import loads
+from json import dumps, loads
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +52,8 @@ def main(
         found = {name: each.result() for name, each in running.items()}
     doors = before | {name: together(before[name], f) if name in before else f for name, f in found.items()}
     report = {"about": about_this_run(), "seed": seed, "doors": [doors[n] for n in DOORS if n in doors]}
-    publish(json.with_suffix(""), report, markdown(report))
+    json.write_text(dumps(report))
+    publish(json.with_suffix(""), markdown(report))
     sys.exit(any(each["findings"] for each in found.values()))
 
 

@@ -1,6 +1,6 @@
 """`make bench-acceptance`, third part: drafting methods side by side at equal budgets of verified nodes.
 
-Writes `benchmarks/results/methods.json` and `.md`: acceptance length (tokens per step) of every method alone
+Writes `benchmarks/results/methods.md`: acceptance length (tokens per step) of every method alone
 and merged, at 4, 8, 16 and 32 nodes, greedy and at temperature 0.8, with the standard error over prompts; by
 source; and how often the next token of a path is accepted, by depth. One process, no services.
 With `--batch 1` also what drafts and passes take, so that methods are compared at equal milliseconds (on a quiet
@@ -148,7 +148,7 @@ def main(
         runs = compare(runner, methods, pools, budgets, found, new_tokens, spinner.update, batch, chains)
     report = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens, "runs": runs}
     report["batch"] = batch
-    publish(out, report, methods_markdown(report))
+    publish(out, methods_markdown(report))
 
 
 if __name__ == "__main__":

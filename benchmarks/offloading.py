@@ -1,6 +1,6 @@
 """The paper's figure 8 on this machine: decoding with weights that every pass reads, plainly and with trees.
 
-Writes `benchmarks/results/offloading*.json` and `.md`: tokens per second of plain decoding, of sequences and
+Writes `benchmarks/results/offloading*.md`: tokens per second of plain decoding, of sequences and
 of trees of 16 to 128 nodes, through the real services with the real model and the shipped speculators.
 Layers lie on the disk and are read at a stated bandwidth (`offload.throttled_verifier`) or as fast as the
 disk is. Modes take turns, prompt by prompt at batch 1; each is compared with plain decoding in its turns.
@@ -113,7 +113,7 @@ def main(
                 report.setdefault("pass_ms", passes)
                 modes |= measured
             report["batches"][str(batch)] = modes
-    publish(out, report, markdown(report))
+    publish(out, markdown(report))
 
 
 def _limits(batch: int, size: int) -> dict[str, str]:

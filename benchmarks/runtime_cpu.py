@@ -1,6 +1,6 @@
 """`make bench`: the runtime on this CPU, beside its peers, in one run.
 
-Writes `benchmarks/results/runtime-cpu.json` and `.md`. All systems stay loaded and take turns, each with its own best
+Writes `benchmarks/results/runtime-cpu.md`. All systems stay loaded and take turns, each with its own best
 speculation and without, because the speed of shared machines drifts: compare ratios.
 """
 
@@ -82,13 +82,13 @@ def main(
             found.append(measured)
             report["task"]["turns"] = len(found)
             report |= over_turns(found, list(map(str, BATCHES)))
-            write(out, report, markdown(report))
+            write(out, markdown(report))
         if not systems_only:
             show("long context")
             report["long_context"] = ours.long_context(runner)
             show("windows")
             report["windows"] = windows(task["prompts"][:1], runner)
-    publish(out, report, markdown(report))
+    publish(out, markdown(report))
 
 
 def one_turn(

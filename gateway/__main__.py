@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.app import build_gateway, end_process_if_failed, load_tokenizer, show_health
-from gateway.settings import GatewaySettings
+from gateway.settings import TRACE_RATIO, GatewaySettings
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
@@ -20,7 +20,7 @@ async def serve(settings: GatewaySettings) -> None:
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tokenizer = load_tokenizer(settings)
-    tracer = open_tracer(PROGRAM, settings, settings.trace_ratio)
+    tracer = open_tracer(PROGRAM, settings, TRACE_RATIO)
     async with build_gateway(settings, tokenizer, registry, tracer) as gateway:
         gateway.running.add_done_callback(end_process_if_failed)
         server = ServiceServer(settings, [SERVICE], gateway.interceptors, settings.max_calls)

@@ -33,7 +33,7 @@ from gateway.session.constraints import Constraints
 from gateway.session.limits import longest_request
 from gateway.session.session import Shared
 from gateway.session.token_stream import TokenStreams
-from gateway.settings import GatewaySettings
+from gateway.settings import RETENTION_SECONDS, GatewaySettings
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
 from gateway.store.leases import LeaseStore
@@ -190,14 +190,14 @@ def open_store(
         SettingError: if the URL is none of a Redis, or the file of an embedded store cannot be used.
     """
     if (path := settings.embedded_store) is not None:
-        embedded = EmbeddedStore(gateway_id, settings.retention_seconds, settings.max_waiting, path or None)
+        embedded = EmbeddedStore(gateway_id, RETENTION_SECONDS, settings.max_waiting, path or None)
 
         async def close() -> None:
             embedded.close()
 
         return embedded, EmbeddedLeases(embedded, settings.lease_seconds), close
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
-    store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
+    store = RequestStore(connection, gateway_id, RETENTION_SECONDS, settings.max_waiting)
     return store, LeaseStore(connection, gateway_id, settings.lease_seconds), connection.close
 
 

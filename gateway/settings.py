@@ -9,14 +9,16 @@ from pydantic_settings import SettingsConfigDict
 from gateway.api.security import SecuritySettings
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.planning.ahead import DRAFT_AHEAD
-from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
 from specinfer.service.settings import as_path
 from specinfer.speculators.replicas import service_addresses
 
 _LIMITS = SchedulerLimits()
+TRACE_RATIO = 0.01
+"""Share of requests to trace if the caller does not decide by `traceparent`."""
+RETENTION_SECONDS = 600
+"""Time that finished requests stay in Redis."""
 EMBEDDED = "embedded:"
 """Scheme of `redis_url` without Redis."""
 
@@ -110,19 +112,6 @@ class GatewaySettings(SecuritySettings):
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
     )
-    never_slower: float = Field(
-        NEVER_SLOWER,
-        gt=0,
-        le=1,
-        description="Part of plain decoding's speed that speculation may cost over any minute; 1 is no bound.",
-    )
-    draft_ahead: str = Field(
-        "never",
-        pattern=f"^({'|'.join(DRAFT_AHEAD)})$",
-        description="Let independent speculators draft for the next step while the verifier works: auto, where "
-        "tokens are measured to come faster so; always; only, as always, but what was not drafted for goes without; "
-        "never.",
-    )
     planner: str = Field(
         "measured",
         pattern="^(measured|learned)$",
@@ -145,13 +134,6 @@ class GatewaySettings(SecuritySettings):
     vllm_metrics: bool = Field(
         False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
     )
-    trace_ratio: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Part of the requests that is traced, where the caller does not say by `traceparent`.",
-    )
-    retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
 
     def check(self) -> None:
         """Check also the addresses of verifiers and speculator services."""

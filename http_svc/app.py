@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from http_svc.body.bodies import ChatBody, CompletionBody
 from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.description import GENERATED, KEYLESS, STREAMED, TEXT, WHOLE, describe
+from http_svc.entry import bounds
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.connection import bounded
 from http_svc.entry.middleware import Guard, HttpMetrics
@@ -36,7 +37,6 @@ from specinfer.client import AsyncClient, Patience
 from specinfer.errors import SettingError
 from specinfer.service.channel import split_address
 from specinfer.service.entry_point import start_and_wait_for_signal
-from specinfer.service.settings import KIBIBYTE
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                http=bounded(settings.header_seconds, settings.max_connections),
-                h11_max_incomplete_event_size=settings.max_header_kibibytes * KIBIBYTE,
-                timeout_keep_alive=settings.idle_seconds,
+                http=bounded(bounds.HEADER_SECONDS, bounds.CONNECTIONS),
+                h11_max_incomplete_event_size=bounds.HEADER_BYTES,
+                timeout_keep_alive=bounds.IDLE_SECONDS,
                 lifespan="on",
                 timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + _LAST_WORDS_S,
                 ssl_certfile=tls.certificate,

@@ -6,7 +6,7 @@ from pydantic_settings import SettingsConfigDict
 from http_svc.entry.hosts import AllowedHosts, is_loopback
 from specinfer.errors import SettingError
 from specinfer.service.channel import split_address, split_targets
-from specinfer.service.settings import KIBIBYTE, MEBIBYTE, ProcessSettings, as_path
+from specinfer.service.settings import MEBIBYTE, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
 
@@ -40,32 +40,8 @@ class HttpSettings(ProcessSettings):
         "* for all; other Host headers are refused. Empty: on loopback localhost and addresses by number, "
         "else all.",
     )
-    max_connections: int = Field(
-        8192,
-        ge=1,
-        description="Most open connections; the one without a call for longest gives way to a new one.",
-    )
     max_calls: int = Field(4096, ge=1, description="Most calls at once; more are refused with 503.")
     max_body_mebibytes: int = Field(4, ge=1, le=1024, description="Largest request body; 413 above it.")
-    max_header_kibibytes: int = Field(
-        64, ge=1, le=1024, description="Largest head of a call, its first line and headers; 400 above it."
-    )
-    header_seconds: float = Field(
-        20.0, gt=0, description="Time for the head of a call; the connection is closed then."
-    )
-    body_seconds: float = Field(
-        20.0,
-        gt=0,
-        description="Time for a body, beside what its size takes at --body-rate-kibibytes; 408 then.",
-    )
-    body_rate_kibibytes: float = Field(
-        16.0, gt=0, description="Lowest rate at which a body may come, KiB per second."
-    )
-    idle_seconds: int = Field(
-        90,
-        ge=1,
-        description="Time that a connection stays open between calls; proxies keep theirs for 60 to 75.",
-    )
     gateway_tls_ca: str = Field(
         "", description="PEM file of the authorities of gateways; with it TLS is used."
     )
@@ -116,10 +92,6 @@ class HttpSettings(ProcessSettings):
     def max_body_bytes(self) -> int:
         """Largest request body."""
         return self.max_body_mebibytes * MEBIBYTE
-
-    def body_time_s(self, size: int) -> float:
-        """Return the time that a body may have taken of which so many bytes have come."""
-        return self.body_seconds + size / (self.body_rate_kibibytes * KIBIBYTE)
 
     @property
     def gateway_tls(self) -> ClientTls:

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from specinfer.planning.ahead import NOT_AHEAD, AheadStep
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import Drafts, FinishedStep, StepTimes, learn
 from specinfer.planning.latency import DraftTime, SpeculatorSet
@@ -50,8 +49,6 @@ class Verified(NamedTuple):
     times: StepTimes
     next_draft_s: float = 0.0
     """Seconds in which the verifier's own speculators drafted for the next step."""
-    ahead: AheadStep = NOT_AHEAD
-    """Use of the drafts that independent services made ahead."""
 
 
 class Pool(Protocol):

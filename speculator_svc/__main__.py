@@ -30,6 +30,8 @@ from speculator_svc.settings import SpeculatorSettings
 if TYPE_CHECKING:
     from speculator_svc.learning.learner import Learner
 
+_LEARN_TOKENS, _LEARN_SECONDS = 1_000_000, 3600.0
+"""Tokens of ended requests that are kept to learn from, and for how long."""
 PROGRAM = "speculator_svc"
 SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
 LEARNING = learning_pb2.DESCRIPTOR.services_by_name["Learning"].full_name
@@ -60,9 +62,8 @@ def build_learner(
 
     check_learnable(settings.drafters, settings.model)
     checkpoints = Checkpoints(Path(settings.learn))
-    replay = Replay(
-        settings.learn_tokens, 60 * settings.learn_minutes, time.monotonic, begins=round(1000 * time.time())
-    )
+    begins = round(1000 * time.time())
+    replay = Replay(_LEARN_TOKENS, _LEARN_SECONDS, time.monotonic, begins=begins)
     place = settings.drafters.index(LEARNT)
     return Learner(replay, engine, thread, place, settings.drafter_options(), checkpoints, run_trials)
 

@@ -11,7 +11,6 @@ from specinfer.drafters import TargetTopK
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.drafters.failures import DraftFailures
-from specinfer.drafters.outcomes import PendingTree
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import Observing
@@ -91,7 +90,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
                 if entry.base_len == 0:
                     log.debug("request %s is first seen", entry.request_id, extra=about(entry.request_id))
         asked = [item for item in decoded if isinstance(item, DraftEntry)]
-        outcomes = self._engine.draft(asked, request.ahead_us / 1e6)
+        outcomes = self._engine.draft(asked)
         self._failures.note(outcomes, time.monotonic())
         if self._learner is not None:
             record(self._learner.replay, request, outcomes)
@@ -162,7 +161,6 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
             entry.features_start,
             _decode_top_k(entry),
             [list(reference.token_ids) for reference in entry.references],
-            _decode_pending(entry),
         )
     except SpecInferError as error:
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
@@ -179,13 +177,6 @@ def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
     return TargetTopK.of(told.token_ids, told.parents, told.top_k_token_ids)
 
 
-def _decode_pending(entry: speculator_pb2.DraftEntry) -> PendingTree | None:
-    if not entry.HasField("pending"):
-        return None
-    told = entry.pending
-    return PendingTree(list(told.token_ids), list(told.parents), list(told.scores), told.max_positions)
-
-
 def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
     return speculator_pb2.DraftResult(
         request_id=request_id_of(outcome.request_id),
@@ -193,11 +184,4 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
         message=outcome.message,
         drafts=[encode_draft(speculator, found) for speculator, found in outcome.drafts],
         held_len=outcome.held_len,
-        ahead=[
-            speculator_pb2.AheadDraft(
-                token_ids=each.tokens,
-                drafts=[encode_draft(speculator, tree) for speculator, tree in each.drafts],
-            )
-            for each in outcome.ahead
-        ],
     )

@@ -77,12 +77,6 @@ class SpeculatorSettings(ServiceSettings):
         description="Directory for better weights of the ssm, which `specinfer train follow` makes from requests "
         "and offers; empty keeps no texts and takes no weights.",
     )
-    learn_tokens: int = Field(
-        1_000_000, ge=10_000, description="Tokens of ended requests that are kept to learn from, in memory."
-    )
-    learn_minutes: float = Field(
-        60.0, gt=0, description="Minutes after which the text of an ended request is forgotten."
-    )
     function: str = Field(_DEFAULTS.function, description="custom: the function that drafts, module:name.")
 
     @property

@@ -2,7 +2,7 @@
 
     python -m benchmarks drafts --prompts prompts.jsonl
 
-Writes `benchmarks/results/residents.json` and `.md`: tokens per second while the batch is full, the gain over plain
+Writes `benchmarks/results/residents.md`: tokens per second while the batch is full, the gain over plain
 decoding as the median over turns, and tokens per step; by batch size, greedy and at temperature 0.8. Each way of
 drafting is a system of its own, all of them run at once, and the modes take turns over parts of the prompts, every
 second time in reverse order. Plain decoding is that of the system without speculators.
@@ -124,7 +124,7 @@ def main(
         for mode, options in systems({"max-batch": str(max(batches))}).items():
             addresses[mode] = stack.enter_context(LocalSystem(options)).address
         report["kinds"] = asyncio.run(measure(addresses, found, batches, new_tokens, turns, spinner.update))
-    publish(out, report, markdown(report))
+    publish(out, markdown(report))
 
 
 if __name__ == "__main__":

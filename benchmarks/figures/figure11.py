@@ -1,6 +1,6 @@
 """Figure 11 of the paper: trees verified as trees against their sequences verified separately, by batch.
 
-Writes `benchmarks/results/figure-11.json`, `.md` and `.png`, or others with `--out` (a widened target).
+Writes `benchmarks/results/figure-11.md` and `.png`, or others with `--out` (a widened target).
 """
 
 from pathlib import Path
@@ -61,8 +61,8 @@ def main(
                 few = found[: max(size, LEAST_PROMPTS)]
                 by_batch[str(size)] = comparison.measure(few, size, steps).report(size)
                 plot_sequences(picture, report)
-                write(out, report, sequences_report(report, picture.name))
-    publish(out, report, sequences_report(report, picture.name))
+                write(out, sequences_report(report, picture.name))
+    publish(out, sequences_report(report, picture.name))
 
 
 def mixed(prompts: list[EvaluationPrompt]) -> list[EvaluationPrompt]:

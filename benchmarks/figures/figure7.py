@@ -1,6 +1,6 @@
 """Figure 7 of the paper: latency per token of incremental, sequence and tree decoding at batch 1 to 16.
 
-Writes `benchmarks/results/figure-7.json`, `.md` and `.png`, or others with `--out` (a widened target).
+Writes `benchmarks/results/figure-7.md` and `.png`, or others with `--out` (a widened target).
 """
 
 from pathlib import Path
@@ -52,11 +52,11 @@ def main(
     def keep(batch: int, by_mode: ByMode) -> None:
         report["batches"][str(batch)] = by_mode
         plot_latency(picture, report)
-        write(out, report, latency_report(report, picture.name))
+        write(out, latency_report(report, picture.name))
 
     with console.status("starting") as spinner:
         latencies(setup, found, spinner.update, keep)
-    publish(out, report, latency_report(report, picture.name))
+    publish(out, latency_report(report, picture.name))
 
 
 if __name__ == "__main__":

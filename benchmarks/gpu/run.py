@@ -91,7 +91,7 @@ class Run:
 
     def _write(self) -> None:
         self.report["seconds"] = self._whole - self._budget.left
-        write(self._out, self.report, markdown(self.report))
+        write(self._out, markdown(self.report))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
     python -m benchmarks learning
 
-Writes `benchmarks/results/learning.json` and `.md`. A system with one speculator service serves requests about
+Writes `benchmarks/results/learning.md`. A system with one speculator service serves requests about
 functions of Python's standard library while `specinfer train follow` trains beside it at the lowest priority. Behind
 every hundred requests the weights that draft are kept; in the end all decode the same held-out answers, which no
 training saw.
@@ -189,7 +189,7 @@ def main(
         judged(marks, held)
         console.print((directory / "trainer.log").read_text(), markup=False)
     report = {"about": about_this_run(), "plan": plan, "rows": marks.rows}
-    publish(out, report, markdown(report))
+    publish(out, markdown(report))
 
 
 if __name__ == "__main__":

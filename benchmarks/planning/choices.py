@@ -64,7 +64,7 @@ def main(
         report["runs"] = {
             str(size): asyncio.run(in_turns(found, replace(load, batch=size), modes, turns)) for size in sizes
         }
-    publish(out, report, markdown(report))
+    publish(out, markdown(report))
 
 
 async def in_turns(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.planning.constants [--runs 6] [--steps 500]
 
-Writes `benchmarks/results/planner-constants.json` and `.md`: tokens per simulated second over those of the
+Writes `benchmarks/results/planner-constants.md`: tokens per simulated second over those of the
 constants as they are, averaged over batch sizes, with the standard error over runs.
 """
 
@@ -58,7 +58,7 @@ def main(
         "steps": steps,
         "rows": rows,
     }
-    publish(RESULTS / "planner-constants", report, as_markdown(report))
+    publish(RESULTS / "planner-constants", as_markdown(report))
 
 
 def variants(name: str, value: float) -> tuple[float, float]:

@@ -18,7 +18,6 @@ from math import exp, log2
 
 from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.calibration import Calibration
-from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Choice, Planner, StepReport, derive_budget
@@ -121,7 +120,6 @@ class World:
         fixed: int | None = None,
         acceptance: AcceptanceModel | None = None,
         told: Sequence[tuple[int, float]] | None = None,
-        never_slower: float = NEVER_SLOWER,
         most: int = 16,
     ) -> None:
         """`fixed`: nodes of every tree, 0 for plain decoding; None: the planner chooses. `acceptance`: its
@@ -134,7 +132,7 @@ class World:
         """Times that services take longer than was measured: a network between them."""
         curve = CURVE if told is None else PassCurve(told)
         budget = derive_budget(curve, most, 127, 2048) if fixed is None else NodeBudget(fixed, fixed * batch)
-        self._planner = Planner(curve, budget, fixed is None, acceptance, never_slower)
+        self._planner = Planner(curve, budget, fixed is None, acceptance)
         self._planner.enrol([] if fixed == 0 else [BOTH])
         self._calibration = Calibration()
         self._begun = 0

@@ -3,7 +3,7 @@
     python -m benchmarks step                              2 minutes
     python -m benchmarks step --before ../other-checkout   services of another commit take turns, too
 
-Writes `benchmarks/results/step-ledger.json` and `.md`: wall time by phase, processor time by process, messages, and
+Writes `benchmarks/results/step-ledger.md`: wall time by phase, processor time by process, messages, and
 Redis commands of a step.
 """
 
@@ -88,7 +88,7 @@ def main(
     report["commits"] = {name: commit_of(root) for name, root in roots.items()}
     with console.status("measuring"):
         report["batches"] = asyncio.run(measure(roots, each, sizes, turns, new_tokens))
-    publish(out, report, markdown(report))
+    publish(out, markdown(report))
 
 
 if __name__ == "__main__":

@@ -39,24 +39,6 @@ DRAFTS = PanelRow(
             most=1,
         ),
         Panel(
-            "Drafted ahead",
-            "Share of the drafts that were there when the verdict came, of the speculators that draft ahead; seconds "
-            "in which one side waited for the other.",
-            "a share below a third: texts are hard to foresee, or drafts too slow.",
-            (
-                Query(
-                    ratio(
-                        per_second("specinfer_ahead_drafts_total", _BY, 'outcome="hit"'),
-                        per_second("specinfer_ahead_drafts_total", _BY, 'outcome=~"hit|miss"'),
-                    ),
-                    "hits {{speculator}}",
-                ),
-                Query(per_second("specinfer_bubble_seconds_total", "waiting"), "waiting {{waiting}}"),
-            ),
-            unit="percentunit",
-            most=1,
-        ),
-        Panel(
             "Time of a draft",
             "What a speculator service takes for the drafts of one speculator, 95 % of the times.",
             "more than a pass of the verifier.",
@@ -121,8 +103,7 @@ PLANNER = PanelRow(
         Panel(
             "Steps by reason",
             "Why the planner planned steps as it did.",
-            "`first trees` or probes the most frequent for long: measurements do not settle. "
-            "`never slower`: drafts cost more than they brought.",
+            "`first trees` or probes the most frequent for long: measurements do not settle.",
             (Query(per_second("specinfer_planner_steps_total", "reason"), "{{reason}}"),),
             unit="cps",
             stacked=True,

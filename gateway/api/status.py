@@ -115,9 +115,6 @@ class StatusReporter:
                 drafted=total.drafted,
                 accepted=total.accepted,
                 wins=total.wins,
-                ahead_hits=total.ahead_hits,
-                ahead_misses=total.ahead_misses,
-                ahead_wasted=total.ahead_wasted,
                 learning=service.learning if drafter == LEARNT else None,
                 **_reliability(calibration, number),
             )

@@ -209,7 +209,6 @@ class SessionLoop:
         trees = self.machine.merge(step, drafts)
         merged = time.perf_counter()
         wanted, orders = self.pool.wanted(entries), self.pool.order(entries, step.following)
-        self.pool.draft_ahead(entries, trees, step.following, traceparent)
         verdicts, pass_s, reply = await self.verifier.verify(entries, trees, traceparent, wanted, orders)
         self.pool.keep(wanted, trees, verdicts)
         next_draft_s = self.pool.arrived(reply)
@@ -220,8 +219,7 @@ class SessionLoop:
         done = time.perf_counter()
         times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
-        ahead = self.pool.ahead.step()
-        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times, next_draft_s, ahead)
+        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times, next_draft_s)
         return self.machine.finished(step, found, progress), progress
 
     async def _release_preempted(self) -> None:

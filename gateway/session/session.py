@@ -233,9 +233,7 @@ class VerifierSession:
         if settings.planner == "learned":
             matches = TextMatches(lambda name: scheduler.states[name].tokens)
             acceptance = LearnedAcceptance(shared.trained, pool.names, matches)
-        planner = Planner(
-            curve, budget, settings.adaptive, acceptance, settings.never_slower, settings.draft_ahead
-        )
+        planner = Planner(curve, budget, settings.adaptive, acceptance)
         return SessionLoop(
             *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,

@@ -51,6 +51,3 @@ class GatewayTotals:
             total.drafted += did.kept
             total.accepted += did.accepted
             total.wins += did.wins
-            total.ahead_hits += did.ahead_hits
-            total.ahead_misses += did.ahead_misses
-            total.ahead_wasted += did.ahead_wasted

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from http_svc.entry import bounds
 from http_svc.errors import ApiError
 from http_svc.settings import HttpSettings
 from specinfer.client import new_request_id
@@ -143,7 +144,7 @@ class Guard:
                 return await receive()
             started = time.monotonic()
             try:
-                async with asyncio.timeout(max(0.0, self._settings.body_time_s(size) - waited_s)):
+                async with asyncio.timeout(max(0.0, bounds.body_time_s(size) - waited_s)):
                     message = await receive()
             except TimeoutError:
                 raise _too_slow(size) from None
@@ -163,5 +164,5 @@ class Guard:
 
 
 def _too_slow(size: int) -> ApiError:
-    message = f"body: no more than {size} bytes came in time (body_seconds, body_rate_kibibytes)"
+    message = f"body: no more than {size} bytes came in time"
     return ApiError(408, message, "body_too_slow", "body")

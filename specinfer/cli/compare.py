@@ -80,7 +80,7 @@ class Difference:
 
 
 def read_runs(path: Path) -> Runs:
-    """Return the runs of a result file of `bench --json` or `python -m benchmarks.suite`.
+    """Return the runs of a result file of `bench --json`.
 
     Raises:
         InvalidInputError: naming the file.
@@ -117,7 +117,7 @@ def _error_of_ratio(a: Mapping[str, Any], b: Mapping[str, Any], figure: str) -> 
 def compare(
     first: Annotated[
         Path,
-        typer.Argument(metavar="A.json", help="Result of `bench --json` or `python -m benchmarks.suite`."),
+        typer.Argument(metavar="A.json", help="Result of `bench --json`."),
     ],
     second: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
 ) -> None:

@@ -21,13 +21,11 @@ from specinfer.cli.local.running import local_system, pull
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options.choices import DtypeChoice
 from specinfer.cli.options.shared import Dtype, Model
-from specinfer.cli.show import output, progress_bar, waiting
+from specinfer.cli.show import output, progress_bar
 from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.drafters.pools import default_resident, default_speculators
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
-from specinfer.hub.resolve import model_directory
-from specinfer.hub.widen import widen
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",
@@ -39,10 +37,6 @@ ROUNDS = 4
 """Answers to each prompt in each mode."""
 _BAR, _FIGURES = 20, 58
 """Characters of the longest bar, and of the table before the bars."""
-
-
-_WIDENED = 16
-"""Times that the rows of the widened model's MLPs are repeated: its passes cost about ten times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,42 +144,27 @@ def demo(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 96,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
-    widened: Annotated[
-        bool,
-        typer.Option(
-            "--widened", help="Compare on the model widened to ten times its cost as well (minutes)."
-        ),
-    ] = False,
 ) -> None:
     """Start everything, stream a few answers, compare token trees with plain decoding, shut down."""
     if model in known_models():
         pull(model)
-    _demo(model, dtype, max_new_tokens, streamed=True)
-    if widened:
-        name = f"{model}-widened-{_WIDENED}"
-        if not model_directory(name).exists():
-            with waiting(f"widening {model}"):
-                widen(model, _WIDENED)
-        _demo(name, dtype, max_new_tokens // 2, streamed=False)
+    _demo(model, dtype, max_new_tokens)
 
 
-def _demo(model: str, dtype: str, max_new_tokens: int, streamed: bool) -> None:
+def _demo(model: str, dtype: str, max_new_tokens: int) -> None:
     key = os.environ.get(API_KEY_VARIABLE)
     with (
         local_system(options_of(model, dtype, resident=False)) as service,
         local_system(options_of(model, dtype, resident=True)) as resident,
     ):
         connections = Connection(service.address, key), Connection(resident.address, key)
-        runs = asyncio.run(_compare_modes(*connections, max_new_tokens, streamed))
+        runs = asyncio.run(_compare_modes(*connections, max_new_tokens))
     print_comparison(runs, model)
 
 
-async def _compare_modes(
-    service: Connection, resident: Connection, max_new_tokens: int, streamed: bool
-) -> list[DemoRun]:
+async def _compare_modes(service: Connection, resident: Connection, max_new_tokens: int) -> list[DemoRun]:
     async with service.client() as one, resident.client() as other:
-        if streamed:
-            await stream_answers(other, max_new_tokens)
+        await stream_answers(other, max_new_tokens)
         with progress_bar() as bar:
             task = bar.add_task("comparing", total=3 * ROUNDS * len(PROMPTS))
             return await compare_modes(

@@ -32,7 +32,6 @@ from specinfer.cli.options.shared import (
     Speculators,
     Weights,
 )
-from specinfer.cli.plan import plan
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
 from specinfer.client import RequestFailedError
@@ -53,7 +52,7 @@ bench_app = typer.Typer(help="Measure modes and batch sizes, or every drafting m
 bench_app.callback(invoke_without_command=True)(bench)
 bench_app.command("compare")(compare)
 app.add_typer(bench_app, name="bench")
-for command in (generate, attach, cancel, status, demo, plan, check, batch, exact):
+for command in (generate, attach, cancel, status, demo, check, batch, exact):
     app.command()(command)
 
 
@@ -172,7 +171,7 @@ def serve(context: typer.Context) -> None:
 def train(context: typer.Context) -> None:
     """Train speculators for a target, or the gateway's learned planner.
 
-    Speculators: `speculator` in one command; `corpus`, `prune`, `ssm` and others (--help). The planner: `scheduler`.
+    Speculators: `speculator` in one command; `corpus`, `ssm` and others (--help). The planner: `scheduler`.
     """
     module, arguments = "speculator_svc.training", context.args
     if arguments[:1] == ["scheduler"]:

@@ -9,12 +9,10 @@ import typer
 
 from specinfer.cli.local.running import pull
 from specinfer.cli.options.choices import Source
-from specinfer.cli.show import waiting
 from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from specinfer.hub.local import drafts_for, local_models, remove_model
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import resolve_model
-from specinfer.hub.widen import widen
 from specinfer.service.api_keys import ApiKey, limits_of, make_key, read_keys, revoke, write_keys
 
 models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
@@ -83,20 +81,6 @@ def models_check(
     for name, value in describe_texts(directory):
         typer.echo(f"{name}\t{value}")
     typer.echo(f"right: {probe.executor} executor (greatest difference of a logit, in standard deviations)")
-
-
-@models_app.command("widen")
-def models_widen(
-    model: Annotated[str, typer.Argument(help="Registry name, hub id or directory of a pulled model.")],
-    factor: Annotated[int, typer.Option(help="How many times as wide the MLPs get: a power of two.")],
-) -> None:
-    """Write a model that says the same and costs more: a stand-in for a large target.
-
-    It lies in the cache as MODEL-widened-FACTOR, which commands take for a model's name.
-    """
-    with waiting(f"widening {model}"):
-        directory = widen(model, factor)
-    typer.echo(str(directory))
 
 
 keys_app = typer.Typer(help="Make, list and revoke API keys of a gateway.", no_args_is_help=True)

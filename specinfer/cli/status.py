@@ -114,7 +114,7 @@ class Interval:
         accepted, trees = speculator.accepted - before.accepted, self._grown("trees") or 1
         won = (speculator.wins - before.wins) / trees
         shown = f"{ready}, accepted {accepted / drafted:.0%}, won {won:.0%} of trees"
-        shown += _ahead_words(speculator, before) + _reliability_words(speculator)
+        shown += _reliability_words(speculator)
         return name, shown + learning_words(speculator)
 
     def _speculator_before(
@@ -123,15 +123,6 @@ class Interval:
         known = self._before.speculators if self._before is not None else ()
         key = (speculator.service, speculator.name)
         return next((s for s in known if (s.service, s.name) == key), None)
-
-
-def _ahead_words(now: generation_pb2.SpeculatorState, before: generation_pb2.SpeculatorState) -> str:
-    """Return how many of its drafts were made ahead of verdicts, if any were."""
-    hits, misses = now.ahead_hits - before.ahead_hits, now.ahead_misses - before.ahead_misses
-    if not hits + misses:
-        return ""
-    wasted = (now.ahead_wasted - before.ahead_wasted) / (hits + misses)
-    return f", {hits / (hits + misses):.0%} drafted ahead, {wasted:.1f} in vain for each"
 
 
 def _reliability_words(speculator: generation_pb2.SpeculatorState) -> str:

@@ -137,17 +137,9 @@ class DrafterOptions:
     depth: int = 7
     min_path_probability: float = 0.05
     proposal: str = "point"
-    q_support: int = 32
-    ngram_max: int = 4
-    ngram_min: int = 2
-    ngram_branches: int = 3
     suffix_learn: bool = False
-    lookahead_window: int = 5
-    lookahead_ngram: int = 3
-    lookahead_candidates: int = 4
     lookahead_share: bool = False
     datastore: str = ""
-    retrieval_min: int = 3
     function: str = ""
 
     @classmethod

@@ -11,7 +11,6 @@ from dataclasses import replace
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.contexts import Contexts
 from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome, check_entry
-from specinfer.drafters.look_ahead import AheadDrafter, LookAhead, PendingDraft
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
 from specinfer.outcomes import EntryStatus
 from specinfer.sampling import draft_seed
@@ -38,7 +37,6 @@ class SpeculatorEngine:
         self._clock, self._paces = clock, [LogPace() for _ in self.drafters]
         self.seconds = [0.0] * len(self.drafters)
         """Seconds of each drafter in the last step."""
-        self._look_ahead = LookAhead(self._run, lambda job, speculator: self._own(job, speculator, None))
 
     def check_tokenizer(self, fingerprint: str) -> None:
         """Check that the drafters have the tokenizer of a target, or work with any.
@@ -50,11 +48,8 @@ class SpeculatorEngine:
         if theirs and theirs != fingerprint:
             raise IncompatibleError(f"a speculator has tokenizer {theirs}, the model has {fingerprint}")
 
-    def draft(self, entries: Sequence[DraftEntry], ahead_s: float = 0.0) -> list[DraftOutcome]:
-        """Serve one step; one outcome per entry, in order.
-
-        `ahead_s` is the time for drafts ahead of verdicts.
-        """
+    def draft(self, entries: Sequence[DraftEntry]) -> list[DraftOutcome]:
+        """Serve one step; one outcome per entry, in order."""
         self.release(self._contexts.idle())
         outcomes: dict[int, DraftOutcome] = {}
         jobs: dict[int, DraftJob] = {}
@@ -70,29 +65,12 @@ class SpeculatorEngine:
                 jobs[index] = taken
             else:
                 outcomes[index] = taken
-        now = {index: job for index, job in jobs.items() if entries[index].pending is None}
-        for index, found in self._ask_all(entries, now).items():
+        for index, found in self._ask_all(entries, jobs).items():
             job = jobs[index]
             outcomes[index] = DraftOutcome(
                 job.request_id, EntryStatus.OK, drafts=tuple(found), held_len=len(job.context)
             )
-        outcomes |= self._draft_ahead(entries, {i: job for i, job in jobs.items() if i not in now}, ahead_s)
         return [outcomes[index] for index in range(len(entries))]
-
-    def _draft_ahead(
-        self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob], seconds: float
-    ) -> dict[int, DraftOutcome]:
-        """Draft for the outcomes of pending trees, by index of the entry."""
-        asked = []
-        for index, job in jobs.items():
-            tree, speculators = entries[index].pending, entries[index].speculators
-            assert tree is not None
-            asked.append(PendingDraft(job, tree, speculators or range(len(self.drafters))))
-        found = self._look_ahead.draft(asked, seconds) if asked else []
-        return {
-            index: DraftOutcome(job.request_id, EntryStatus.OK, held_len=len(job.context), ahead=drafts)
-            for (index, job), drafts in zip(jobs.items(), found, strict=True)
-        }
 
     def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
         """Add an entry to its request's context; return the job, or the error."""
@@ -102,8 +80,6 @@ class SpeculatorEngine:
         held = self._contexts.held_len(name)
         try:
             check_entry(entry, self.description, self.max_nodes, len(self.drafters))
-            if entry.pending is not None:
-                self._check_ahead(entry.speculators or range(len(self.drafters)))
         except InvalidInputError as error:
             return DraftOutcome(name, EntryStatus.ERROR, error.for_logs, held_len=held)
         if held != entry.base_len:
@@ -121,11 +97,6 @@ class SpeculatorEngine:
             *(name, context, entry.limits, sampling, entry.draw_seed, entry.sees_noise),
             references=self._contexts.references(name),
         )
-
-    def _check_ahead(self, speculators: Sequence[int]) -> None:
-        for speculator in speculators:
-            if not isinstance(self.drafters[speculator], AheadDrafter):
-                raise InvalidInputError("pending", f"speculator {speculator}", "it cannot draft ahead")
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Forget requests; return how many were known."""
@@ -213,16 +184,13 @@ class SpeculatorEngine:
         buffer.drop(self._readers)
         return replace(job, features=features)
 
-    def _run(
-        self, speculator: int, jobs: list[DraftJob], ahead: bool = False
-    ) -> list[TokenTree | SpecInferError]:
+    def _run(self, speculator: int, jobs: list[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Draft for all jobs at once; if that fails, one by one, so that only the culprit fails."""
         if not jobs:
             return []
         drafter = self.drafters[speculator]
         try:
-            looks_ahead = drafter if ahead and isinstance(drafter, AheadDrafter) else None
-            found = looks_ahead.draft_ahead(jobs) if looks_ahead else drafter.draft(jobs)
+            found = drafter.draft(jobs)
             if len(found) != len(jobs):
                 raise RuntimeError(f"{len(found)} drafts for {len(jobs)} requests")
             return found
@@ -235,7 +203,7 @@ class SpeculatorEngine:
                 drafter.release(job.request_id)
             if len(jobs) == 1:
                 return [FaultError("the drafter failed", error)]
-        return [result for job in jobs for result in self._run(speculator, [job], ahead)]
+        return [result for job in jobs for result in self._run(speculator, [job])]
 
 
 def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from specinfer.drafters import DrafterDescription, TargetTopK
-from specinfer.drafters.outcomes import PendingTree
 from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.outcomes import EntryStatus
 from specinfer.sampling import Sampling
@@ -35,17 +34,6 @@ class DraftEntry:
     target_top_k: TargetTopK | None = None
     references: Sequence[Sequence[int]] = ()
     """Texts that the request may copy from, where it starts over."""
-    pending: PendingTree | None = None
-    """Tree that the verifier works on: its outcomes are drafted for, not the context."""
-
-
-@dataclass(frozen=True, slots=True)
-class AheadDraft:
-    """Drafts for one outcome of a pending tree."""
-
-    tokens: tuple[int, ...]
-    """Tokens that the outcome adds to the context."""
-    drafts: tuple[Draft, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +46,6 @@ class DraftOutcome:
     drafts: tuple[Draft, ...] = ()
     """Drafts by speculator; speculators without a draft are left out."""
     held_len: int = 0
-    ahead: tuple[AheadDraft, ...] = ()
-    """Drafts for the outcomes of the pending tree, if there was one."""
 
 
 _MOST_TOKEN = 2**31 - 1
@@ -86,8 +72,6 @@ def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: i
         _check_top_k(entry.target_top_k, description.target_top_k)
     if entry.references:
         _check_references(entry, description)
-    if entry.pending is not None:
-        _check_pending(entry.pending, entry.delta[-1], vocab_size)
     unknown = [s for s in entry.speculators if s >= drafters]
     if unknown:
         raise InvalidInputError("speculators", unknown[0], f"this service has {drafters}")
@@ -110,16 +94,6 @@ def _check_references(entry: DraftEntry, description: DrafterDescription) -> Non
     vocab_size = description.vocab_size or _MOST_TOKEN + 1
     if largest >= vocab_size:
         raise InvalidInputError("references.token_ids", largest, f"not in the vocabulary of {vocab_size}")
-
-
-def _check_pending(tree: PendingTree, root: int, vocab_size: int) -> None:
-    """Check the tree that the verifier works on."""
-    tree.check()
-    if tree.token_ids[0] != root:
-        raise InvalidInputError("pending.token_ids", tree.token_ids[0], "the root is not the last token")
-    largest = max(tree.token_ids)
-    if vocab_size and largest >= vocab_size:
-        raise InvalidInputError("pending.token_ids", largest, f"not in the vocabulary of {vocab_size}")
 
 
 def _check_top_k(found: TargetTopK, k: int) -> None:

@@ -125,9 +125,7 @@ class LookaheadDrafter:
     def from_options(cls, options: DrafterOptions) -> "LookaheadDrafter":
         """Build the drafter from its options."""
         tokenizer = Tokenizer.load(resolve_model(options.model))
-        shape = LookaheadShape(
-            options.lookahead_window, options.lookahead_ngram, options.lookahead_candidates
-        )
+        shape = LookaheadShape(window=5, ngram=3, candidates=4)
         fingerprint = tokenizer.fingerprint()
         return cls(
             DrafterDescription("", tokenizer.vocab_size, fingerprint, target_top_k=1),

@@ -66,14 +66,14 @@ class NgramDrafter:
 
     def __init__(self, shortest: int = 2, longest: int = 4, branches: int = 3) -> None:
         if not 1 <= shortest <= longest:
-            raise SettingError("ngram_min", shortest, f"must be in [1, ngram_max = {longest}]")
+            raise SettingError("shortest", shortest, f"must be in [1, longest = {longest}]")
         self._shortest, self._longest, self._branches = shortest, longest, branches
         self._indexes: dict[str, NgramIndex] = {}
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "NgramDrafter":
         """Build the drafter from its options."""
-        return cls(options.ngram_min, options.ngram_max, options.ngram_branches)
+        return cls()
 
     @property
     def description(self) -> DrafterDescription:
@@ -83,16 +83,6 @@ class NgramDrafter:
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
-
-    def draft_ahead(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft behind contexts that may come; the index forgets them again."""
-        found: list[TokenTree | SpecInferError] = []
-        for job in jobs:
-            index = self._indexes.setdefault(job.request_id, NgramIndex(self._shortest, self._longest))
-            read = index.indexed
-            found.append(self._draft(job))
-            index.retract(job.context, read)
-        return found
 
     def release(self, request_id: str) -> None:
         """Forget a request."""

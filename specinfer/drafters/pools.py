@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from specinfer.drafters import DRAFTERS, Drafter, DrafterOptions, make_drafter
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.hub.widen import original_of
 
 NONE = "none"
 LEARNT = "ssm"
@@ -52,16 +51,8 @@ def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
 
 
 def trained_for(model: str) -> Mapping[str, str]:
-    """Return a model's trained speculators by drafter; a widened model has those of its original."""
-    return TRAINED.get(model) or TRAINED.get(_original_of(model) or "") or {}
-
-
-def _original_of(model: str) -> str | None:
-    """Return the model that this one was widened from, whose drafts suit it; None if it was not widened."""
-    try:
-        return original_of(resolve_model(model))
-    except SettingError:
-        return None  # it is not there, which is said when the system starts
+    """Return a model's trained speculators by drafter."""
+    return TRAINED.get(model, {})
 
 
 def default_resident(model: str, offload: bool = False) -> str:
@@ -135,7 +126,7 @@ def check_speculator(setting: str, flags: Flags, others: Collection[str] = ()) -
 
 
 SERVICE_FLAGS = frozenset(
-    {"name", "threads", "learn", "learn_tokens", "learn_minutes", "drain_seconds"}
+    {"name", "threads", "learn", "drain_seconds"}
     | {"metrics_host", "metrics_port", "otlp_endpoint"}
     | {"log_format", "log_level", "log_requests", "tls_certificate", "tls_client_ca", "tls_key"}
 )

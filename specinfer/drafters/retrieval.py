@@ -31,7 +31,9 @@ _BEST_SCORE = 0.75
 class RetrievalDrafter:
     """Looks the end of the context up in a datastore."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], description: DrafterDescription, least: int) -> None:
+    def __init__(
+        self, texts: Sequence[Sequence[int]], description: DrafterDescription, least: int = 3
+    ) -> None:
         self._array = SuffixArray(texts)
         self._description, self._least = description, least
 
@@ -47,7 +49,7 @@ class RetrievalDrafter:
         tokenizer = Tokenizer.load(resolve_model(options.model))
         texts = list(read_datastore(options.datastore, tokenizer))
         description = DrafterDescription("", tokenizer.vocab_size, tokenizer.fingerprint())
-        return cls(texts, description, options.retrieval_min)
+        return cls(texts, description)
 
     @property
     def description(self) -> DrafterDescription:

@@ -104,39 +104,6 @@ class SsmDrafter:
             results.update(zip(tasks, trees, strict=True))
         return [results[index] for index in range(len(jobs))]
 
-    def draft_ahead(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft behind contexts that may come, on forks of the requests' caches."""
-        results: dict[int, TokenTree | SpecInferError] = {}
-        tasks: dict[int, GrowthTask] = {}
-        try:
-            for index, job in enumerate(jobs):
-                try:
-                    tasks[index] = self._forked_task(job)
-                except ExhaustedError as error:
-                    results[index] = error
-            if tasks:
-                trees = self._runner.grow(list(tasks.values()), self._shape, self._token_ids)
-                results.update(zip(tasks, trees, strict=True))
-        finally:
-            for task in tasks.values():
-                self._runner.cache.release(task.sequence)
-        return [results[index] for index in range(len(jobs))]
-
-    def _forked_task(self, job: DraftJob) -> GrowthTask:
-        """Return the task of a context that may come; its cache is a fork."""
-        read = self._sequences.get(job.request_id)
-        if read is None or len(job.context) - read.length > _CATCH_UP:
-            raise ExhaustedError("the context before the verdict is not read yet")
-        length = min(read.length, len(job.context) - 1)  # the last token is always read
-        limits, fork = self._shape.limits(job.limits), self._runner.cache.fork(read, length)
-        delta = job.context[length:]
-        try:
-            self._runner.cache.reserve(fork, len(delta) + self._shape.scored_nodes(limits))
-        except ExhaustedError:
-            self._runner.cache.release(fork)
-            raise
-        return growth_task(self._shape, job, fork, delta, limits)
-
     def _task(self, job: DraftJob) -> GrowthTask:
         """Find the request's cache and reserve space for its new context and every node of its tree."""
         sequence = self._sequences.get(job.request_id)
@@ -197,5 +164,4 @@ def shape_of(options: DrafterOptions) -> GrowthShape:
         deepest=options.depth,
         min_path_probability=options.min_path_probability,
         kind=_PROPOSALS[options.proposal],
-        q_support=options.q_support,
     )

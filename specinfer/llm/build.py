@@ -24,7 +24,6 @@ from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
-from specinfer.planning.guarantee import NEVER_SLOWER
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Planner, derive_budget
 from specinfer.scheduling.limits import SchedulerLimits
@@ -80,8 +79,6 @@ class LLMOptions:
     """Most nodes of one tree; 0: the limit of a pass."""
     adaptive: bool = True
     """Choose speculators and nodes by the results of steps; False: all speculators, `tree_nodes` nodes."""
-    never_slower: float = NEVER_SLOWER
-    """Part of plain decoding's speed that speculation may cost over any minute; 1 is no bound."""
     sequence_length: int = 5
     """Nodes of a chain in sequence speculation."""
 
@@ -92,8 +89,6 @@ class LLMOptions:
         for name in ("max_model_len", "tree_nodes"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "must not be negative")
-        if not 0 < self.never_slower <= 1:
-            raise SettingError("never_slower", self.never_slower, "must be above 0 and at most 1")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "LLMOptions":
@@ -159,7 +154,7 @@ def assemble(
     budget = derive_budget(
         curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
     )
-    planner = Planner(curve, budget, options.adaptive, never_slower=options.never_slower)
+    planner = Planner(curve, budget, options.adaptive)
     machine = StepMachine(Scheduler(limits, budget), planner)
     return LocalEngine(machine, LocalPool(engines, runner.config.hidden_size), verifier, compiler)
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from specinfer.outcomes import EntryStatus
 from specinfer.planning.acceptance import Outcomes
-from specinfer.planning.ahead import NOT_AHEAD, AheadStep
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.planner import Choice, Planner, StepReport
@@ -55,8 +54,6 @@ class FinishedStep:
     """Outcomes of the verified trees."""
     next_draft_s: float = 0.0
     """Seconds in which the verifier's own speculators drafted for the next step."""
-    ahead: AheadStep = NOT_AHEAD
-    """Use of the drafts that independent services made ahead."""
 
     @property
     def seconds(self) -> float:
@@ -105,8 +102,6 @@ def report_of(step: FinishedStep) -> StepReport | None:
         chains=_outcomes(step, Speculation.SEQUENCE),
         contexts=contexts_of(step),
         seconds=step.seconds,
-        drafts_next=step.next_draft_s > 0,
-        ahead=step.ahead,
     )
 
 

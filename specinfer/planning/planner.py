@@ -6,9 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from specinfer.planning.acceptance import AcceptanceModel, Outcomes
-from specinfer.planning.ahead import NOT_AHEAD, ONLY, AheadModel, AheadStep
 from specinfer.planning.by_nodes import sizes_up_to
-from specinfer.planning.guarantee import NEVER_SLOWER, Guarantee
 from specinfer.planning.latency import DraftTime, LatencyModel, SpeculatorSet
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.trials import Option, Reason, Trials
@@ -70,10 +68,6 @@ class Choice:
     node_seconds: float = 0.0
     """Seconds that a node adds to the pass, on average."""
     reason: Reason = Reason.NO_SPECULATORS
-    ahead: bool = False
-    """True if drafts for the next step are to be made ahead of this one's verdicts, where speculators can."""
-    ahead_only: bool = False
-    """True if requests whose drafts were not made ahead go without in this step, unless they are drawn for."""
 
     @property
     def speed(self) -> float:
@@ -115,10 +109,6 @@ class StepReport:
     """Tokens of the requests when the step began."""
     seconds: float = 0.0
     """Seconds of the whole step, drafts for the next one included."""
-    drafts_next: bool = False
-    """True if drafts for the next step were made in it."""
-    ahead: AheadStep = NOT_AHEAD
-    """Use of the drafts that independent services made ahead."""
 
     @property
     def brought(self) -> int:
@@ -136,8 +126,6 @@ class Planner:
         budget: NodeBudget,
         adaptive: bool = True,
         acceptance: AcceptanceModel | None = None,
-        never_slower: float = NEVER_SLOWER,
-        draft_ahead: str = "never",
     ) -> None:
         """Create a planner.
 
@@ -146,15 +134,11 @@ class Planner:
             budget: most nodes of requests and steps.
             adaptive: whether it chooses; else all speculators draft what the budget allows.
             acceptance: predicts accepted tokens; None is the measured policy.
-            never_slower: part of plain decoding's speed that speculation may cost; 1 is no bound.
-            draft_ahead: when drafts are made ahead of verdicts, one of `DRAFT_AHEAD`.
         """
         self._budget, self._adaptive = budget, adaptive
         self.latency, self.acceptance = LatencyModel(curve), acceptance or AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()
         self._trials = Trials()
-        self.guarantee = Guarantee(never_slower)
-        self.ahead = AheadModel(draft_ahead)
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """Set the pool's speculators, by service: those of one draft one after another."""
@@ -178,10 +162,7 @@ class Planner:
         choice = self._choose(batch, len(wanting))
         if choice.speculators:
             self.latency.reading.asked()
-        if not choice.speculators or self.ahead.never:
-            return choice
-        way = self._way_ahead(batch, len(wanting), choice)
-        return replace(choice, ahead=way is not None, ahead_only=way == ONLY)
+        return choice
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
@@ -189,51 +170,17 @@ class Planner:
             return
         choice, batch = report.choice, report.batch
         asked, nodes = choice.speculators, choice.nodes
-        drafted = bool(asked) or report.drafts_next or report.ahead.ordered
         warm = True
-        if asked and report.drafts and not self.ahead.never:
-            tokens = choice.tokens / batch
-            self.ahead.observe(batch, report.ahead, report.seconds, self._usual_s(report), tokens)
-        if report.ahead.ordered or report.ahead.used:
-            self._observe_ahead(report)
-        elif report.drafts or not asked:
+        if report.drafts or not asked:
             times = report.tokens, report.pass_s, report.drafts, report.overhead_s
             warm = self.latency.observe(batch, nodes, *times)
         else:  # late: not what steps usually take
             self.latency.observe_pass(batch, report.tokens, report.pass_s)
         if warm:
             self._trials.count(batch, asked, nodes)
-        draft_s = max([time.total_s for time in report.drafts], default=0.0)
-        spent = report.brought, report.seconds, choice.plain_speed, drafted, draft_s
-        self.guarantee.observe(batch, *spent, once=not warm)
         if asked:
-            trees, chains = report.outcomes, report.chains
-            if choice.ahead_only:  # who went without says nothing about drafts
-                trees, chains = _drafted(trees), _drafted(chains)
-            self.acceptance.observe(batch, asked, nodes, trees, contexts=report.contexts)
-            self.acceptance.observe(batch, asked, nodes, chains, merged=False)
-
-    def _observe_ahead(self, report: StepReport) -> None:
-        """Learn from a step with drafts ahead; it says little about what drafts and passes take without."""
-        pass_s = self.latency.passes.seconds(report.tokens)
-        usual_s = self.ahead.usual_pass(report.batch, report.pass_s, pass_s)
-        self.latency.observe_pass(report.batch, report.tokens, usual_s)
-
-    def _usual_s(self, report: StepReport) -> float:
-        """Return the seconds that a step with drafts should take without drafts ahead."""
-        batch, choice = report.batch, report.choice
-        before = self.latency.seconds_before_pass(batch, choice.speculators, self._services, [choice.nodes])
-        return before[0] + self.latency.passes.seconds(report.tokens)
-
-    def _way_ahead(self, batch: int, requests: int, choice: Choice) -> str | None:
-        """Return how drafts for a step are to be made ahead; None if they are not."""
-        asked, sizes = choice.speculators, [choice.nodes]
-        (rest_s,) = self.latency.seconds_before_pass(batch)
-        (before_s,) = self.latency.seconds_before_pass(batch, asked, self._services, sizes)
-        pass_s = self.latency.passes.seconds(batch + min(choice.nodes * requests, choice.step_nodes))
-        draft_s = max(0.0, before_s - rest_s)
-        promises = self.ahead.promises(asked, requests, draft_s, rest_s + pass_s, choice.tokens / batch)
-        return self.ahead.way(batch, promises)
+            self.acceptance.observe(batch, asked, nodes, report.outcomes, contexts=report.contexts)
+            self.acceptance.observe(batch, asked, nodes, report.chains, merged=False)
 
     def _choose(self, batch: int, requests: int) -> Choice:
         """Return the most promising choice, or a trial of another."""
@@ -242,10 +189,6 @@ class Planner:
         (rest_s,) = self.latency.seconds_before_pass(batch)
         seconds = plain_pass_s + rest_s
         plain = Option(PLAIN.speculators, 0, float(batch), seconds, plain_pass_s, 0.0, batch / seconds)
-        if self.guarantee.exhausted:
-            return Choice(
-                tokens=plain.tokens, seconds=seconds, plain_speed=plain.speed, reason=Reason.NEVER_SLOWER
-            )
         trees = list(self._trees(batch, requests, most))
         behind_s = self.latency.seconds_to_catch_up(self._services)
         option, reason = self._trials.pick(batch, plain, trees, self.acceptance.everybody, behind_s)
@@ -267,24 +210,16 @@ class Planner:
         sizes = sizes_up_to(each)
         by_set, kept = self.acceptance.expect(batch, sizes)
         in_step = [min(requests * share, most) for share in kept]
-        factor = self.ahead.factor(batch)
         passes = [self.latency.passes.seconds(batch + nodes) for nodes in in_step]
         for asked, accepted in by_set.items():
             before = self.latency.seconds_before_pass(batch, asked, self._services, sizes)
             expected = zip(sizes, accepted, in_step, passes, before, strict=True)
             for nodes, brought, kept_nodes, pass_s, before_s in expected:
-                tokens, seconds = batch + brought, factor * (before_s + pass_s)
+                tokens, seconds = batch + brought, before_s + pass_s
                 yield Option(asked, nodes, tokens, seconds, pass_s, kept_nodes, tokens / seconds)
 
     def _fixed(self, batch: int, requests: int) -> Choice:
         """Return all speculators, and as many nodes as the budget allows."""
         most = self._budget.of_step(batch, requests)
         nodes = min(self._budget.per_request, max(1, most // requests))
-        choice = Choice(self.acceptance.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
-        way = self.ahead.way(batch, {})
-        return replace(choice, ahead=way is not None, ahead_only=way == ONLY)
-
-
-def _drafted(outcomes: Outcomes) -> Outcomes:
-    """Return the outcomes of trees that have more than a root."""
-    return {name: outcome for name, outcome in outcomes.items() if len(outcome[0]) > 1}
+        return Choice(self.acceptance.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from specinfer.outcomes import EntryStatus
-from specinfer.planning.ahead import AheadStep
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.statistics import TreeOutcome
 
@@ -23,12 +22,6 @@ class SpeculatorStep:
     accepted: int = 0
     wins: int = 0
     """Trees of which it proposed the whole accepted path, of at least one node."""
-    ahead_hits: int = 0
-    """Drafts that were made ahead of the verdict."""
-    ahead_misses: int = 0
-    """Drafts that had to be made now, though others were made ahead."""
-    ahead_wasted: int = 0
-    """Drafts made ahead for contexts that did not come."""
 
 
 @dataclass(slots=True)
@@ -75,17 +68,8 @@ def count_step(step: FinishedStep) -> StepCounts:
         counts.tokens += outcome.accepted + 1
         if outcome.drafted:
             _count(counts, outcome)
-    _count_ahead(counts, step.ahead)
     counts.resyncs = sum([verdict.status is EntryStatus.RESYNC for verdict in step.verdicts.values()])
     return counts
-
-
-def _count_ahead(counts: StepCounts, ahead: AheadStep) -> None:
-    for speculator in {*ahead.hits, *ahead.misses, *ahead.wasted}:
-        did = counts.of(speculator)
-        did.ahead_hits += ahead.hits.get(speculator, 0)
-        did.ahead_misses += ahead.misses.get(speculator, 0)
-        did.ahead_wasted += ahead.wasted.get(speculator, 0)
 
 
 def _count(counts: StepCounts, outcome: TreeOutcome) -> None:

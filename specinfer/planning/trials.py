@@ -46,7 +46,6 @@ class Reason(StrEnum):
     NO_SPECULATORS = "no speculators"
     NOT_WANTED = "no request wants drafts"
     NOT_ADAPTIVE = "not adaptive"
-    NEVER_SLOWER = "never slower"
     FASTEST = "fastest"
     PLAIN_IS_FASTER = "plain is faster"
     FIRST_TREES = "first trees"

@@ -64,12 +64,6 @@ class SpeculatorCounts:
     drafted: int = 0
     accepted: int = 0
     wins: int = 0
-    ahead_hits: int = 0
-    """Drafts that were made ahead of the verdict."""
-    ahead_misses: int = 0
-    """Drafts that had to be made now, though others were made ahead."""
-    ahead_wasted: int = 0
-    """Drafts made ahead for contexts that did not come."""
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 
 from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.drafters.look_ahead import AheadDrafter
 from specinfer.errors import ExhaustedError, FaultError, SpecInferError
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, speculator_pb2
@@ -27,7 +26,6 @@ def describe(
             model=drafter.description.model,
             vocab_size=drafter.description.vocab_size,
             draws=drafter.description.draws,
-            drafts_ahead=isinstance(drafter, AheadDrafter),
         )
         for name, method, drafter in zip(names, methods, engine.drafters, strict=True)
     ]

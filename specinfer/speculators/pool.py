@@ -8,7 +8,7 @@ replaced, is left out until it was described again. Malformed trees are dropped 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.latency import SpeculatorSet
@@ -16,7 +16,6 @@ from specinfer.planning.planner import Choice
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
-from specinfer.speculators.ahead import AheadDrafts
 from specinfer.speculators.directory import SpeculatorDirectory
 from specinfer.speculators.drafts import (
     CALL_S,
@@ -57,9 +56,6 @@ class SpeculatorPool:
         """Every replica of every service, those that are away included; the list itself stays the same."""
         self._directory = SpeculatorDirectory(policy)
         self._target = TargetOutputs(policy.hidden_size)
-        self.ahead = AheadDrafts(policy, self._target)
-        self._pending: dict[str, asyncio.Task[None]] = {}
-        """Exchanges for drafts ahead that are under way, by service address."""
         self.names = self._directory.names
         """Names of the speculators of all services that were ever reached, by number."""
         self.places = self._directory.places
@@ -116,7 +112,7 @@ class SpeculatorPool:
     @property
     def drafts_ahead(self) -> bool:
         """True if any speculator has drafted, or is drafting, for the step that is planned next."""
-        return self.resident is not None or self.ahead.ordered
+        return self.resident is not None
 
     @property
     def draws(self) -> bool:
@@ -176,11 +172,10 @@ class SpeculatorPool:
             (service, asked)
             # whoever takes longest is called first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
-            if (asked := service.asked(shares.get(service.address, ()), chosen))
-            and (service.address in self._pending or _available(service))
+            if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
-        running = [self._spawn(self._draft(round_, service, asked)) for service, asked in questions]
+        running = [self._spawn(self._ask(round_, service, asked)) for service, asked in questions]
         if running:
             deadline_s = self._policy.deadline(self._step_times.usual_s)
             await asyncio.wait(running, timeout=None if drawn else deadline_s)
@@ -201,7 +196,6 @@ class SpeculatorPool:
     async def release(self, request_ids: Sequence[str]) -> None:
         """Let all services forget requests; their time-to-live covers lost calls."""
         self._target.forget(request_ids)
-        self.ahead.forget(request_ids)
         self._replicas.forget(request_ids)
         if self.resident is not None:
             self.resident.forget(request_ids)  # the verifier forgets them with its own
@@ -243,47 +237,11 @@ class SpeculatorPool:
         self._round = DraftRound(self._steps, self._policy, self._target, share, traceparent)
         return self._round
 
-    def draft_ahead(
-        self,
-        entries: Sequence[StepEntry],
-        trees: Mapping[str, TokenTree],
-        following: Choice,
-        traceparent: str = "",
-    ) -> None:
-        """Let services draft for the outcomes of trees that go to the verifier, for the choice of the next step."""
-        self.ahead.ordered, self.ahead.only = False, following.ahead_only
-        if not following.ahead:
-            return
-        shares = self._replicas.divide(entries)
-        for service in self.services:
-            asked = self.ahead.queries(service, shares.get(service.address, ()), following)
-            if not asked:
-                continue
-            self._steps += 1
-            step, usual_s = (self._steps, traceparent), self._step_times.usual_s or 0.0
-            work = self._guarded(service, self.ahead.ask(service, asked, trees, step, usual_s))
-            service.busy = True  # from now on, not from the task's first turn on
-            self._pending[service.address] = self._spawn(work)
-            self.ahead.ordered = True
-
-    async def _draft(
+    async def _ask(
         self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, DraftQuery]
     ) -> None:
-        """Take the drafts that a service made ahead, and ask for those that are missing."""
-        started = time.perf_counter()
-        if (pending := self._pending.pop(service.address, None)) is not None:
-            await asyncio.wait([pending])
-        found, missing = self.ahead.take(service, asked, round_.share)
-        if found:
-            round_.add(service, found, time.perf_counter() - started)
-        if missing and not round_.over and (pending is None or _available(service)):
-            await self._guarded(service, round_.ask(service, missing))
-        elif not missing:
-            service.counters.answered += 1
-
-    async def _guarded(self, service: SpeculatorService, exchange: Awaitable[None]) -> None:
         try:
-            await exchange
+            await round_.ask(service, asked)
         except UnavailableError as error:
             self._lost(service, error)
 

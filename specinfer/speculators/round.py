@@ -77,16 +77,6 @@ class DraftRound:
         read = tokens_read([len(entry.delta_token_ids) for entry in request.entries])
         self._times.append(service.draft_time(reply, read))
 
-    def add(
-        self, service: SpeculatorService, found: Mapping[str, list[tuple[int, TokenTree]]], waited_s: float
-    ) -> None:
-        """Add trees of a service that were made ahead; this step waited so long for them."""
-        if self.over:
-            return
-        for name, trees in found.items():
-            self._trees.setdefault(name, []).extend(trees)
-        self._times.append(DraftTime(frozenset(service.members), {}, waited_s))
-
     def _message(
         self, service: SpeculatorService, asked: Mapping[str, DraftQuery]
     ) -> tuple[speculator_pb2.DraftRequest, dict[str, int]]:

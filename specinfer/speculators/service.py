@@ -125,11 +125,6 @@ class SpeculatorService:
             return depth
         return min(depth, most_depth(0, len(entry.state.tokens), int(longest)))
 
-    @property
-    def drafts_ahead(self) -> bool:
-        """True if all its speculators can draft ahead of a verdict."""
-        return self.description is not None and all(s.drafts_ahead for s in self.description.speculators)
-
     def note_reply(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
         """Note a reply and the duration of its exchange; return the seconds of it that the service computed."""
         compute_s = min(reply.compute_us / 1e6, seconds)

@@ -1,1 +1,1 @@
-"""What this project asks of the machine: processors, directories, processes, log lines, progress."""
+"""The machine: processors, directories, processes, log lines, progress."""

@@ -351,7 +351,7 @@ class PlannerState(_message.Message):
     def __init__(self, speculators: _Optional[_Iterable[str]] = ..., tree_nodes: _Optional[int] = ..., step_nodes: _Optional[int] = ..., expected_tokens: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SpeculatorState(_message.Message):
-    __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed", "service", "drafted", "accepted", "wins", "calibration_error", "said_calibration_error", "auc", "ahead_hits", "ahead_misses", "ahead_wasted", "learning")
+    __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed", "service", "drafted", "accepted", "wins", "calibration_error", "said_calibration_error", "auc", "learning")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -365,9 +365,6 @@ class SpeculatorState(_message.Message):
     CALIBRATION_ERROR_FIELD_NUMBER: _ClassVar[int]
     SAID_CALIBRATION_ERROR_FIELD_NUMBER: _ClassVar[int]
     AUC_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_HITS_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_MISSES_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_WASTED_FIELD_NUMBER: _ClassVar[int]
     LEARNING_FIELD_NUMBER: _ClassVar[int]
     name: str
     drafter: str
@@ -382,11 +379,8 @@ class SpeculatorState(_message.Message):
     calibration_error: float
     said_calibration_error: float
     auc: float
-    ahead_hits: int
-    ahead_misses: int
-    ahead_wasted: int
     learning: _common_pb2.LearningState
-    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ..., service: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wins: _Optional[int] = ..., calibration_error: _Optional[float] = ..., said_calibration_error: _Optional[float] = ..., auc: _Optional[float] = ..., ahead_hits: _Optional[int] = ..., ahead_misses: _Optional[int] = ..., ahead_wasted: _Optional[int] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ..., service: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wins: _Optional[int] = ..., calibration_error: _Optional[float] = ..., said_calibration_error: _Optional[float] = ..., auc: _Optional[float] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -19,21 +19,19 @@ TREE_SHAPE_TREE: TreeShape
 TREE_SHAPE_SEQUENCE: TreeShape
 
 class DraftRequest(_message.Message):
-    __slots__ = ("step_id", "entries", "client", "traceparent", "ahead_us")
+    __slots__ = ("step_id", "entries", "client", "traceparent")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_US_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[DraftEntry]
     client: str
     traceparent: str
-    ahead_us: int
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ..., traceparent: _Optional[str] = ..., ahead_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "min_path_probability", "draw_seed", "features_start", "references", "pending", "learning")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "min_path_probability", "draw_seed", "features_start", "references", "learning")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -48,7 +46,6 @@ class DraftEntry(_message.Message):
     DRAW_SEED_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
-    PENDING_FIELD_NUMBER: _ClassVar[int]
     LEARNING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
@@ -64,9 +61,8 @@ class DraftEntry(_message.Message):
     draw_seed: int
     features_start: int
     references: _containers.RepeatedCompositeFieldContainer[Reference]
-    pending: PendingTree
     learning: LearningConsent
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ..., references: _Optional[_Iterable[_Union[Reference, _Mapping]]] = ..., pending: _Optional[_Union[PendingTree, _Mapping]] = ..., learning: _Optional[_Union[LearningConsent, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ..., references: _Optional[_Iterable[_Union[Reference, _Mapping]]] = ..., learning: _Optional[_Union[LearningConsent, _Mapping]] = ...) -> None: ...
 
 class LearningConsent(_message.Message):
     __slots__ = ("caller", "prompt_len")
@@ -75,18 +71,6 @@ class LearningConsent(_message.Message):
     caller: int
     prompt_len: int
     def __init__(self, caller: _Optional[int] = ..., prompt_len: _Optional[int] = ...) -> None: ...
-
-class PendingTree(_message.Message):
-    __slots__ = ("token_ids", "parents", "scores", "max_positions")
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
-    SCORES_FIELD_NUMBER: _ClassVar[int]
-    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    parents: _containers.RepeatedScalarFieldContainer[int]
-    scores: _containers.RepeatedScalarFieldContainer[float]
-    max_positions: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ..., max_positions: _Optional[int] = ...) -> None: ...
 
 class Reference(_message.Message):
     __slots__ = ("token_ids",)
@@ -121,28 +105,18 @@ class DraftReply(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ..., instance_id: _Optional[str] = ..., learning: _Optional[_Union[_common_pb2.LearningState, _Mapping]] = ...) -> None: ...
 
 class DraftResult(_message.Message):
-    __slots__ = ("request_id", "status", "message", "drafts", "held_len", "ahead")
+    __slots__ = ("request_id", "status", "message", "drafts", "held_len")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     HELD_LEN_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
     message: str
     drafts: _containers.RepeatedCompositeFieldContainer[Draft]
     held_len: int
-    ahead: _containers.RepeatedCompositeFieldContainer[AheadDraft]
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., held_len: _Optional[int] = ..., ahead: _Optional[_Iterable[_Union[AheadDraft, _Mapping]]] = ...) -> None: ...
-
-class AheadDraft(_message.Message):
-    __slots__ = ("token_ids", "drafts")
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    drafts: _containers.RepeatedCompositeFieldContainer[Draft]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., held_len: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("speculator", "status", "message", "tree")
@@ -187,17 +161,15 @@ class DescribeSpeculatorReply(_message.Message):
     def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ..., feature_size: _Optional[int] = ..., reads_references: bool = ..., learns: bool = ...) -> None: ...
 
 class SpeculatorDescription(_message.Message):
-    __slots__ = ("name", "drafter", "model", "vocab_size", "draws", "drafts_ahead")
+    __slots__ = ("name", "drafter", "model", "vocab_size", "draws")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     DRAWS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     name: str
     drafter: str
     model: str
     vocab_size: int
     draws: bool
-    drafts_ahead: bool
-    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., draws: bool = ..., drafts_ahead: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., draws: bool = ...) -> None: ...

@@ -1,4 +1,4 @@
-"""`python -m speculator_svc.training speculator|corpus|prune|ssm|follow|eagle|medusa|blockwise`: `specinfer train`."""
+"""`python -m speculator_svc.training speculator|corpus|ssm|follow|eagle|medusa|blockwise`: `specinfer train`."""
 
 import signal
 import sys
@@ -9,7 +9,6 @@ from specinfer.errors import SpecInferError
 from specinfer.usage import USAGE_ERROR, usage_message
 from speculator_svc.learning.follow import train_follow
 from speculator_svc.training.make_corpus import make_corpus
-from speculator_svc.training.pruning.prune import prune
 from speculator_svc.training.run import SIGNALS, InterruptionError
 from speculator_svc.training.train_features import train_blockwise, train_eagle, train_medusa
 from speculator_svc.training.train_speculator import train_speculator
@@ -25,7 +24,6 @@ app = typer.Typer(
 )
 app.command("speculator")(train_speculator)
 app.command("corpus")(make_corpus)
-app.command("prune")(prune)
 app.command("ssm")(train_ssm)
 app.command("follow")(train_follow)
 app.command("eagle")(train_eagle)

@@ -151,7 +151,7 @@ class Start(NamedTuple):
     target: Path
     ssm: DraftModel | None
     model: Path
-    """The target or a pruned model of it."""
+    """The target, or a smaller model with its embeddings."""
     layers: Sequence[int]
     """Layers of `model`, or of the target if they go into an SSM."""
 
@@ -169,7 +169,7 @@ class Start(NamedTuple):
         if insert:
             raise SettingError("insert", insert, "there is no SSM in --start to put layers into")
         if start is not None and fingerprint_in(start) != fingerprint_in(target):
-            raise IncompatibleError(f"{start} is no model pruned from {target}: it has other embeddings")
+            raise IncompatibleError(f"{start} has other embeddings than {target}")
         config = load_config(start or target)
         usual = range(config.layers) if start else (0, config.layers - 1)
         return cls(target, None, start or target, _numbers("layers", layers, config) or usual)

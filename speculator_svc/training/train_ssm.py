@@ -76,7 +76,7 @@ TargetLayers = Annotated[
     str,
     typer.Option(
         help="Target layers the SSM starts from, numbers from 0, such as 0,29; none: the first and the last, "
-        "or all of a pruned model."
+        "or all of --start."
     ),
 ]
 InsertedLayers = Annotated[
@@ -97,7 +97,10 @@ def train_ssm(
     work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun goes on from it.")],
     model: Target = DEFAULT_MODEL,
     layers: TargetLayers = "",
-    start: Annotated[Path | None, typer.Option(help="Start from this SSM or pruned model instead.")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Start from this SSM or a smaller model with the target's embeddings."),
+    ] = None,
     insert: InsertedLayers = "",
     after: Pool = None,
     vocabulary: DraftVocabulary = None,

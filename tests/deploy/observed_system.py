@@ -124,8 +124,6 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
             "verifiers": at["verifier"],
             "speculators": f"{at['speculator-ngram']},{at['speculator-ssm']}",
             "redis-url": f"redis://{at['redis']}/0",
-            "draft-ahead": "always",  # or there is nothing to see of it
-            "never-slower": "1",  # trees that cost more than they bring are tried all the same
         },
     }
     programs = {"verifier": "verifier_svc", "speculator": "speculator_svc", "gateway": "gateway"}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
+from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.pools import TRAINED
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
@@ -52,7 +53,7 @@ def drafters() -> list[Drafter]:
     ssm = DrafterOptions(
         model=TRAINED[DEFAULT_MODEL]["ssm"], dtype="float32", kv_tokens=32768, proposal="point"
     )
-    return [make_drafter("ngram", DrafterOptions(ngram_min=1)), make_drafter("ssm", ssm)]
+    return [NgramDrafter(1), make_drafter("ssm", ssm)]
 
 
 @pytest.fixture(scope="module")

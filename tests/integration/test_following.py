@@ -191,8 +191,8 @@ async def test_spans_reach_a_collector(redis_url: str) -> None:
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    settings = GatewaySettings(otlp_endpoint=f"http://127.0.0.1:{port}", trace_ratio=1.0)
-    tracer = open_tracer("gateway", settings, settings.trace_ratio)
+    settings = GatewaySettings(otlp_endpoint=f"http://127.0.0.1:{port}")
+    tracer = open_tracer("gateway", settings, 1.0)
     assert tracer is not None
     try:
         async with running_system(redis_url, tracer=tracer) as system:

@@ -6,36 +6,41 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from http_svc.settings import HttpSettings
+from http_svc.entry import bounds
 from tests.support.fake_gateway import fake_gateways
 from tests.support.http_service import ASKED, CHAT, MODEL, HttpService, http_service
 from tests.support.system import until
 
-BOUNDS = {"header_seconds": 60.0, "body_seconds": 60.0, "max_header_kibibytes": 16}
+BOUNDS = {"HEADER_SECONDS": 60.0, "BODY_SECONDS": 60.0, "HEADER_BYTES": 16 * bounds.KIBIBYTE}
 """Tests that wait for a bound have a short one."""
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def bounded(**settings: float) -> AsyncIterator[tuple[HttpService, Callable[..., Awaitable[Pipe]]]]:
+async def bounded(**own: float) -> AsyncIterator[tuple[HttpService, Callable[..., Awaitable[Pipe]]]]:
     """A service with bounds, a gateway that takes every key, and connections that end with them."""
     writers = []
     async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)
-        async with http_service(gateway.address, **{**BOUNDS, **settings}) as http:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in own.keys() | BOUNDS:
+                if name.isupper():
+                    patch.setattr(bounds, name, own.get(name, BOUNDS.get(name)))
+            settings = {name: value for name, value in own.items() if name.islower()}
+            async with http_service(gateway.address, **settings) as http:
 
-            async def connect(said: bytes = b"") -> Pipe:
-                host, port = http.url.removeprefix("http://").split(":")
-                reader, writer = await asyncio.open_connection(host, int(port))
-                writers.append(writer)
-                writer.write(said)
-                return reader, writer
+                async def connect(said: bytes = b"") -> Pipe:
+                    host, port = http.url.removeprefix("http://").split(":")
+                    reader, writer = await asyncio.open_connection(host, int(port))
+                    writers.append(writer)
+                    writer.write(said)
+                    return reader, writer
 
-            yield http, connect
-            for writer in writers:
-                writer.close()
-                with suppress(OSError):
-                    await writer.wait_closed()
+                yield http, connect
+                for writer in writers:
+                    writer.close()
+                    with suppress(OSError):
+                        await writer.wait_closed()
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
@@ -52,11 +57,11 @@ WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def test_a_head_that_does_not_end_is_waited_for_in_vain() -> None:
-    async with bounded(header_seconds=0.3) as (_, connect):
+    async with bounded(HEADER_SECONDS=0.3) as (_, connect):
         for said in (b"", b"GET", HALF):
             reader, _ = await connect(said)
             assert await rest(reader) == b"", said
-    async with bounded(header_seconds=1.0) as (_, connect):
+    async with bounded(HEADER_SECONDS=1.0) as (_, connect):
         reader, writer = await connect(WHOLE)  # the second call of a connection
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HALF)
@@ -64,7 +69,7 @@ async def test_a_head_that_does_not_end_is_waited_for_in_vain() -> None:
 
 
 async def test_a_head_that_drips_is_not_waited_for_longer() -> None:
-    async with bounded(header_seconds=0.3) as (_, connect):
+    async with bounded(HEADER_SECONDS=0.3) as (_, connect):
         reader, writer = await connect(HALF)
 
         async def drip() -> None:
@@ -86,7 +91,7 @@ async def test_a_head_above_its_size_is_refused() -> None:
 
 
 async def test_an_idle_connection_stays_open_for_its_own_time() -> None:
-    async with bounded(header_seconds=1.0) as (_, connect):
+    async with bounded(HEADER_SECONDS=1.0) as (_, connect):
         reader, writer = await connect(WHOLE)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         await asyncio.sleep(1.2)
@@ -104,7 +109,7 @@ async def test_a_body_that_does_not_come_gives_its_place_back(monkeypatch: pytes
         await until(lambda: http.metric("calls_running") == 1)
         assert (await http.plain.post(CHAT, json=ASKED)).status_code == 503
         with monkeypatch.context() as over:
-            over.setattr(HttpSettings, "body_time_s", lambda *_: 0.0)
+            over.setattr(bounds, "body_time_s", lambda *_: 0.0)
             writer.write(b" ")  # with which the service looks how long it waits for more
             line = await reader.readline()
         assert line.startswith(b"HTTP/1.1 408 ")
@@ -112,7 +117,7 @@ async def test_a_body_that_does_not_come_gives_its_place_back(monkeypatch: pytes
 
 
 async def test_a_body_that_drips_does_not_keep_its_place() -> None:
-    async with bounded(body_seconds=0.3) as (_, connect):
+    async with bounded(BODY_SECONDS=0.3) as (_, connect):
         reader, writer = await connect(HEAD.encode())
 
         async def drip() -> None:
@@ -127,13 +132,13 @@ async def test_a_body_that_drips_does_not_keep_its_place() -> None:
 
 
 async def test_the_rest_of_a_refused_body_is_not_waited_for_long() -> None:
-    async with bounded(header_seconds=0.3) as (_, connect):
+    async with bounded(HEADER_SECONDS=0.3) as (_, connect):
         reader, _ = await connect(HEAD.replace(": 100000", ": 99000000").encode() + b"{")
         assert (await rest(reader)).startswith(b"HTTP/1.1 413 ")
 
 
 async def test_a_slow_body_above_the_rate_is_taken() -> None:
-    async with bounded(body_seconds=1.0, body_rate_kibibytes=1.0) as (http, _):
+    async with bounded(BODY_SECONDS=1.0, BODY_RATE=bounds.KIBIBYTE) as (http, _):
 
         async def body() -> AsyncIterator[bytes]:
             for _ in range(10):
@@ -147,7 +152,7 @@ async def test_a_slow_body_above_the_rate_is_taken() -> None:
 
 async def test_connections_without_a_call_give_way_to_new_ones() -> None:
     """Whoever opens many keeps nobody out; a connection with a call is not closed for others."""
-    async with bounded(max_connections=4) as (_, connect):
+    async with bounded(CONNECTIONS=4) as (_, connect):
         busy, writer = await connect(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
         writer.write(b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n")
         idle = [(await connect(HALF))[0] for _ in range(3)]

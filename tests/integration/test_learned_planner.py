@@ -22,11 +22,7 @@ def drafters() -> dict[str, ScriptedDrafter | NgramDrafter]:
 
 
 async def test_greedy_output_is_that_of_transformers(redis_url: str) -> None:
-    bare = {
-        "adaptive": True,
-        "planner": "learned",
-        "never_slower": 1.0,
-    }  # the planner itself, however busy the machine
+    bare = {"adaptive": True, "planner": "learned"}
     async with running_system(redis_url, drafters(), **bare) as system:
         for _ in range(2):  # what the first answers taught goes into the next ones
             answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=24) for prompt in PROMPTS))

@@ -50,7 +50,6 @@ GATEWAY = [
     "speculator_quarantines_total",
     "resyncs_total",
     "wire_bytes_total",
-    "ahead_drafts_total",
     "bubble_seconds_total",
     "planner_steps_total",
     "planner_asked_total",

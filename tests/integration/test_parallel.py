@@ -181,7 +181,7 @@ def test_memory_falls_with_the_ranks(group: tuple[Layout, dict[str, Said]]) -> N
     layout, said = group
     for family, heard in said.items():
         config, memory = from_transformers(model_of(family).config), heard.memory
-        planned = [rank_memory(config, Place(layout, rank), 4, 1, 1) for rank in range(layout.ranks)]
+        planned = [rank_memory(config, Place(layout, rank), 4) for rank in range(layout.ranks)]
         assert [rank.cache_bytes for rank in memory] == [1024 * each.kv_per_token for each in planned]
         if family != "llama-biased":  # a bias there is no part of a configuration of ours
             assert [rank.weight_bytes for rank in memory] == [each.weights for each in planned]

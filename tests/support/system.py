@@ -309,7 +309,6 @@ async def running_system(
         verifier_patience_seconds=patience_s,
         lease_seconds=lease_s,
         adaptive=adaptive,
-        retention_seconds=60,
         **DEFAULTS | options,
     )
     try:

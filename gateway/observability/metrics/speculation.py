@@ -59,12 +59,6 @@ class SpeculationMetrics:
             "malformed, stale (its request had ended).",
             *("service", "outcome"),
         )
-        self._ahead = counter(
-            "ahead_drafts",
-            "Drafts ahead of verdicts: `hit` (used), `miss` (drafted when the verdict was there, though others were "
-            "made ahead), `wasted` (made ahead for a context that did not come).",
-            *(*speculator, "outcome"),
-        )
         self._quarantines = counter(
             "speculator_quarantines",
             "Times that a speculator was left out because its trees were malformed again and again.",
@@ -150,6 +144,3 @@ class SpeculationMetrics:
         self._nodes.add(did.kept, name, "kept")
         self._nodes.add(did.duplicate, name, "duplicate")
         self._wins.add(did.wins, name)
-        self._ahead.add(did.ahead_hits, *named, "hit")
-        self._ahead.add(did.ahead_misses, *named, "miss")
-        self._ahead.add(did.ahead_wasted, *named, "wasted")

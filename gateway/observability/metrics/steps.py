@@ -31,8 +31,7 @@ class StepMetrics:
         )
         self._bubbles = StepCounter(
             "specinfer_bubble_seconds",
-            "Time in which one side had nothing to do: the verifier while drafts were made, speculators that draft "
-            "ahead while it worked.",
+            "Time in which the verifier had nothing to do, as drafts were made.",
             ("waiting",),
             registry,
         )
@@ -54,7 +53,6 @@ class StepMetrics:
             self._phase.observe(stop - start, phase)
         self._batch.observe(len(step.entries))
         self._bubbles.add(step.times.drafted - step.times.started, "verifier")
-        self._bubbles.add(step.ahead.idle_s, "speculators")
         self.speculation.count(counts, names)
         self.planner.count(step, counts, names)
 

@@ -3,15 +3,12 @@
 Of one rank, in numbers:
     weights    its layers' projections and norms; its rows of embeddings and head; the rotary tables
     KV         2 x its layers x its key-value heads x head size, for each token
-    pass       hidden states, projections and float32 logits of the largest step, at its widest moment
 """
 
 from dataclasses import dataclass
 
-from specinfer.model.parallel.layout import Layout, Place
+from specinfer.model.parallel.layout import Place
 from specinfer.model.weights.config import ModelConfig
-
-_LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,47 +17,14 @@ class Memory:
 
     weights: int
     kv_per_token: int
-    working: int
-    """Bytes of the largest pass."""
-
-    def tokens(self, memory_bytes: int) -> int:
-        """Return the context tokens whose keys and values fit beside the rest."""
-        return max(0, memory_bytes - self.weights - self.working) // self.kv_per_token
 
 
-def rank_memory(
-    config: ModelConfig, place: Place, number_bytes: int, step_tokens: int, logit_rows: int
-) -> Memory:
-    """Return the memory of a rank.
-
-    Args:
-        number_bytes: of a weight, and of a number in the cache.
-        step_tokens: most tokens of a pass.
-        logit_rows: most rows of logits of a pass.
-    """
+def rank_memory(config: ModelConfig, place: Place, number_bytes: int) -> Memory:
+    """Return the memory of a rank; `number_bytes` is the size of a weight and of a number in the cache."""
     own = place.of(config)
     weights = own.layers * _layer_numbers(config, own) + _outer_numbers(config, place)
     kv = 2 * own.layers * own.kv_heads * own.head_dim
-    inner = own.intermediate_size * (2 if own.gated else 1)
-    heads = (2 * own.heads + 2 * own.kv_heads) * own.head_dim
-    widest = step_tokens * (3 * config.hidden_size + max(inner + own.intermediate_size, heads))
-    logits = logit_rows * config.vocab_size * _LOGIT_BYTES * 2 if place.is_last else 0
-    return Memory(weights * number_bytes, kv * number_bytes, widest * number_bytes + logits)
-
-
-def largest_memory(
-    config: ModelConfig, layout: Layout, number_bytes: int, step_tokens: int, logit_rows: int
-) -> Memory:
-    """Return the memory of the fullest rank; all have the same device."""
-    ranks = [
-        rank_memory(config, Place(layout, rank), number_bytes, step_tokens, logit_rows)
-        for rank in range(0, layout.ranks, layout.tensor)
-    ]
-    return Memory(
-        max(each.weights for each in ranks),
-        max(each.kv_per_token for each in ranks),
-        max(each.working for each in ranks),
-    )
+    return Memory(weights * number_bytes, kv * number_bytes)
 
 
 def _layer_numbers(config: ModelConfig, own: ModelConfig) -> int:

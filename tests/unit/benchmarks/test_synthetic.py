@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import chisquare
 
-from benchmarks.synthetic.histogram import MEASURED, WARNING, AcceptanceHistogram, mark, measured
+from benchmarks.synthetic.histogram import WARNING, AcceptanceHistogram, mark, measured
 from benchmarks.synthetic.rule import (
     HISTOGRAM_VARIABLE,
     RULE_NAME,
@@ -104,7 +104,7 @@ def test_the_committed_histograms_are_those_of_real_drafts() -> None:
     assert means == sorted(means), "larger trees bring more"
     assert 1.5 < means[0] < means[-1] < 6
     with pytest.raises(InvalidInputError, match="greedy, 16 nodes"):
-        measured("greedy, 17 nodes", MEASURED)
+        measured("greedy, 17 nodes")
 
 
 def test_the_services_do_not_offer_it() -> None:

@@ -50,11 +50,6 @@ def test_rates_and_shares_are_of_the_time_between_two_looks() -> None:
     known.speculators[0].auc = 0.8
     rows = dict(Interval(Look(state(100), 10.0), Look(known, 12.0)).rows())
     assert rows["speculator a"].endswith("of trees, calibration error 0.020 (0.125 as said), AUC 0.80")
-    ahead = state(150)
-    ahead.speculators[0].ahead_hits, ahead.speculators[0].ahead_misses = 30, 10
-    ahead.speculators[0].ahead_wasted = 60
-    shown = dict(Interval(Look(state(100), 10.0), Look(ahead, 12.0)).rows())["speculator a"]
-    assert shown.endswith("of trees, 75% drafted ahead, 1.5 in vain for each")
     assert rows["speculator b"] == "not answering (s:2), nothing verified"
     assert rows["latest step"] == "a, 4 nodes: fastest"
 

@@ -66,5 +66,5 @@ def test_the_incremental_index_finds_what_a_search_finds(context: list[int], pie
 
 
 def test_bad_lengths_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"ngram_min = 5: must be in \[1, ngram_max = 4\]"):
+    with pytest.raises(SettingError, match=r"shortest = 5: must be in \[1, longest = 4\]"):
         NgramDrafter(5, 4)

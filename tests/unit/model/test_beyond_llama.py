@@ -13,8 +13,6 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout, check_layout
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.draft_checkpoint import KIND, checked_config, target_config
-from specinfer.model.weights.prune import check_prunable
-from specinfer.model.weights.widen import widen_model
 from tests.support.families import save_random
 from tests.support.tiny_models import FAMILIES, SPECIAL, tiny_transformers
 
@@ -47,12 +45,10 @@ def test_options_of_other_parts_are_refused(family: str, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("family", REASONS)
-def test_ranks_and_cuts_are_refused(family: str) -> None:
+def test_ranks_are_refused(family: str) -> None:
     config = from_transformers(tiny_transformers(family).config)
     with pytest.raises(IncompatibleError, match=f"ranks that share a model: {REASONS[family]}"):
         check_layout(config, Layout(1, 1))
-    with pytest.raises(IncompatibleError, match=f"pruning: {REASONS[family]}"):
-        check_prunable(config)
 
 
 @pytest.mark.parametrize("family", LIKE_LLAMA)
@@ -83,13 +79,6 @@ def test_drafts_are_trained_and_read_for_targets_like_llama(tmp_path: Path) -> N
     ):
         with pytest.raises(IncompatibleError, match="'gemma2': trained drafts: norms behind"):
             refused()
-
-
-def test_a_matrix_of_gate_and_up_is_not_widened(tmp_path: Path) -> None:
-    save_random("phi3", tmp_path / "model")
-    (tmp_path / "out").mkdir()
-    with pytest.raises(IncompatibleError, match=r"gate_up_proj\.weight: gate and up are one matrix"):
-        widen_model(tmp_path / "model", tmp_path / "out", 2, "phi3", lambda done, total: None)
 
 
 def test_layers_until_every_kind_has_come() -> None:

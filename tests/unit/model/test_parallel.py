@@ -1,4 +1,4 @@
-"""Division of a model: layouts, weights in parts, micro-batches, memory, plans. No processes."""
+"""Division of a model: layouts, weights in parts, micro-batches, memory. No processes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from specinfer.errors import SettingError
 from specinfer.model.batch import AttentionRows, Batch, PassFeatures
 from specinfer.model.parallel.layout import Layout, Place, check_layout
-from specinfer.model.parallel.memory import Memory, largest_memory, rank_memory
+from specinfer.model.parallel.memory import rank_memory
 from specinfer.model.parallel.microbatches import StageCost, cut, micro_batches, stage_features
-from specinfer.model.parallel.plan import Need, least_seconds, plans, seconds_at
 from specinfer.model.parallel.shard import ShardedWeights
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig, from_transformers
@@ -166,12 +165,11 @@ def test_memory_is_what_a_rank_loads(family: str, layout: Layout) -> None:
     for rank in range(layout.ranks):
         place = Place(layout, rank)
         own = Transformer(place.of(config), ShardedWeights(config, weights, place), torch.float32)
-        expected = rank_memory(config, place, 4, step_tokens=8, logit_rows=8)
+        expected = rank_memory(config, place, 4)
         assert own.weight_bytes == expected.weights
         loaded.append(expected)
-    assert largest_memory(config, layout, 4, 8, 8).weights == max(each.weights for each in loaded)
     if layout == Layout(2, 1):
-        alone = rank_memory(config, Place(Layout(), 0), 4, 8, 8)
+        alone = rank_memory(config, Place(Layout(), 0), 4)
         tables = 8 * config.max_positions * (config.rotary_dim or config.hidden_size / 2)
         assert loaded[0].weights < 0.6 * (alone.weights - tables) + tables
         assert loaded[0].kv_per_token * 2 == alone.kv_per_token
@@ -182,7 +180,7 @@ def test_a_stage_without_a_head_loads_in_bfloat16(rank: int) -> None:
     """oneDNN packs no matrix without rows."""
     weights, place = tiny_transformers("llama", vocab_size=96).state_dict(), Place(Layout(1, 3), rank)
     own = Transformer(place.of(LLAMA), ShardedWeights(LLAMA, weights, place), torch.bfloat16)
-    assert own.weight_bytes == rank_memory(LLAMA, place, 2, 1, 1).weights
+    assert own.weight_bytes == rank_memory(LLAMA, place, 2).weights
 
 
 LARGE = ModelConfig(
@@ -206,33 +204,9 @@ LARGE = ModelConfig(
 
 
 def test_a_model_of_seventy_billion_by_hand() -> None:
-    whole = rank_memory(LARGE, Place(Layout(), 0), 2, 2048, 512)
+    whole = rank_memory(LARGE, Place(Layout(), 0), 2)
     layer = 8192 * (64 + 2 * 8 + 64) * 128 + 3 * 8192 * 28672 + 2 * 8192
     numbers = 80 * layer + 2 * 128256 * 8192 + 8192
     assert numbers == 70_553_706_496, "as its card says"
     assert whole.weights == 2 * numbers + 2 * 2 * 131072 * 128
     assert whole.kv_per_token == 2 * 80 * 8 * 128 * 2 == 327680
-
-
-def test_plans_begin_with_the_fewest_ranks_that_hold_the_batch() -> None:
-    need = Need(8, 80_000_000_000, 2, context=8192, nodes=64, step_tokens=2048, batch=16)
-    found = plans(LARGE, need)
-    assert [(str(p.layout), p.verifiers) for p in found][:3] == [
-        ("TP 4 x PP 1", 2), ("TP 2 x PP 2", 2), ("TP 1 x PP 4", 2),
-    ]  # fmt: skip
-    tight = [(str(p.layout), p.fits) for p in found if p.requests < 16 * p.verifiers]
-    assert tight == [("TP 2 x PP 1", True), ("TP 1 x PP 2", True), ("TP 1 x PP 1", False)]
-    best = found[0]
-    assert best.tokens == (80_000_000_000 - best.memory.weights - best.memory.working) // 81920
-    assert best.requests == 2 * (best.tokens // 8256)
-    with pytest.raises(SettingError, match="context = 200000"):
-        plans(LARGE, replace(need, context=200000))
-    assert Memory(10, 2, 5).tokens(14) == 0
-
-
-def test_speed_is_read_off_the_curve() -> None:
-    curve = [(1, 0.010), (4, 0.013), (64, 0.040)]
-    assert seconds_at(curve, 1) == 0.010
-    assert seconds_at(curve, 2) == pytest.approx(0.011)
-    assert seconds_at(curve, 128) == pytest.approx(0.080)
-    assert least_seconds(curve, Layout(2, 2), 4) == pytest.approx(0.0065)

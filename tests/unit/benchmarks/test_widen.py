@@ -1,23 +1,17 @@
 """A widened model says what the original says, costs more and is called what it is."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
-from specinfer.cli.main import app
-from specinfer.drafters.pools import TRAINED, default_speculators
+from benchmarks import widen as widening
+from benchmarks.widen import widen
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
-from specinfer.hub import resolve_model
-from specinfer.hub.registry import known_models
-from specinfer.hub.widen import original_of, widen
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights import widen as widening
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import embedding_fingerprint
 from specinfer.model.weights.families import open_weights
@@ -84,20 +78,6 @@ def test_speculators_of_the_original_draft_for_it(cache: Path) -> None:
     assert Tokenizer.load(wide).fingerprint() == Tokenizer.load(source).fingerprint()
     prints = [embedding_fingerprint(open_weights(path, load_config(path))) for path in (source, wide)]
     assert prints[0] == prints[1]
-
-
-def test_it_is_called_widened_everywhere(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = saved("llama", cache / "models" / "small")
-    done = CliRunner().invoke(app, ["models", "widen", "small", "--factor", "4"])
-    assert done.output.strip().splitlines()[-1] == str(cache / "models" / "small-widened-4")
-    wide = resolve_model("small-widened-4")
-    assert json.loads((wide / "config.json").read_text())["widened"] == {"original": "small", "factor": 4}
-    assert (original_of(wide), original_of(source), original_of(cache)) == ("small", None, None)
-    assert not any("widened" in name for name in known_models())
-    monkeypatch.setitem(TRAINED, "small", {"ssm": "an-ssm"})
-    for name in ("small", "small-widened-4", str(wide)):
-        assert default_speculators(name)["ngram+ssm"]["model"] == "an-ssm"
-    assert [*default_speculators(str(source))] == ["ngram"]
 
 
 @pytest.mark.parametrize("factor", [0, 1, 3, 12, -2])

@@ -1,4 +1,9 @@
-"""Enlargement of a model without a change of its output: every MLP gets `factor` times its neurons.
+"""Enlarge a model without a change of its output: every MLP gets `factor` times its neurons.
+
+    python -m benchmarks.widen MODEL FACTOR
+
+It writes MODEL-widened-FACTOR into the cache, a stand-in for a large target: the cost of a pass grows, the
+acceptance of drafts stays what it really is.
 
 The method is Net2WiderNet (Chen et al., ICLR 2016, section 2.3), without its noise.
 
@@ -17,13 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, InvalidInputError
+from specinfer.hub.atomic_directory import atomic_directory
+from specinfer.hub.resolve import model_directory, model_name, resolve_model
 from specinfer.model.weights.beside import copy_beside
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.packed import open_checkpoint
+from specinfer.system.progress import progress
 
 _SHARD_BYTES = 1 << 30
 """Bytes of weights in one file: all that is held in memory at once."""
@@ -35,6 +44,24 @@ _FUSED = ".gate_up_proj."
 _NEURONS = ("intermediate_size", "ffn_dim")
 Shard = dict[str, torch.Tensor]
 Report = Callable[[int, int], None]
+
+
+def widen(model: str, factor: int) -> Path:
+    """Write MODEL-widened-FACTOR into the cache and return its directory.
+
+    Raises:
+        InvalidInputError: if the factor is bad or the widened model is there already.
+        IncompatibleError: if the family is none that our own decoder knows.
+    """
+    if factor < 2 or factor & (factor - 1):
+        raise InvalidInputError("factor", factor, "must be a power of two, 2 or more")
+    source, name = resolve_model(model).resolve(), model_name(model)
+    target = model_directory(f"{name}-widened-{factor}")
+    if target.exists():
+        raise InvalidInputError("model", model, f"is widened already: {target}")
+    with atomic_directory(target) as work, progress(f"widening {name}") as report:
+        widen_model(source, work, factor, name, report)
+    return target
 
 
 def widen_tensor(name: str, tensor: torch.Tensor, factor: int) -> torch.Tensor:
@@ -105,3 +132,7 @@ def _shards(weights: Mapping[str, torch.Tensor], factor: int, report: Report) ->
     if shard:
         yield shard
     report(len(weights), len(weights))
+
+
+if __name__ == "__main__":
+    typer.run(widen)

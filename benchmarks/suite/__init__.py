@@ -1,1 +1,0 @@
-"""`python -m benchmarks.suite`: every drafting method alone and merged, beside peers, under equal conditions."""

@@ -1,1 +1,0 @@
-"""`python -m benchmarks.sweep`: guidellm against our server and vLLM's, on the same prompts."""

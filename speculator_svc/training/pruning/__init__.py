@@ -1,1 +1,0 @@
-"""`specinfer train prune`: a smaller model of the parts of the target that matter most."""
