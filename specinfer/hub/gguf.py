@@ -114,7 +114,14 @@ def refresh(directory: Path) -> None:
 
 
 def _missing() -> str:
-    return next((name for name in _NEEDED if find_spec(name) is None), "")
+    """Return the first library that cannot be imported, or nothing."""
+    for name in _NEEDED:
+        try:
+            if find_spec(name) is None:
+                return name
+        except ModuleNotFoundError:  # raised by finders of others
+            return name
+    return ""
 
 
 def _point(directory: Path, path: Path) -> None:

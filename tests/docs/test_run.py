@@ -57,7 +57,7 @@ def run_python(block: Block, text: str, **given: Any) -> dict[str, Any]:
 
 def test_certificates_and_keys_of_the_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, certificates, services, keys = shells = page("serving.md", *SHELL)
-    assert len(shells) == 6, "a block is new: run it, or say what it needs"
+    assert len(shells) == 5, "a block is new: run it, or say what it needs"
     run_shell(certificates.text, tmp_path)
     monkeypatch.chdir(tmp_path)
     for _, _, module, *flags in commands(services.text):

@@ -67,7 +67,10 @@ def test_generate_json_is_the_same_with_and_without_speculation(system: LocalSys
     assert off["token_ids"] == sequence["token_ids"] == tree["token_ids"]
     assert (off["steps"], off["drafted"]) == (off["new_tokens"], 0)
     assert tree["steps"] < off["steps"]  # type: ignore[operator]
-    assert {"ngram", "ssm"} <= set(tree["speculators"]) <= {"ngram", "ssm", "suffix"}  # type: ignore[call-overload]
+    speculators = set(tree["speculators"])  # type: ignore[call-overload]
+    assert {"ssm"} < speculators <= {"ngram", "ssm", "suffix"}, (
+        "a text that repeats itself: one by look-up, too"
+    )
 
 
 @pytest.mark.parametrize("temperature", [pytest.param("0.4", marks=pytest.mark.thorough), "1.0"])

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import urllib.request
+from itertools import takewhile
 from pathlib import Path
 
 import grpc
@@ -73,7 +74,8 @@ def test_readme_commands(tmp_path: Path) -> None:
                 words = shlex.split(command.removesuffix(" &"))
                 background.append(subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE))
                 assert background[0].stderr is not None
-                assert background[0].stderr.readline().startswith(b"ready at ")
+                lines = [*takewhile(lambda line: not line.startswith(b"ready at "), background[0].stderr)]
+                assert background[0].poll() is None, lines
                 continue
             is_demo = command == "make demo"
             if is_demo:  # with the environment as it is: worktrees may share one

@@ -109,7 +109,7 @@ async def test_a_gguf_file_is_served_as_it_lies(tmp_path: Path) -> None:
     assert (reply["model"], reply["usage"]["completion_tokens"] > 0) == ("Tiny.F32", True)
     log = served.log.read_text()
     for what in ("reading configuration and tokenizer of", "comparing a few layers", "measuring passes"):
-        assert f"INFO    server specinfer.system.progress: {what}" in log, what
+        assert f"INFO    server specinfer.progress: {what}" in log, what
 
 
 async def test_a_stream_goes_on_after_the_process_was_killed(model: Path, tmp_path: Path) -> None:

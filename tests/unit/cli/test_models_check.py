@@ -33,7 +33,7 @@ def test_a_right_model_is_shown_with_its_distances(tmp_path: Path) -> None:
         "context\t512",
         f"tokenizer\ttokenizer = {str(tmp_path)!r}: no tokenizer.json there",
     ]
-    assert verdict.startswith("right: generic executor")
+    assert verdict.startswith("right: native executor")
 
 
 @pytest.mark.parametrize(
