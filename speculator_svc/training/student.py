@@ -80,7 +80,12 @@ class Student(nn.Module):
     def from_target(
         cls, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
     ) -> "Student":
-        """Start as some of the target's layers, with its head's rows of the draft vocabulary."""
+        """Start as some of the target's layers, with its head's rows of the draft vocabulary.
+
+        Raises:
+            IncompatibleError: if a draft cannot have layers of the target's kind.
+        """
+        config.like_llama("trained drafts")
         head = output_head(config, target)[vocabulary]
         return cls(config, target, [LayerStart(target, layer) for layer in layers], head)
 

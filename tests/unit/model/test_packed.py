@@ -207,10 +207,10 @@ def test_an_order_of_activations_must_be_there(tmp_path: Path) -> None:
 def test_a_quantised_checkpoint_of_another_family_is_refused(tmp_path: Path) -> None:
     from tests.support.families import save_random
 
-    save_random("gemma", tmp_path)
+    save_random("cohere", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": GPTQ}))
     with pytest.raises(
-        IncompatibleError, match="quant_method = 'gptq': not supported for model_type = 'gemma'"
+        IncompatibleError, match="quant_method = 'gptq': not supported for model_type = 'cohere'"
     ):
         load_model(tmp_path, OPTIONS)

@@ -206,7 +206,19 @@ def test_a_checkpoint_drafts_as_the_student_predicts(
     np.testing.assert_allclose(proposal.q_probabilities, expected / expected.sum(), rtol=0.1, atol=0.01)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+BEYOND_LLAMA = {"gemma", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "olmo3"}
+
+
+@pytest.mark.parametrize("family", sorted(BEYOND_LLAMA))
+def test_a_student_of_other_layers_is_refused(family: str, tmp_path: Path) -> None:
+    tiny_transformers(family).save_pretrained(tmp_path)
+    config = load_config(tmp_path)
+    weights, everything = open_weights(tmp_path, config), torch.arange(config.vocab_size)
+    with pytest.raises(IncompatibleError, match=r"trained drafts: .*not supported"):
+        Student.from_target(config, weights, range(config.layers), everything)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in BEYOND_LLAMA])
 def test_a_student_is_of_its_targets_family(family: str, tmp_path: Path) -> None:
     """With all layers and tokens it is the target; its checkpoint runs like it; every tensor learns."""
     model = tiny_transformers(family)
