@@ -20,7 +20,7 @@ from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
 from specinfer.model.executor import Executor, TorchExecutor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
 from specinfer.model.loading import build_model, load_model, wrap_model
-from specinfer.model.options import RunnerOptions
+from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.probe.early import checked_early
@@ -59,6 +59,7 @@ class ModelRunner:
         Raises:
             IncompatibleError: if it does not compute what `transformers` does with it.
         """
+        check_options(options)
         if ranks is None:
             with checked_early(directory, options) as checked:
                 loaded = load_model(directory, options, accounted=checked)

@@ -131,7 +131,7 @@ BAD_COMMANDS = [
         "--json = 'Makefile/x': ",
     ),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--max-new-tokens", "0"], 2, "(got '0')"),
-    (["models", "pull", "/no/such.gguf"], 2, "model = '/no/such.gguf': not in the registry"),
+    (["models", "pull", "/no/such.gguf"], 2, "model = '/no/such.gguf': no such file"),
     (["models", "pull", "gpt-9"], 2, "model = 'gpt-9': not in the registry"),
     (["sing"], 2, "sing"),
     (["status", "--address", "127.0.0.1:9"], 1, "gateway at 127.0.0.1:9"),
@@ -159,7 +159,7 @@ def test_help(module: str) -> None:
 
 def test_models_list() -> None:
     done = run(CLI, "models", "list")
-    assert done.stdout.startswith("smollm2-135m\t")
+    assert any(line.startswith("smollm2-135m\t") for line in done.stdout.splitlines())
     assert "Apache-2.0" in done.stdout
 
 

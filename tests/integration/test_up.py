@@ -107,15 +107,16 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
     ) as process:
         try:
             assert process.stderr is not None
-            line = process.stderr.readline()
-            target = f"{re.escape(str(model))}, (native|torch) executor, float32, cpu, weights converted"
+            line = next(line for line in process.stderr if line.startswith("ready at "))
+            target = (
+                f"{model.name}, (native|torch) executor, float32, cpu, weights in float32, as dtype says: .*"
+            )
             api = f"OpenAI's API at http://{http}/v1"
             found = re.fullmatch(
                 rf"ready at {address}: {target}; {api}; logs in (\S+); Ctrl-C ends it\n", line
             )
             assert found, line
             logs = Path(found[2])
-            assert process.stderr.readline().startswith("weights: converted to --dtype: ")
             names = {"verifier.log", "suffix.log", "gateway.log", "http.log"}
             assert {path.name for path in logs.iterdir()} == names
             with OpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=0) as client:
@@ -145,8 +146,8 @@ def test_a_service_that_cannot_start_leaves_its_log_and_its_place(
     assert done.returncode == 1
     found = re.fullmatch(
         r"specinfer: error: verifier ended with code 2: verifier_svc: error: device = 'abacus': .*; "
-        r"logs in (\S+)\n",
-        done.stderr,
+        r"logs in (\S+)",
+        done.stderr.splitlines()[-1],
     )
     assert found, done.stderr
     assert "device = 'abacus'" in Path(found[1], "verifier.log").read_text()
