@@ -14,7 +14,7 @@ from specinfer.system.progress import progress
 log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
-"""Measured sizes: the kernels take six rows at a time, so the seventh, the thirteenth and so on cost most."""
+"""Measured sizes: dense kernels take six rows at a time, so the seventh and the thirteenth cost most."""
 _CONTEXT, _FIRST = 256, 16
 """Tokens of the context, and of its part before the first pass, which may be all if passes are heavy."""
 _MOST_ROUNDS, _LARGE, _ROUNDS_OF_LARGE = 8, 32, 2

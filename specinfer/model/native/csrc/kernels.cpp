@@ -10,9 +10,8 @@
 // once they are committed. So a tree, a chain and plain decoding agree bit for bit, in bfloat16 too.
 //
 // Layouts (S = elements per 32-bit step: 2 for bfloat16, 1 for float32)
-//   weights   [N/tile][K/S][tile/16][16][S]   a tile is 32 columns; gate and up: 32 + 32 side by side; bfloat16 as
-//                                             whole numbers where the processor does not multiply it, and 4- or
-//                                             8-bit blocks of GGUF in groups (blocks.h)
+//   weights   [N/tile][K/S][tile/16][16][S]   dense: a tile is 32 columns, or 16 * WIDE; bfloat16 as whole numbers where the
+//                                             processor does not multiply it. Blocks of GGUF: blocks.h
 //   keys      [block][KV heads][D/S][16][S]   lane = position within its block of 16
 //   values    [block][KV heads][16/S][D][S]   pairs of positions side by side
 
