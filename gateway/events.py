@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeAlias
 
 from specinfer.planning.feedback import FinishedStep
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.stream import WireMeter
-from specinfer.speculators.pool import SpeculatorPool
 
 Peer: TypeAlias = Literal["verifier", "speculator", "client"]
 

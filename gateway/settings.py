@@ -9,10 +9,10 @@ from pydantic_settings import SettingsConfigDict
 from gateway.api.security import SecuritySettings
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.remote.replicas import service_addresses
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
 from specinfer.service.settings import as_path
-from specinfer.speculators.replicas import service_addresses
 
 _LIMITS = SchedulerLimits()
 TRACE_RATIO = 0.01
@@ -167,5 +167,5 @@ class GatewaySettings(SecuritySettings):
 
     @property
     def speculator_services(self) -> list[str]:
-        """Speculator services in order of preference, as in `specinfer.speculators.replicas`."""
+        """Speculator services in order of preference, as in `specinfer.remote.replicas`."""
         return service_addresses(self.speculators)

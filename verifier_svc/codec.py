@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
-from specinfer.outcomes import EntryStatus, LogprobRow
+from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.system.log_lines import about
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome

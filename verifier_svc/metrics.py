@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.model.parallel.executor import RankMemory, StageSeconds
-from specinfer.outcomes import EntryStatus
+from specinfer.remote.draft_counts import DraftCounts
 from specinfer.service.metrics import (
     COUNTS,
     TO_SECONDS_S,
@@ -19,7 +19,7 @@ from specinfer.service.metrics import (
     declare_build_info,
     declare_model_info,
 )
-from specinfer.speculators.draft_counts import DraftCounts
+from specinfer.statuses import EntryStatus
 from specinfer.v1 import verifier_pb2
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 

@@ -20,8 +20,8 @@ from specinfer.drafters.pools import load_drafters, read_speculators
 from specinfer.drafters.resident import NextDraft, ResidentDrafters
 from specinfer.drafters.warm_up import warm_up
 from specinfer.errors import IncompatibleError
-from specinfer.outcomes import EntryStatus
-from specinfer.speculators.description import describe, encode_draft
+from specinfer.remote.description import describe, encode_draft
+from specinfer.statuses import EntryStatus
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.features import NO_FEATURES, with_layers

@@ -10,8 +10,8 @@ from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
 from gateway.store.leases import GatewayReport
 from specinfer.planning.calibration import Calibration
+from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.statistics import SpeculatorCounts
-from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import generation_pb2, verifier_pb2
 
 _NOTHING = SpeculatorCounts()

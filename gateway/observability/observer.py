@@ -14,13 +14,13 @@ from gateway.observability.metrics import GatewayMetrics
 from gateway.observability.traces import RequestTraces, StepTrace
 from gateway.session.totals import GatewayTotals, Named
 from specinfer.errors import FaultError
-from specinfer.outcomes import FinishReason
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import count_step
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.stream import WireMeter
-from specinfer.speculators.pool import SpeculatorPool
+from specinfer.statuses import FinishReason
 from specinfer.system.log_lines import about
 
 log = logging.getLogger(__name__)

@@ -17,15 +17,15 @@ from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes
 from specinfer.planning.learned_training import NO_RECORDER, StepRecorder
 from specinfer.planning.planner import PLAIN, Planner
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
-from specinfer.speculators.pool import SpeculatorPool
+from specinfer.statuses import EntryStatus
 from specinfer.step import StepMachine, StepPlan, Verified
 from specinfer.system.log_lines import LogPace
 

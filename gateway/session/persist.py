@@ -16,13 +16,13 @@ from gateway.session.publish import Publisher
 from gateway.session.token_stream import TokenStreams
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
-from specinfer.outcomes import FinishReason
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
 from specinfer.service.outage import Outage, backoff
+from specinfer.statuses import FinishReason
 from specinfer.system.log_lines import about
 from specinfer.tokenizer import Tokenizer
 

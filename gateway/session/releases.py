@@ -5,7 +5,7 @@ import logging
 
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import UnavailableError
-from specinfer.speculators.pool import SpeculatorPool
+from specinfer.remote.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 _LAST_RELEASES_S = 0.5

@@ -32,12 +32,12 @@ from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.learned import LearnedAcceptance, LinearModel, TextMatches
 from specinfer.planning.learned_training import StepRecorder
 from specinfer.planning.planner import Planner
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.channel import open_channel
 from specinfer.service.stream import MeteredChannel
-from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.pool import SpeculatorPool
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
+from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2
 

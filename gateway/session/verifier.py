@@ -9,11 +9,11 @@ import grpc
 from gateway.session.verdicts import sound_verdicts
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.pass_times import PassCurve
+from specinfer.remote.drafts import add_references
+from specinfer.remote.resident import NO_ORDERS, DraftOrders
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.service.stream import Channel, MessageStream
-from specinfer.speculators.drafts import add_references
-from specinfer.speculators.resident import NO_ORDERS, DraftOrders
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.constraint_codec import encode_constraint

@@ -25,7 +25,7 @@ from specinfer.client.options import known_options
 from specinfer.client.resume import Item, Piece
 from specinfer.client.stream import AsyncStream
 from specinfer.errors import InvalidInputError
-from specinfer.outcomes import FinishReason
+from specinfer.statuses import FinishReason
 from specinfer.v1 import common_pb2, generation_pb2
 
 FEWEST, MOST = 2, 10

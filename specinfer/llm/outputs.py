@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specinfer.errors import ConstraintError, SpecInferError
-from specinfer.outcomes import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import RequestSpeculation
 from specinfer.scheduling.text import TextStream
+from specinfer.statuses import FinishReason, LogprobRow
 from specinfer.tokenizer import Tokenizer
 
 _REASONS = {

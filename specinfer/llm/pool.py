@@ -1,4 +1,4 @@
-"""Drafters in this process, called directly, in the place of `specinfer.speculators` over a network.
+"""Drafters in this process, called directly, in the place of `specinfer.remote` over a network.
 
 Drafters of one group share contexts and draft one after another, as those of one service do. Their numbers and
 random streams are those that services would have, so texts are the same.
@@ -13,11 +13,11 @@ from specinfer.drafters import TargetTopK
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.errors import SpecInferError
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.latency import DraftTime, SpeculatorSet, tokens_read
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import TargetOutputs, WantedOutputs
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)

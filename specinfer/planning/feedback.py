@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.acceptance import Outcomes
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
@@ -17,6 +16,7 @@ from specinfer.planning.planner import Choice, Planner, StepReport
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.scheduling.statistics import TreeOutcome
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)

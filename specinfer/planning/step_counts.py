@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.statistics import TreeOutcome
+from specinfer.statuses import EntryStatus
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Effect of the verifier's answer on a request. Pure."""
 
-from specinfer.outcomes import EntryStatus, FinishReason
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
 from specinfer.scheduling.request import RequestState
+from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree
 
 MOST_PUT_OFF_S = 30.0

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specinfer.errors import ConstraintError, SpecInferError, UnavailableError
-from specinfer.outcomes import FinishReason
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import RequestSpeculation
+from specinfer.statuses import FinishReason
 
 _NEVER_S = -1.0
 """Value of the hint when to retry that means never."""

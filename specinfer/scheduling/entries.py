@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.scheduling.limits import CacheRoom, SchedulerLimits, fair_shares, split_budget
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import TreeOutcome
+from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.tree import TreeLimits
 
 

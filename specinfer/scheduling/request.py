@@ -10,9 +10,9 @@ from enum import IntEnum
 
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
-from specinfer.outcomes import FinishReason
 from specinfer.sampling import Sampling, request_seed
 from specinfer.scheduling.statistics import RequestSpeculation
+from specinfer.statuses import FinishReason
 from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16

@@ -17,7 +17,6 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from specinfer.errors import ExhaustedError, FaultError
-from specinfer.outcomes import FinishReason
 from specinfer.scheduling.batch import RunningBatch
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan_entries, unplannable
@@ -25,6 +24,7 @@ from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import FinishRate
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.request_table import RequestTable
+from specinfer.statuses import FinishReason
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from specinfer.errors import ConstraintError, ExhaustedError, FaultError, SpecIn
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
-from specinfer.outcomes import EntryStatus
+from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import DEFAULT_RULE

@@ -19,9 +19,9 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import load_whole
-from specinfer.outcomes import EntryStatus
 from specinfer.prompts import read_prompts
 from specinfer.sampling import GREEDY, Sampling
+from specinfer.statuses import EntryStatus
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine

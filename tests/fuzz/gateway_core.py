@@ -15,12 +15,12 @@ from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import FinishedStep, StepTimes, learn
 from specinfer.planning.planner import Planner
 from specinfer.planning.trees import trees_to_verify
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler, SchedulerLimits
-from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.pool import SpeculatorPool
 from tests.fuzz.services import FINGERPRINT, Services
 from tests.fuzz.transport import InlineChannel, Tamper
 from tests.support.system import VOCABULARY

@@ -14,7 +14,7 @@ from specinfer.drafters import Drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.model.cache.sequence import BLOCK_TOKENS
-from specinfer.speculators.description import describe
+from specinfer.remote.description import describe
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import EngineLimits, VerifierEngine
 from speculator_svc.metrics import SpeculatorMetrics

@@ -15,7 +15,7 @@ from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.errors import IncompatibleError
-from specinfer.outcomes import EntryStatus
+from specinfer.statuses import EntryStatus
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from specinfer.verification.engine import EngineLimits, VerifierEngine

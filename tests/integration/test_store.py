@@ -26,10 +26,10 @@ from gateway.store.records import (
 from gateway.store.requests import RequestStore, Written
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
-from specinfer.outcomes import FinishReason, LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.statuses import FinishReason, LogprobRow
 
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 

@@ -7,13 +7,13 @@ from prometheus_client import CollectorRegistry
 
 from specinfer.drafters import Drafter
 from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.remote.description import describe
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
-from specinfer.speculators.description import describe
 from specinfer.tree import TreeLimits
 from specinfer.v1 import speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.engine import VerifierEngine

@@ -28,12 +28,12 @@ from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.remote.description import describe
 from specinfer.service.channel import channel_options
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
-from specinfer.speculators.description import describe
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree
 from specinfer.v1 import (

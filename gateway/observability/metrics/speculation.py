@@ -11,7 +11,7 @@ from specinfer.planning.step_counts import SpeculatorStep, StepCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
-"""Outcomes of drafts, as in `specinfer.speculators.faults`."""
+"""Outcomes of drafts, as in `specinfer.remote.faults`."""
 VERIFIER = "verifier"
 """Value of `service` for the verifier's resyncs."""
 

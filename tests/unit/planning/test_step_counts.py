@@ -1,12 +1,12 @@
 """Counts of a step by speculator, on the small tree of the docs."""
 
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes
 from specinfer.planning.planner import PLAIN
 from specinfer.planning.step_counts import SpeculatorStep, count_step
+from specinfer.remote.faults import DraftStatistics
 from specinfer.scheduling.entries import VerdictEntry
 from specinfer.scheduling.statistics import SpeculatorPart, outcome_of
-from specinfer.speculators.faults import DraftStatistics
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, merge_trees
 from tests.support.oracle import chain
 from tests.support.trees import CAT, DOG, RAN, SAT, THE

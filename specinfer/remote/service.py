@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specinfer.errors import MalformedTreeError
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.latency import DraftTime, SpeculatorSet
+from specinfer.remote.consent import consent_of
+from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
+from specinfer.remote.faults import DraftFaults, DraftStatistics, Refusals
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import TargetOutputs
-from specinfer.speculators.consent import consent_of
-from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
-from specinfer.speculators.faults import DraftFaults, DraftStatistics, Refusals
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, most_depth
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling

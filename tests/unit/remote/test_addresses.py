@@ -3,7 +3,7 @@
 import pytest
 
 from specinfer.errors import SettingError
-from specinfer.speculators.replicas import ReplicaShares, replica_addresses, service_addresses
+from specinfer.remote.replicas import ReplicaShares, replica_addresses, service_addresses
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specinfer.speculators import drafts as references
-from specinfer.speculators.drafts import add_references
+from specinfer.remote import drafts as references
+from specinfer.remote.drafts import add_references
 from specinfer.v1 import speculator_pb2
 
 

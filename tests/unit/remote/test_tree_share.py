@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from specinfer.errors import MalformedTreeError
-from specinfer.speculators.drafts import TreeShare
-from specinfer.speculators.policy import PoolPolicy
+from specinfer.remote.drafts import TreeShare
+from specinfer.remote.policy import PoolPolicy
 from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree, merge_trees
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import verifier_pb2

@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
-from specinfer.speculators.contract.draws import draws_follow_q
-from specinfer.speculators.contract.examined import (
+from specinfer.remote.contract.draws import draws_follow_q
+from specinfer.remote.contract.examined import (
     ANY_TOKEN,
     CLIENT,
     ERROR,

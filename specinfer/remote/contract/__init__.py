@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specinfer.errors import SpecInferError
-from specinfer.speculators.contract.examined import Examined, NotApplicableError
-from specinfer.speculators.contract.rules import RULES
+from specinfer.remote.contract.examined import Examined, NotApplicableError
+from specinfer.remote.contract.rules import RULES
 
 
 class Outcome(StrEnum):

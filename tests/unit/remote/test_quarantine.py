@@ -1,6 +1,6 @@
 """A speculator of malformed trees is left out for ever longer, and cleared by sound ones."""
 
-from specinfer.speculators.faults import FIRST_S, IN_A_ROW, LONGEST_S, Quarantine
+from specinfer.remote.faults import FIRST_S, IN_A_ROW, LONGEST_S, Quarantine
 
 
 def test_it_begins_after_so_many_in_a_row() -> None:

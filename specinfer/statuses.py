@@ -1,4 +1,4 @@
-"""Outcomes of a batch's entry, of a request and of a token: one word for each on both sides of the wire."""
+"""Status of a batch's entry, reason for an ending and row of log-probabilities: the same on both sides of the wire."""
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Sequence
 
 from specinfer.errors import IncompatibleError, UnavailableError
-from specinfer.speculators.drafts import describe_speculators, speculator_keys
-from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.service import SpeculatorService
+from specinfer.remote.drafts import describe_speculators, speculator_keys
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.service import SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,15 @@ import grpc
 import numpy as np
 
 from specinfer.errors import MalformedTreeError, SpecInferError, UnavailableError
-from specinfer.outcomes import EntryStatus
-from specinfer.service.stream import MessageStream
-from specinfer.speculators.drafts import (
+from specinfer.remote.drafts import (
     CALL_S,
     DraftStream,
     describe_speculators,
     exchange_drafts,
     sound_draft,
 )
+from specinfer.service.stream import MessageStream
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.speculators.policy import LEAST_S, TIMES, PoolPolicy, UsualStepTime, draft_deadline
+from specinfer.remote.policy import LEAST_S, TIMES, PoolPolicy, UsualStepTime, draft_deadline
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from specinfer.errors import UnavailableError
 from specinfer.planning.latency import DraftTime, tokens_read
+from specinfer.remote.drafts import TreeShare, add_references, exchange_drafts
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.service import DraftQuery, SpeculatorService
 from specinfer.scheduling.target_outputs import TargetOutputs
-from specinfer.speculators.drafts import TreeShare, add_references, exchange_drafts
-from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.service import DraftQuery, SpeculatorService
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
 

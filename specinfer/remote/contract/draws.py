@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.speculators.contract.examined import BrokenContractError, Examined, NotApplicableError
+from specinfer.remote.contract.examined import BrokenContractError, Examined, NotApplicableError
 from specinfer.tree import Proposal, ProposalKind, TokenTree
 from specinfer.v1 import common_pb2
 

@@ -13,22 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.latency import SpeculatorSet
 from specinfer.planning.planner import Choice
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
-from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
-from specinfer.service.stream import Channel
-from specinfer.speculators.directory import SpeculatorDirectory
-from specinfer.speculators.drafts import (
+from specinfer.remote.directory import SpeculatorDirectory
+from specinfer.remote.drafts import (
     CALL_S,
     FIRST_ANSWER_S,
     TreeShare,
     describe_together,
     release_at,
 )
-from specinfer.speculators.policy import PoolPolicy, UsualStepTime
-from specinfer.speculators.replicas import SpeculatorReplicas
-from specinfer.speculators.resident import NO_ORDERS, DraftOrders, ResidentDrafts
-from specinfer.speculators.round import NO_DRAFTS, DraftRound, Drafts
-from specinfer.speculators.service import DraftQuery, SpeculatorService
+from specinfer.remote.policy import PoolPolicy, UsualStepTime
+from specinfer.remote.replicas import SpeculatorReplicas
+from specinfer.remote.resident import NO_ORDERS, DraftOrders, ResidentDrafts
+from specinfer.remote.round import NO_DRAFTS, DraftRound, Drafts
+from specinfer.remote.service import DraftQuery, SpeculatorService
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
+from specinfer.service.stream import Channel
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2, verifier_pb2
 
@@ -46,7 +46,7 @@ class SpeculatorPool:
     ) -> None:
         """Create a pool.
 
-        `services` are as `specinfer.speculators.replicas` says; whoever opens channels closes them.
+        `services` are as `specinfer.remote.replicas` says; whoever opens channels closes them.
         """
         self._policy = policy
         self._replicas = SpeculatorReplicas(services, open_channel)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.latency import DraftTime, SpeculatorSet
 from specinfer.planning.planner import Choice
+from specinfer.remote.drafts import TreeShare
+from specinfer.remote.service import DraftQuery, SpeculatorService
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import Speculation
-from specinfer.speculators.drafts import TreeShare
-from specinfer.speculators.service import DraftQuery, SpeculatorService
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, most_depth
 from specinfer.v1 import speculator_pb2, verifier_pb2
 

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from specinfer.errors import SettingError
+from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.entries import StepEntry
 from specinfer.service.channel import check_target, resolve, split_address
 from specinfer.service.stream import Channel, MessageStream
-from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import speculator_pb2_grpc
 
 
@@ -72,7 +72,7 @@ class SpeculatorReplicas:
     def __init__(self, services: Sequence[str], open_channel: Callable[[str], Channel]) -> None:
         """Create the table of replicas.
 
-        `services` are as `specinfer.speculators.replicas` says; whoever opens channels closes them.
+        `services` are as `specinfer.remote.replicas` says; whoever opens channels closes them.
         """
         self._open = open_channel
         self._shares = {service: ReplicaShares() for service in services}
