@@ -7,7 +7,7 @@
 
 So the last context token, the tree's root, is the token of the last row; its own hidden state, which the
 target has not computed yet, is not needed. This is the layer in torch operations, for any device, and the
-reference of the compiled one (`specinfer.model.native.eagle`).
+reference of the compiled one (`specinfer.model.native.eagle_layer`).
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class EagleWeights:
     config: ModelConfig
     """The target's shape, with one layer and the draft vocabulary."""
     tensors: Mapping[str, torch.Tensor]
-    """Names as in `specinfer.model.weights.eagle_checkpoint.EagleSource`."""
+    """Names as in `specinfer.drafters.published.eagle3.EagleSource`."""
     embedding: torch.Tensor
     """[V, hidden]"""
     norm_before_residual: bool = False

@@ -1,30 +1,39 @@
-"""DFlash at work: a block of positions that read the target's hidden states as keys and values.
+"""Layers of DFlash and DSpark: a block of positions reads the target's hidden states as keys and values.
 
     context      t_0 ... t_{n-1} t_n     rows    f_0 ... f_{n-1}, position j
     row j        c_j = norm(fc f_j)      in every layer it is a key and a value, and no query
     block        t_n, mask, mask, ...    positions n, n + 1, ...: see all rows and, both ways, each other
-    position k   head(norm(x_k)) is of the token k places behind the root, k = 1, 2, ...; or, if the root's own
+    position k   head(norm(x_k)) is of the token k places after the root, k = 1, 2, ...; or, if the root's own
                  position guesses too, k + 1 places
 
-A layer with a window sees the rows from n - window on, and in it positions see earlier ones only (unless the
-checkpoint says otherwise). Guesses of a block depend on no other guess: there is one distribution per depth,
-to which DSpark adds a bias by the token before (`markov`).
+A layer with a window sees the rows from n - window on, and in it positions see earlier ones only, unless the
+checkpoint states otherwise. Guesses of a block depend on no other guess: each depth has one distribution, to
+which the Markov head of DSpark adds a bias by the token before:
+
+    vanilla   bias = B e(t)                              e(t): row of a table of tokens, of a low rank
+    gated     bias = B (sigmoid(G [h, e(t)]) * e(t))     h: hidden state of the position
+    rnn       [g, c, o] = J [s, e(t), h]                 s: state of the path, zeros at first
+              s' = sigmoid(g) s + (1 - sigmoid(g)) tanh(c),   bias = B tanh(o)
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from specinfer.drafters.published.rows import Borrowed, RowMemory, in_order, slots_of
+from specinfer.model.batch import Segment
+from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.published.markov import MarkovHead
-from specinfer.model.published.memory import Borrowed, RowMemory, in_order, slots_of
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts
 from specinfer.model.torch.rotary import rotary_tables
-from specinfer.model.weights.published.dflash import BlockSource
+
+if TYPE_CHECKING:
+    from specinfer.drafters.published.block import BlockSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,7 @@ class BlockModel:
     """The layers with their weights and the memory of their rows."""
 
     def __init__(
-        self, source: BlockSource, borrowed: Borrowed, dtype: torch.dtype, device: str, num_blocks: int
+        self, source: "BlockSource", borrowed: Borrowed, dtype: torch.dtype, device: str, num_blocks: int
     ) -> None:
         config = replace(source.draft_layers.config, qk_norm=True)
         self._source, self._device, self._dtype = source, device, dtype
@@ -153,3 +162,87 @@ def _attended(
     """Return attention [T, H, D] of queries over keys and values [P, KV heads, D]."""
     q, k, v = (x.transpose(0, 1)[None] for x in (query, keys, values))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+
+
+_EMPTY = -1
+"""Place of the root, as parent of the first nodes."""
+
+
+class MarkovHead:
+    """The head with its weights."""
+
+    def __init__(self, kind: str, parts: Parts) -> None:
+        self._kind = kind
+        self._table = parts.tensor("markov_head.markov_w1.weight")
+        self._out = make_linear(parts.tensor("markov_head.markov_w2.weight"))
+        inner = {"gated": "gate_proj", "rnn": "joint_proj"}.get(kind)
+        self._inner = parts.linear("markov_head.", inner) if inner else None
+
+    def start(self) -> torch.Tensor:
+        """Return the state [1, rank] of a path without tokens."""
+        return self._table.new_zeros(1, self._table.shape[1])
+
+    def step(
+        self, tokens: Sequence[int], hidden: torch.Tensor, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return biases [F, draft vocabulary] in float32, and the paths' new states [F, rank].
+
+        Args:
+            tokens: [F] the token before the position, of each path.
+            hidden: [hidden] of the position.
+            states: [F, rank] of the paths so far.
+        """
+        before = self._table[torch.tensor(tokens, dtype=torch.int64, device=self._table.device)]
+        here = hidden.expand(len(before), -1)
+        if self._inner is None:
+            return self._out(before).float(), states
+        if self._kind == "gated":
+            gate = self._inner(torch.cat([here, before], -1)).sigmoid()
+            return self._out(gate * before).float(), states
+        gate, candidate, out = self._inner(torch.cat([states, before, here], -1)).chunk(3, -1)
+        gate = gate.sigmoid()
+        states = gate * states + (1 - gate) * candidate.tanh()
+        return self._out(out.tanh()).float(), states
+
+
+@dataclass(slots=True)
+class BlockPath:
+    """A block of one request, and the states of the paths in its tree."""
+
+    hidden: torch.Tensor
+    """[block, hidden]"""
+    logits: torch.Tensor
+    """[depths, draft vocabulary] of the positions that guess, without bias."""
+    states: list[torch.Tensor]
+    """By tentative node, the state [rank] behind its token's own guess; that of the root first."""
+
+
+class MarkovPasses:
+    """Passes of one growth: the logits of a level are those of its position, with each path's bias."""
+
+    def __init__(
+        self, head: MarkovHead, first: int, cache: PagedKVCache, blocks: dict[int, BlockPath]
+    ) -> None:
+        """Take the blocks by the identity of their task's sequence; `first` is the first position that guesses."""
+        self._head, self._first, self._cache, self._blocks = head, first, cache, blocks
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Return per segment the logits behind its root, or behind its nodes."""
+        return [self._logits(segment) for segment in segments]
+
+    def _logits(self, segment: Segment) -> torch.Tensor:
+        sequence = segment.sequence
+        block = self._blocks.get(id(sequence))
+        if block is None:
+            return torch.empty(0)  # no tree is wanted
+        if segment.delta:
+            tokens, depth, states = [segment.delta[-1]], 0, self._head.start()
+            for place in range(self._first):  # the root's position guesses nothing, but is one of the path
+                _, states = self._head.step(tokens, block.hidden[place], states)
+        else:
+            self._cache.add_nodes(sequence, segment.nodes, segment.parents)
+            tokens, depth = list(segment.nodes), sequence.node_depths[-1]
+            states = torch.stack([block.states[parent + 1] for parent in segment.parents])
+        bias, states = self._head.step(tokens, block.hidden[self._first + depth], states)
+        block.states.extend(states)
+        return block.logits[depth] + bias

@@ -1,6 +1,6 @@
 """EAGLE's layer in the compiled kernels, which grow its whole trees (csrc/drafting/growth.h).
 
-The reference is `EagleModel` in `specinfer.model.drafting.eagle`, with the growth of `expansion.py`.
+The reference is `EagleModel` in `specinfer.model.drafting.eagle_layer`, with the growth of `expansion.py`.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from specinfer.model.cache.sequence import Slots
-from specinfer.model.drafting.eagle import EagleTask, EagleWeights
+from specinfer.model.drafting.eagle_layer import EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.formats.held import HeldWeights
 from specinfer.model.native.model import NativeModel

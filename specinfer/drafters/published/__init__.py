@@ -1,4 +1,4 @@
-"""Checkpoints of vLLM's `speculators` library beside EAGLE-3: DFlash, DSpark, P-EAGLE and MTP.
+"""Checkpoints of vLLM's `speculators` library: DFlash, DSpark, P-EAGLE, MTP and EAGLE-3.
 
 The layout is that of version 0.9.0 of the library, which writes it. `config.json` has the algorithm's own
 fields, `transformer_layer_config` (the draft's layers, as `transformers` describes a model) and

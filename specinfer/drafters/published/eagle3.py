@@ -20,6 +20,17 @@ from typing import Any, ClassVar
 
 import torch
 
+from specinfer.drafters.published.config import (
+    EAGLE_LAYERS,
+    Shapes,
+    layer_shapes,
+    must_be,
+    naming,
+    read_published,
+    refused,
+    usual_layers,
+)
+from specinfer.drafters.published.rows import read_tensors
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import (
@@ -29,15 +40,6 @@ from specinfer.model.weights.draft_checkpoint import (
     save_checkpoint,
     verifier_fields,
 )
-from specinfer.model.weights.published.config import (
-    EAGLE_LAYERS,
-    must_be,
-    naming,
-    read_published,
-    usual_layers,
-)
-from specinfer.model.weights.published.layers import Shapes, layer_shapes, refused
-from specinfer.model.weights.published.tensors import read_tensors
 
 ALGORITHM = "eagle3"
 _RENAMED = {"hidden_norm.weight": "layers.0.hidden_norm.weight", "model.norm.weight": "norm.weight"}
