@@ -44,7 +44,7 @@ test-thorough: $(STAMP)  ## The whole test suite, with many more examples and ev
 	SPECINFER_TEST_THOROUGH=1 $(MAKE) test
 
 test-images: $(STAMP)  ## Build the images and run them (minutes, 15 GB for a while; root, buildah, mmdebstrap)
-	SPECINFER_TEST_IMAGES=1 $(BIN)/python -m pytest tests/deploy/test_images.py tests/unit/model/test_native_variants.py
+	SPECINFER_TEST_IMAGES=1 $(BIN)/python -m pytest tests/deploy/images/test_images.py tests/unit/model/native/test_variants.py
 
 lint: $(STAMP)  ## ruff: rules and format; spelling
 	$(BIN)/ruff check .

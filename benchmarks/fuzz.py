@@ -23,7 +23,7 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from tests.fuzz.campaign import Campaign
-from tests.fuzz.doors import DOORS
+from tests.fuzz.doors.registry import DOORS
 
 _HUNG_S = 120.0
 """An episode takes a tenth of a second."""

@@ -50,7 +50,7 @@ def test_a_class_name_stands_for_one_thing() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("package", PRODUCT)
+@pytest.mark.parametrize("package", [*PRODUCT, "tests"])
 def test_a_folder_is_seen_at_one_look(package: str) -> None:
     folders = defaultdict[str, int](int)
     for path in python_files(package):

@@ -12,7 +12,7 @@ import pytest
 
 from specinfer.verification.jobs import EngineLimits
 from tests.clients.environments import environment
-from tests.support.http_service import HttpService, http_service
+from tests.support.network.http_service import HttpService, http_service
 from tests.support.system import ascii_tokenizer, running_system
 from tests.support.tiny_models import tiny_transformers
 

@@ -15,8 +15,8 @@ from specinfer.llm import background, sync
 from tests.docs.blocks import ROOT, Block, blocks, commands, script
 from tests.docs.ours import SERVICES
 from tests.docs.test_commands import CODE, SHELL
-from tests.support.http_service import http_service
 from tests.support.local import tiny_engine
+from tests.support.network.http_service import http_service
 from tests.support.oracle import first
 from tests.support.system import ScriptedDrafter, ascii_tokenizer, running_system
 

@@ -51,7 +51,7 @@ def service(tmp_path: Path) -> Iterator[tuple[str, Child]]:
 def vllm(task: Mapping[str, Any], **environment: str) -> list[dict[str, Any]]:
     """Return vLLM's answers, one item for each time of asking."""
     done = subprocess.run(
-        [str(PYTHON), str(ROOT / "tests" / "vllm_session.py")],
+        [str(PYTHON), str(Path(__file__).with_name("vllm_session.py"))],
         input=json.dumps(task),
         capture_output=True,
         text=True,

@@ -14,8 +14,8 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from tests.fuzz.caught import CaughtFaults
-from tests.fuzz.door import Door, Episode
-from tests.fuzz.doors import make_door
+from tests.fuzz.doors.door import Door, Episode
+from tests.fuzz.doors.registry import make_door
 
 _SAMPLES = 20
 """Samples of memory over a campaign; not more often than every 2,000 messages, since a collection takes time."""

@@ -12,7 +12,7 @@ from gateway.session.verdicts import _verdict
 from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.request import GenerationRequest
 from tests.fuzz.campaign import Campaign
-from tests.fuzz.doors import DOORS
+from tests.fuzz.doors.registry import DOORS
 
 SEED = 28
 MESSAGES = 300

@@ -12,7 +12,7 @@ from specinfer.cli.main import app
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.openai_api.batch import BatchTotals, answer_all, read_jobs, sole_run
 from specinfer.openai_api.server import ApiServer, read_reply
-from tests.support.scripted_api import Answer, ApiScript, Body, scripted_api
+from tests.support.network.scripted_api import Answer, ApiScript, Body, scripted_api
 
 
 def job(identity: str, **fields: Any) -> dict[str, Any]:

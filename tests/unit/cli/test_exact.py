@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from specinfer.cli.main import app
 from specinfer.openai_api.server import ServerRefusedError
-from tests.support.scripted_api import Answer, ApiScript, Body, scripted_api
+from tests.support.network.scripted_api import Answer, ApiScript, Body, scripted_api
 
 Say = Callable[[Body, int], Body]
 """The `choices` entry of the answer to a body, and of how many of the same body have come before."""

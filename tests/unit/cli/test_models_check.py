@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from specinfer.cli.models import models_app
 from specinfer.errors import IncompatibleError
 from specinfer.model.probe.texts import describe_texts
-from tests.support.families import save_random
+from tests.support.models.families import save_random
 from tests.unit.test_tokenizer_files import sentencepiece
 
 

@@ -21,7 +21,14 @@ from specinfer.model.sampling.drawing import draft_distribution
 from specinfer.model.sampling.noise import perturbed
 from specinfer.sampling import GREEDY, Sampling, noise_key
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
-from tests.support.published import DRAFTED, METHODS, VOCABULARY, PlainDraft, save_published, save_target
+from tests.support.models.published import (
+    DRAFTED,
+    METHODS,
+    VOCABULARY,
+    PlainDraft,
+    save_published,
+    save_target,
+)
 from tests.support.tiny_models import tiny_transformers
 
 CONTEXTS = {"long": [5, 17, 3, 88, 41, 60, 7, 9, 20, 33, 12], "short": [7, 3, 60]}

@@ -21,7 +21,7 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits
 from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.model.test_native import random_segments
+from tests.unit.model.native.test_passes import random_segments
 from verifier_svc.__main__ import load_runner
 from verifier_svc.settings import VerifierSettings
 

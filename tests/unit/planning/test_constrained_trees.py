@@ -10,7 +10,7 @@ from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
-from tests.support.allowed import Allowed, TableMatcher
+from tests.support.constraints.allowed import Allowed, TableMatcher
 
 ROOT = 1
 

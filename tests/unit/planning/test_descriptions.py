@@ -14,7 +14,7 @@ from specinfer.v1 import speculator_pb2, verifier_pb2
 from tests.fuzz.services import Services
 from tests.fuzz.table_target import TableTarget
 from tests.fuzz.transport import InlineChannel
-from tests.integration.test_speculator_pool import POLICY
+from tests.integration.services.test_speculator_pool import POLICY
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from specinfer.cli.local.processes import free_ports
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
-from tests.support.certificates import Authority
+from tests.support.network.certificates import Authority
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from specinfer.openai_api.server import ApiServer
 from specinfer.service.channel import open_channel
 from specinfer.service.health import check_health
 from specinfer.service.tls import ClientTls
-from tests.support.scripted_api import ApiScript, scripted_api
+from tests.support.network.scripted_api import ApiScript, scripted_api
 
 NOBODY = "http://127.0.0.1:9"
 

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from specinfer.service.metrics import StepCounter, StepHistogram
-from tests.support.scrape import Scrape
+from tests.support.network.scrape import Scrape
 
 BOUNDS = (0.5, 1, 30)
 VALUES = [0.1, 0.5, 0.50001, 1, 29, 30, 31, 1000]

@@ -10,7 +10,7 @@ from specinfer.model.weights.draft_checkpoint import save_ssm
 from specinfer.model.weights.families import open_weights
 from speculator_svc.learning.follow import REFUSALS, OnlineTraining
 from speculator_svc.training.student import Student
-from tests.support.saved_model import save_target
+from tests.support.models.saved_model import save_target
 
 
 @pytest.fixture

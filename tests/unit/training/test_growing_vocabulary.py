@@ -11,7 +11,7 @@ from specinfer.model.weights.families import open_weights
 from speculator_svc.learning.follow import LEAST_OCCURRENCES, labelled, with_frequent_tokens
 from speculator_svc.training.corpus import Continuation
 from speculator_svc.training.student import Student
-from tests.support.saved_model import save_target
+from tests.support.models.saved_model import save_target
 
 
 @pytest.fixture(scope="module")

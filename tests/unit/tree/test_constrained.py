@@ -15,7 +15,7 @@ from specinfer.tree import (
     with_forced,
     without_forbidden,
 )
-from tests.support.allowed import TableMatcher
+from tests.support.constraints.allowed import TableMatcher
 from tests.support.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
 
 EVERYTHING = tuple(range(VOCABULARY))

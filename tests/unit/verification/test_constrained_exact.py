@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specinfer.tree import ProposalKind, TokenTree, cut_trees, with_forced, without_forbidden
-from tests.support.allowed import TableMatcher
-from tests.support.enumeration import Branches, Tables, exact, joint, random_tables
-from tests.support.pools import DRAWING, Pool, draws, merged, options, points, pools
+from tests.support.constraints.allowed import TableMatcher
+from tests.support.exactness.enumeration import Branches, Tables, exact, joint, random_tables
+from tests.support.exactness.pools import DRAWING, Pool, draws, merged, options, points, pools
 
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
 ROUNDED = 1e-6

@@ -1,8 +1,9 @@
 """Losslessness by enumeration (paper, Theorem 4.2): the output's joint distribution is the target's to 1e-9.
 
 The real merge, cut and multi-step rule run over every outcome of the drafts and of the rule's randomness
-(`tests.support.enumeration`): no samples, so no bias is too small to be seen. Pools of one to three speculators of
-every kind, drafts of the real growth of SSMs, batches of one and two requests, any beliefs and any `keeps`.
+(`tests.support.exactness.enumeration`): no samples, so no bias is too small to be seen. Pools of one to three
+speculators of every kind, drafts of the real growth of SSMs, batches of one and two requests, any beliefs and
+any `keeps`.
 The negative controls are in `test_exact_controls.py`.
 """
 
@@ -15,14 +16,14 @@ from specinfer.tree import (
     ProposalKind,
     TreeLimits,
 )
-from tests.support.enumeration import (
+from tests.support.exactness.enumeration import (
     exact,
     joint,
     outcomes,
     random_tables,
     verified,
 )
-from tests.support.pools import (
+from tests.support.exactness.pools import (
     DRAWING,
     EXACT,
     WITH,

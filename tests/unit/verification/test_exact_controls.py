@@ -12,7 +12,7 @@ from specinfer.tree import (
     TokenTree,
     TreeBuilder,
 )
-from tests.support.enumeration import (
+from tests.support.exactness.enumeration import (
     Branches,
     drawn,
     exact,
@@ -20,7 +20,7 @@ from tests.support.enumeration import (
     outcomes,
     verified,
 )
-from tests.support.pools import (
+from tests.support.exactness.pools import (
     BIASED,
     DRAWING,
     EXACT,

@@ -15,7 +15,7 @@ from specinfer.sampling import GREEDY, Sampling
 from specinfer.statuses import EntryStatus
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from tests.support.gated import GatedCompiler
+from tests.support.constraints.gated import GatedCompiler
 from tests.support.local import tiny_engine
 from tests.support.oracle import always, chain, greedy
 from tests.support.system import ScriptedDrafter, ascii_tokenizer

@@ -13,8 +13,8 @@ from specinfer.tree.token_tree import distribution
 from specinfer.verification.acceptance import Float64, Verdict
 from specinfer.verification.acceptance.traversal import verify_traversal
 from specinfer.verification.target import LateNodeError
-from tests.support.enumeration import exact, joint, outcomes, random_tables, verified
-from tests.support.pools import BIASED, EXACT, WITH, WITHOUT, Draft, draws, points, step, table, to
+from tests.support.exactness.enumeration import exact, joint, outcomes, random_tables, verified
+from tests.support.exactness.pools import BIASED, EXACT, WITH, WITHOUT, Draft, draws, points, step, table, to
 from tests.support.trees import CAT, DOG, RAN, SAT, THE
 from tests.unit.verification.test_acceptance import Chance, TableTarget, Uniforms
 

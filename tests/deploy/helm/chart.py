@@ -1,0 +1,61 @@
+"""Renders deploy/helm/specinfer with Helm's own library, in this process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+from tests.deploy.helm.rendered import Object, Rendered
+
+ROOT = Path(__file__).resolve().parents[3]
+HELM = ROOT / "deploy" / "helm"
+CHART = HELM / "specinfer"
+FILES = sorted(path.stem.removeprefix("values-") for path in HELM.glob("values-*.yaml"))
+PASSWORD = "0123456789abcdef"
+"""Redis' password, for which the chart has no default."""
+HOOK = "helm.sh/hook"
+
+
+@cache
+def chart() -> helm_python.Chart:
+    """The chart; reading it takes a while."""
+    return helm_python.Chart.load(CHART)
+
+
+def render(
+    files: Sequence[str] = (), values: Mapping[str, Any] | None = None, release: str = "specinfer"
+) -> Rendered:
+    """Return what `helm install RELEASE deploy/helm/specinfer -f FILE...` would send to the namespace `specinfer`."""
+    return Rendered([row for row in _all(files, values, release) if not _is_hook(row)])
+
+
+def pod_of_helm_test(values: Mapping[str, Any] | None = None) -> Object:
+    """Return the pod of `helm test`."""
+    (pod,) = (row for row in _all((), values, "specinfer") if _is_hook(row))
+    return pod
+
+
+def _all(files: Sequence[str], values: Mapping[str, Any] | None, release: str) -> Iterator[Object]:
+    given: Object = {"redis": {"password": PASSWORD}}
+    for name in files:
+        given = merged(given, yaml.safe_load((HELM / f"values-{name}.yaml").read_text()))
+    texts = chart().render(merged(given, values or {}), name=release, namespace="specinfer")
+    for path, text in sorted(texts.items()):
+        if path.endswith(".yaml"):
+            yield from (row for row in yaml.safe_load_all(text) if row)
+
+
+def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> Object:
+    """Return both, as Helm merges files of values: the later one counts, maps are merged."""
+    found = dict(values)
+    for name, value in more.items():
+        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
+        found[name] = merged(found[name], value) if both else value
+    return found
+
+
+def _is_hook(row: Object) -> bool:
+    return HOOK in row["metadata"].get("annotations", {})

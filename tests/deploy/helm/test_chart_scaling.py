@@ -1,0 +1,87 @@
+"""Autoscalers of the chart, and what it gives the Prometheus operator and Grafana."""
+
+import json
+import re
+
+import yaml
+from prometheus_client import CollectorRegistry
+
+from gateway.observability.metrics import GatewayMetrics
+from tests.deploy.helm.chart import HELM, render
+from tests.deploy.helm.chart_cases import MONITORING
+from tests.deploy.helm.rendered import Rendered, selects
+from tests.deploy.monitoring.expressions import RULES, dashboards
+
+OPERATOR = "monitoring.coreos.com/v1"
+ADAPTER = HELM / "prometheus-adapter-values.yaml"
+_SERIES = re.compile(r"^\w+")
+
+
+def test_autoscalers_have_targets_that_set_no_number_themselves(objects: Rendered) -> None:
+    for scaler in objects.of_kind("HorizontalPodAutoscaler"):
+        target = scaler["spec"]["scaleTargetRef"]
+        workload = objects.get(target["kind"], target["name"])
+        assert workload["apiVersion"] == target["apiVersion"]
+        assert scaler["metadata"]["name"] == target["name"]
+        if target["kind"] == "Deployment":
+            assert "replicas" not in workload["spec"], "every apply would undo what the autoscaler did"
+    assert objects.workload("specinfer-gateway").replicas >= 2
+
+
+def test_metrics_of_autoscalers_are_made_by_the_adapter() -> None:
+    rules = yaml.safe_load(ADAPTER.read_text())["rules"]
+    made = {kind: {rule["name"]["as"] for rule in rules[kind]} for kind in ("custom", "external")}
+    asked: dict[str, set[str]] = {"custom": set(), "external": set()}
+    for scaler in render(["load-autoscaling"]).of_kind("HorizontalPodAutoscaler"):
+        for metric in scaler["spec"]["metrics"]:
+            for kind, key in (("custom", "pods"), ("external", "external")):
+                asked[kind] |= {metric[key]["metric"]["name"]} if key in metric else set()
+    assert asked == made
+
+
+def test_the_adapter_reads_series_that_gateways_have() -> None:
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    families = {family.name: family.type for family in registry.collect()}
+    declared = {f"{name}_total" if kind == "counter" else name for name, kind in families.items()}
+    rules = yaml.safe_load(ADAPTER.read_text())["rules"]
+    series = [_SERIES.match(rule["seriesQuery"]) for rule in [*rules["custom"], *rules["external"]]]
+    assert {found[0] for found in series if found} <= declared
+
+
+def test_prometheus_finds_every_metrics_port(objects: Rendered) -> None:
+    for monitor in objects.of_kind("ServiceMonitor"):
+        assert monitor["apiVersion"] == OPERATOR
+        assert set(monitor["spec"]) <= {"selector", "jobLabel", "endpoints"}
+        ports = {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]}
+        assert ports == {"metrics", "http"}
+        found = {}
+        for service in objects.of_kind("Service"):
+            labels = service["metadata"]["labels"]
+            if selects(monitor["spec"]["selector"], labels):
+                named = [port["name"] for port in service["spec"]["ports"] if port["name"] in ports]
+                found[labels[monitor["spec"]["jobLabel"]]] = len(named)
+        ours = {workload.name for workload in objects.workloads} - {"specinfer-redis"}
+        assert {name: count for name, count in found.items() if count} == dict.fromkeys(ours, 1)
+
+
+def test_monitoring_is_left_out_unless_it_is_asked_for() -> None:
+    """A cluster without the Prometheus operator would refuse the whole release."""
+    for name in ([], ["gpu"]):
+        assert not [row for row in render(name).objects if row["apiVersion"] == OPERATOR]
+
+
+def test_the_operator_gets_the_rules_of_deploy_prometheus() -> None:
+    (rule,) = render(values=MONITORING).of_kind("PrometheusRule")
+    files = [yaml.safe_load(path.read_text())["groups"] for path in RULES]
+    assert rule["spec"]["groups"] == [group for groups in files for group in groups]
+
+
+def test_grafana_gets_the_dashboards() -> None:
+    labelled = [
+        row for row in render(values=MONITORING).of_kind("ConfigMap")
+        if row["metadata"]["labels"].get("grafana_dashboard") == "1"
+    ]  # fmt: skip
+    shown = [json.loads(text) for row in labelled for text in row["data"].values()]
+    assert {dashboard["uid"]: dashboard for dashboard in shown} == dashboards()
+    assert len(labelled) == len(shown) > 1

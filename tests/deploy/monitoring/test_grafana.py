@@ -1,0 +1,154 @@
+"""Dashboards and provisioning. Grafana is in none of the registries at hand: its types stand in for it."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
+
+from benchmarks.dashboard import PANELS, PICTURE
+from deploy.grafana.build import DASHBOARDS, DIRECTORY, path_of, text_of
+from deploy.grafana.panel import DATASOURCE, PER_SECOND
+from deploy.grafana.picture import panels_named
+from tests.deploy.monitoring.expressions import ROOT, dashboards, panels
+
+PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
+UNITS = {"short", "s", "reqps", "cps", "bytes", "Bps", "percentunit", PER_SECOND}
+"""Ids of Grafana's units that are used; each was looked up in its list."""
+OPEN = re.compile(r"\.annotations\.list\[\d+]\.(titleFormat|textFormat|step):")
+"""Fields that only the source of annotations knows: Grafana's types leave them to it."""
+
+
+def test_committed_dashboards_are_what_the_generator_writes() -> None:
+    assert {path_of(dashboard) for dashboard in DASHBOARDS} == set(DIRECTORY.glob("*.json"))
+    for dashboard in DASHBOARDS:
+        assert path_of(dashboard).read_text() == text_of(dashboard), "run python -m deploy.grafana.build"
+
+
+@pytest.mark.parametrize("uid", sorted(dashboards()))
+def test_grafana_knows_every_field(uid: str) -> None:
+    """Read into Grafana's own types and written again, nothing is lost: a misspelt field would be."""
+    register_default_plugins()
+    original = dashboards()[uid]
+    again = json.loads(json.dumps(GrafanaDashboard.from_json(original), cls=JSONEncoder))
+    assert [place for place in lost(original, again) if not OPEN.match(place)] == []
+
+
+def test_a_field_that_grafana_does_not_know_is_noticed() -> None:
+    """The negative control, at three depths."""
+    register_default_plugins()
+    for change in ('"title": ', '"stacking": ', '"legendFormat": '):
+        text = text_of(DASHBOARDS[0]).replace(change, change.replace('":', 'x":'))
+        original = json.loads(text)
+        again = json.loads(json.dumps(GrafanaDashboard.from_json(original), cls=JSONEncoder))
+        assert lost(original, again)
+
+
+def lost(original: Any, again: Any, where: str = "") -> list[str]:
+    """Places of what is in one and not, or not the same, in the other; what another adds does not count."""
+    if isinstance(original, dict) and isinstance(again, dict):
+        return [
+            place
+            for key, value in original.items()
+            if value is not None
+            for place in lost(value, again.get(key), f"{where}.{key}")
+        ]
+    if isinstance(original, list) and isinstance(again, list) and len(original) == len(again):
+        pairs = enumerate(zip(original, again, strict=True))
+        return [place for number, pair in pairs for place in lost(*pair, f"{where}[{number}]")]
+    return [] if original == again else [f"{where}: {original!r} became {again!r}"]
+
+
+def test_every_panel_says_what_it_shows_and_what_a_bad_value_looks_like() -> None:
+    for dashboard in dashboards().values():
+        for panel in panels(dashboard):
+            shows, bad = panel["description"].split("\n\n**Bad:** ")
+            assert shows.endswith("."), panel["title"]
+            assert len(bad) > 20, panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+
+
+def test_the_guide_names_panels_that_exist() -> None:
+    """The guide writes panels in italics in its sections on dashboards and alerts."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    guide = "".join(
+        re.findall(r"^## (?:Reading the dashboards|Alerts)$.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
+    )
+    titles = {panel["title"] for dashboard in dashboards().values() for panel in panels(dashboard)}
+    named = {" ".join(name.split()) for name in re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", guide)}
+    assert named <= titles
+    assert len(named) > 10
+
+
+def test_the_picture_of_the_readme_is_small_and_can_be_drawn_again() -> None:
+    assert PICTURE.stat().st_size < 150_000
+    assert f"({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+    assert [panel.title for panel in panels_named(PANELS)] == list(PANELS)
+
+
+def test_panels_have_different_titles_and_do_not_overlap() -> None:
+    for dashboard in dashboards().values():
+        titles = [panel["title"] for panel in panels(dashboard)]
+        assert len(set(titles)) == len(titles)
+        assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+        taken: set[tuple[int, int]] = set()
+        for panel in dashboard["panels"]:
+            place = panel["gridPos"]
+            assert place["x"] + place["w"] <= 24, panel["title"]
+            cells = {
+                (place["x"] + column, place["y"] + line)
+                for column in range(place["w"])
+                for line in range(place["h"])
+            }
+            assert not cells & taken, panel["title"]
+            taken |= cells
+
+
+def test_expressions_use_only_variables_that_the_dashboard_has() -> None:
+    for dashboard in dashboards().values():
+        has = {variable["name"] for variable in dashboard["templating"]["list"]}
+        text = json.dumps([panels(dashboard), dashboard["templating"]])
+        used = set(re.findall(r"\$(\w+)", text)) - {"__rate_interval", "__all"}
+        assert used == has | ({"model"} & has), dashboard["uid"]
+
+
+def test_variables_are_those_that_were_promised() -> None:
+    names = {
+        uid: [variable["name"] for variable in dashboard["templating"]["list"]]
+        for uid, dashboard in dashboards().items()
+    }
+    assert names == {
+        "specinfer-http": ["instance"],
+        "specinfer-overview": ["model", "instance"],
+        "specinfer-speculation": ["model", "instance", "speculator"],
+        "specinfer-verifier": ["model", "instance"],
+    }
+
+
+def test_the_provisioned_source_is_the_one_that_panels_ask() -> None:
+    (source,) = provisioned("datasources")["datasources"]
+    assert {"type": source["type"], "uid": source["uid"]} == DATASOURCE
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    assert source["jsonData"]["timeInterval"] == scraped["global"]["scrape_interval"]
+
+
+def test_the_dashboards_are_provisioned() -> None:
+    (provider,) = provisioned("dashboards")["providers"]
+    assert provider["type"] == "file"
+    services = yaml.safe_load((ROOT / "deploy" / "docker" / "compose.yaml").read_text())["services"]
+    grafana = services["grafana"]
+    assert f"../grafana/dashboards:{provider['options']['path']}:ro" in grafana["volumes"]
+    assert "../grafana/provisioning:/etc/grafana/provisioning:ro" in grafana["volumes"]
+    assert provisioned("datasources")["datasources"][0]["url"].removeprefix("$") in grafana["environment"]
+
+
+def provisioned(kind: str) -> Any:
+    """The one file that Grafana reads of a kind."""
+    (path,) = (PROVISIONING / kind).iterdir()
+    found = yaml.safe_load(path.read_text())
+    assert found["apiVersion"] == 1
+    return found

@@ -1,0 +1,153 @@
+"""The doors where a service reads what gateways send: `VerifyRequest` and `DraftRequest`.
+
+Every entry gets its own answer in its own place; those that nobody spoilt get the right one, whatever stands
+beside them.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from specinfer.statuses import EntryStatus
+from specinfer.v1 import speculator_pb2, verifier_pb2
+from tests.fuzz.clients import SpeculatorClient, VerifierClient
+from tests.fuzz.doors.door import Episode
+from tests.fuzz.drafters import RandomDrafter
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.services import Services
+from tests.fuzz.table_target import TableTarget
+from tests.fuzz.transport import InlineContext
+
+_MESSAGES = 30
+_REQUESTS = 4
+_RARE = frozenset({"fence", "client", "step_id"})
+"""Fields that change who is asking."""
+
+
+class Client(Protocol):
+    """One request of a gateway that knows what the answers must be."""
+
+    @property
+    def name(self) -> str: ...
+    def forget(self) -> None: ...
+    def entry(self) -> Any: ...
+    def check(self, result: Any, disturbed: bool) -> None: ...
+
+
+class RequestDoor:
+    """Both doors; `service` says which."""
+
+    def __init__(self, service: str) -> None:
+        self._service, self._target = service, TableTarget()
+        self._services = Services(self._target)
+
+    async def run(self, episode: Episode) -> None:
+        """Implement `Door.run`."""
+        self._services.reseed(Random(episode.rng.random()))
+        if self._service == "verifier":
+            drafter = RandomDrafter(self._target, episode.rng)
+            clients: list[Client] = [
+                VerifierClient(f"r{i}", episode.rng, self._target, drafter) for i in range(_REQUESTS)
+            ]
+            method: Any = self._services.verifier.Verify
+            run = _Run(self._services, method, verifier_pb2.VerifyRequest, clients, episode)
+        else:
+            clients = [SpeculatorClient(f"r{i}", episode.rng) for i in range(_REQUESTS)]
+            method = self._services.speculators[0].Draft
+            run = _Run(self._services, method, speculator_pb2.DraftRequest, clients, episode)
+        await run.run()
+        self._services.check_empty()
+
+
+class _Run:
+    """One stream to one service."""
+
+    def __init__(
+        self,
+        services: Services,
+        method: Callable[..., AsyncIterator[Any]],
+        kind: Callable[..., Any],
+        clients: Sequence[Client],
+        episode: Episode,
+    ) -> None:
+        self._services, self._method, self._kind = services, method, kind
+        self._clients = {client.name: client for client in clients}
+        self._episode, self._rng = episode, episode.rng
+        self._mutator = Mutator(episode.rng, _RARE)
+        self._sent: deque[Any] = deque()
+        self._disturbed: set[str] = set()
+        """Requests of which the service may hold something else than we sent."""
+
+    async def run(self) -> None:
+        replies = self._method(self._messages(), InlineContext())
+        for step in range(_MESSAGES):
+            chosen = self._rng.sample(list(self._clients), self._rng.randint(1, len(self._clients)))
+            message = self._message(
+                step_id=step + 1, entries=[self._clients[name].entry() for name in chosen]
+            )
+            spoilt = self._spoil(message)
+            data = self._episode.spoilt(spoilt).SerializeToString()
+            self._sent.append(type(spoilt).FromString(data))
+            self._services.fence = max(self._services.fence, getattr(spoilt, "fence", 0))
+            reply = await anext(replies)
+            self._check(spoilt, reply, chosen)
+            await self._forget_strangers(spoilt)
+        await replies.aclose()  # type: ignore[attr-defined]  # it is an asynchronous generator
+        await self._services.release(list(self._clients))
+
+    def _message(self, step_id: int, entries: list[Any]) -> Any:
+        message = self._kind(step_id=step_id, entries=entries)
+        if "fence" in message.DESCRIPTOR.fields_by_name:
+            message.fence = self._services.fence
+        return message
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        while self._sent:
+            yield self._sent.popleft()
+
+    def _spoil(self, message: Any) -> Any:
+        """One entry or several; now and then the message as a whole."""
+        if self._rng.random() < 0.15:
+            self._whole, spoilt = True, self._mutator.mutated(message)
+        else:
+            self._whole, spoilt = False, message
+            count = len(message.entries)
+            bad = self._rng.sample(range(count), self._rng.randint(1, max(1, count - 1)))
+            before = [entry.SerializeToString() for entry in message.entries]
+            self._mutator.spoil_elements(spoilt.entries, bad)
+            self._bad = {i for i in bad if spoilt.entries[i].SerializeToString() != before[i]}
+        return spoilt
+
+    def _check(self, message: Any, reply: Any, chosen: Sequence[str]) -> None:
+        entries = list(reply.entries)
+        fenced = getattr(reply, "fenced", False)
+        assert reply.step_id == message.step_id, "the answer is to another message"
+        if not fenced:
+            asked = [entry.request_id for entry in message.entries]
+            assert [entry.request_id for entry in entries] == asked, f"answers to {asked}: {entries}"
+            assert all(e.status in (1, 2, 3, 4) for e in entries), f"statuses {[e.status for e in entries]}"
+        if any(entry.status != int(EntryStatus.OK) for entry in entries) or fenced:
+            self._episode.refused += 1
+        if self._whole or fenced:
+            self._disturb(self._clients)
+            return
+        self._disturb({entry.request_id for i, entry in enumerate(message.entries) if i in self._bad})
+        self._disturb({name for i, name in enumerate(chosen) if i in self._bad})
+        for index, name in enumerate(chosen):
+            if index not in self._bad:
+                self._clients[name].check(entries[index], name in self._disturbed)
+                self._disturbed.discard(name)
+
+    def _disturb(self, names: Any) -> None:
+        for name in set(names) & set(self._clients):
+            self._clients[name].forget()
+            self._disturbed.add(name)
+
+    async def _forget_strangers(self, message: Any) -> None:
+        """Release what spoilt entries opened, under the names that they had."""
+        client = getattr(message, "client", "")
+        ours = set() if client else set(self._clients)
+        strangers = {entry.request_id for entry in message.entries} - ours
+        if strangers:
+            await self._services.release(sorted(strangers), client)

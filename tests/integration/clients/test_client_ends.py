@@ -1,0 +1,167 @@
+"""Whoever ends early: a closed client says so to all who use it, a request that nobody waits for ends."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from specinfer import AsyncClient, Client, Patience, RequestFailedError, UnavailableError
+from tests.integration.failures.test_gateways import LONG
+from tests.support.network.fake_gateway import Turn, fake_gateways
+from tests.support.system import running_system, until
+
+HANGS = Turn(replies=3, hangs=True)
+CLOSED = "the client was closed"
+
+
+async def _watch(client: AsyncClient) -> None:
+    async for _ in client.watch():
+        pass
+
+
+async def _stream(client: AsyncClient) -> None:
+    async for _ in client.stream("hi"):
+        pass
+
+
+USES: dict[str, Callable[[AsyncClient], Awaitable[Any]]] = {
+    "watch": _watch,
+    "stream": _stream,
+    "generate": lambda client: client.generate("hi"),
+    "attach": lambda client: client.attach("r").read(),
+    "status": lambda client: client.status(),
+    "cancel": lambda client: client.cancel("r"),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+async def test_a_closed_client_says_so(name: str) -> None:
+    async with fake_gateways([]) as (gateway,):
+        client = AsyncClient(gateway.address)
+        await client.close()
+        async with asyncio.timeout(60):
+            with pytest.raises(UnavailableError, match=CLOSED):
+                await USES[name](client)
+
+
+@pytest.mark.parametrize("name", ["watch", "stream", "generate", "attach"])
+async def test_what_is_under_way_ends_when_the_client_is_closed(name: str) -> None:
+    async with fake_gateways([HANGS]) as (gateway,):
+        client = AsyncClient(gateway.address)
+        using = asyncio.ensure_future(USES[name](client))
+        await gateway.reached.wait()
+        await client.close()
+        async with asyncio.timeout(60):
+            with pytest.raises(UnavailableError, match=CLOSED):
+                await using
+
+
+async def test_a_call_that_waits_for_its_answer_ends_when_the_client_is_closed() -> None:
+    async with fake_gateways([]) as (gateway,):
+        asked = asyncio.Event()
+
+        async def silent(*_: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        gateway.Status = silent  # type: ignore[method-assign]
+        client = AsyncClient(gateway.address)
+        using = asyncio.ensure_future(client.status())
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(client.close())
+        with pytest.raises(UnavailableError, match=CLOSED):
+            await using
+        await closing
+
+
+async def test_a_pause_before_another_attempt_ends_when_the_client_is_closed() -> None:
+    waiting = asyncio.Event()
+    patience = Patience(patience_s=1e6, first_wait_s=1e5, longest_wait_s=1e5)
+    async with fake_gateways([Turn(replies=1, ends=True)]) as (gateway,):
+        client = AsyncClient(gateway.address, patience=patience, on_retry=lambda _: waiting.set())
+        using = asyncio.ensure_future(client.generate("hi"))
+        await waiting.wait()
+        await client.close()
+        async with asyncio.timeout(60):
+            with pytest.raises(UnavailableError, match=CLOSED):
+                await using
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_closed_client_without_a_loop_says_so_to_all_threads() -> None:
+    async with fake_gateways([HANGS]) as (gateway,):
+        client, found = Client(gateway.address), list[BaseException]()
+
+        def ask() -> None:
+            try:
+                client.generate("hi")
+            except UnavailableError as error:
+                found.append(error)
+
+        other = threading.Thread(target=ask)
+        other.start()
+        await gateway.reached.wait()
+        stream = client.attach("r")
+        await asyncio.to_thread(client.close)
+        await asyncio.to_thread(client.close)
+        await asyncio.to_thread(other.join, 60)
+        assert [str(error) for error in found] == [CLOSED]
+        for use in (client.status, lambda: client.generate("hi"), lambda: next(stream)):
+            with pytest.raises(UnavailableError, match=CLOSED):
+                use()
+        stream.close()
+        gc.collect()  # a coroutine that was never awaited would warn
+
+
+async def test_a_request_is_cancelled_with_the_task_that_waits_for_it() -> None:
+    async with fake_gateways([HANGS]) as (gateway,), AsyncClient(gateway.address) as client:
+        asking = asyncio.create_task(client.generate("hi", request_id="mine"))
+        await gateway.reached.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await client.close()  # at once
+        assert gateway.cancelled == ["mine"]
+
+
+async def test_a_request_is_cancelled_where_its_text_is_not_wanted() -> None:
+    async with fake_gateways([HANGS]) as (gateway,):
+
+        def unwanted(_: str) -> None:
+            raise KeyError("a fault of the caller")
+
+        async with AsyncClient(gateway.address) as client:
+            with pytest.raises(KeyError):
+                await client.generate("hi", unwanted, request_id="mine")
+        assert gateway.cancelled == ["mine"]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_request_that_ended_is_not_cancelled(wanted: bool) -> None:
+    import grpc
+
+    script = [] if wanted else [Turn(replies=0, code=grpc.StatusCode.INVALID_ARGUMENT)]
+    async with fake_gateways(script) as (gateway,):
+        async with AsyncClient(gateway.address) as client:
+            try:
+                await client.generate("hi")
+            except RequestFailedError:
+                assert not wanted
+        assert gateway.cancelled == []
+
+
+async def test_a_gateway_runs_nothing_for_a_task_that_was_cancelled(redis_url: str) -> None:
+    async with (
+        running_system(redis_url, linger_seconds=1000.0) as system,
+        AsyncClient(system.address) as client,
+    ):
+        begun = asyncio.Event()
+        asking = asyncio.create_task(
+            client.generate("hi", lambda _: begun.set(), chat=False, max_new_tokens=LONG, ignore_eos=True)
+        )
+        await begun.wait()
+        asking.cancel()
+        await until(lambda: not system.loop.scheduler.running)

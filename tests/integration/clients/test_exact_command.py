@@ -1,0 +1,27 @@
+"""`specinfer exact` against our own HTTP service, with and without trees, whose speculator is right now and then."""
+
+import asyncio
+
+from specinfer.openai_api.comparison import exit_code
+from specinfer.openai_api.completion import Question
+from specinfer.openai_api.exact import PROMPTS, check, sides
+from specinfer.openai_api.server import ApiServer
+from tests.support.network.http_service import http_service
+from tests.support.oracle import first
+from tests.support.system import ScriptedDrafter, running_system
+
+
+async def test_our_own_service_passes(redis_url: str) -> None:
+    """Also in batches; trees are really verified."""
+    drafter = ScriptedDrafter(first(2))
+    async with running_system(redis_url, {"a": drafter}) as system, http_service(system.address) as http:
+        plain, speculating = sides(
+            await asyncio.to_thread(ApiServer.at, http.url), None, {"speculation": "off"}
+        )
+        questions = [Question(prompt, 12, t, seed=3) for prompt in PROMPTS[:4] for t in (0.0, 0.8)]
+        asked = len(drafter.jobs)
+        found = await asyncio.to_thread(check, plain, speculating, questions, 4)
+        assert len(drafter.jobs) > asked
+    assert exit_code(found, tie=0.0) == 0
+    assert [one.tokens for one in found] == [12] * 8
+    assert {one.kind for one in found} == {"greedy", "seeded"}

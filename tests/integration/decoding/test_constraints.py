@@ -1,0 +1,236 @@
+"""Constrained requests through real services: trees give what plain decoding gives under the same mask."""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import grpc
+import jsonschema
+import numpy as np
+import pytest
+
+from specinfer.constraints.compiler import Compiler
+from specinfer.constraints.constraint import MAX_BYTES, Constraint, ConstraintKind
+from specinfer.drafters import DraftJob
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2, generation_pb2
+from specinfer.wire.constraint_codec import encode_constraint
+from tests.support.constraints.schemas import SCHEMAS, TEXTS
+from tests.support.oracle import chain, default_target, greedy
+from tests.support.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system, until
+from tests.support.tiny_models import reference_logits
+
+OFF, SEQUENCE, TREE = (
+    generation_pb2.SPECULATION_OFF,
+    generation_pb2.SPECULATION_SEQUENCE,
+    generation_pb2.SPECULATION_TREE,
+)
+LONGEST = 160
+EOS = 0
+"""The end has a token of its own: that of other tests is a blank, too."""
+FINISHED = generation_pb2.FINISH_REASON_CONSTRAINT
+CONSTRAINTS = [Constraint(ConstraintKind.JSON_SCHEMA, text) for text in TEXTS]
+PROMPTS = [[5 + index, 17, 3, 88, 41] for index in range(len(CONSTRAINTS))]
+OTHERS = {
+    "[ab]{2,5}c+d": Constraint(ConstraintKind.REGEX, "[ab]{2,5}c+d"),
+    "(no|yes|maybe)": Constraint.choice(["yes", "no", "maybe"]),
+    r"[0-9]{2}([+*][0-9]{2})?": Constraint(
+        ConstraintKind.GRAMMAR, 'start: n (("+" | "*") n)?\nn: DIGIT DIGIT\nDIGIT: /[0-9]/'
+    ),
+}
+
+
+@cache
+def compiler() -> Compiler:
+    return Compiler(ascii_tokenizer().to_json(), VOCABULARY, [EOS])
+
+
+@cache
+def constrained_greedy(prompt: tuple[int, ...], constraint: Constraint) -> list[int]:
+    """Plain greedy decoding by `transformers`, of the tokens that the constraint allows."""
+    matcher, context = compiler().compile(constraint), list(prompt)
+    while not matcher.finished and len(context) < len(prompt) + LONGEST:
+        logits = reference_logits(default_target(), context)[-1].double().numpy()
+        context.append(int(np.where(matcher.mask(), logits, -np.inf).argmax()))
+        matcher.read(context[-1:])
+    return context[len(prompt) :]
+
+
+def knowing(job: DraftJob) -> TokenTree:
+    """Knows the next three tokens of constrained requests."""
+    for prompt, constraint in zip(PROMPTS, CONSTRAINTS, strict=True):
+        whole = [*prompt, *constrained_greedy(tuple(prompt), constraint)]
+        if len(job.context) >= len(prompt) and list(job.context) == whole[: len(job.context)]:
+            return chain(job.context[-1], whole[len(job.context) :][: min(3, job.limits.depth)])
+    return wrong(job)
+
+
+def wrong(job: DraftJob) -> TokenTree:
+    """Some text that is hardly what comes, and often forbidden."""
+    return chain(
+        job.context[-1], [(job.context[-1] + add) % VOCABULARY for add in (1, 2)][: job.limits.depth]
+    )
+
+
+def drafters() -> dict[str, Any]:
+    """One that is right, one that is wrong for everybody, so that much is forbidden, and n-grams."""
+    return {"knows": ScriptedDrafter(knowing), "wrong": ScriptedDrafter(wrong), "ngram": NgramDrafter(1)}
+
+
+async def ask(
+    system: System, prompt: Sequence[int], constraint: Constraint, **fields: Any
+) -> tuple[list[int], str, generation_pb2.Summary]:
+    """Tokens, text and summary of an answer."""
+    wanted = {"constraint": encode_constraint(constraint), "max_new_tokens": LONGEST, "ignore_eos": False}
+    replies = await system.generate(prompt, **wanted | fields)
+    tokens = [token for reply in replies for token in reply.token_ids]
+    return tokens, "".join([reply.text for reply in replies]), replies[-1].summary
+
+
+@pytest.mark.parametrize("speculation", [SEQUENCE, TREE])
+async def test_thirty_schemas_are_answered_as_by_constrained_plain_decoding(
+    redis_url: str, speculation: int
+) -> None:
+    """Beside free requests. Nothing but the constraint lets the tiny model write JSON."""
+    asked = list(zip(PROMPTS, CONSTRAINTS, strict=True))
+    async with running_system(redis_url, drafters(), eos=EOS) as system:
+        answers, free = await asyncio.gather(
+            asyncio.gather(*(ask(system, *one, speculation=speculation) for one in asked)),
+            asyncio.gather(*(system.tokens(p, speculation=speculation) for p in PROMPTS[:4])),
+        )
+    assert free == [greedy(prompt, 16) for prompt in PROMPTS[:4]]
+    for (tokens, text, summary), (prompt, constraint), schema in zip(answers, asked, SCHEMAS, strict=True):
+        assert tokens == constrained_greedy(tuple(prompt), constraint), constraint.source
+        jsonschema.validate(json.loads(text), schema)
+        stopped = summary.finish_reason == generation_pb2.FINISH_REASON_STOP_TOKEN
+        assert stopped == (tokens[-1] == EOS)
+        assert stopped or summary.finish_reason == FINISHED
+    accepted = sum(summary.stats.accepted for *_, summary in answers)
+    assert accepted > sum(summary.stats.steps for *_, summary in answers) / 2
+
+
+async def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(redis_url: str) -> None:
+    """Regular expressions, choices and grammars are obeyed, too."""
+    constraints = [*OTHERS.values(), *CONSTRAINTS[10:26:3]]
+
+    async def answers(system: System, **fields: Any) -> list[tuple[list[int], str]]:
+        found = await asyncio.gather(
+            *(
+                ask(system, PROMPTS[seed], one, temperature=1.3, top_p=0.95, seed=seed, **fields)
+                for seed, one in enumerate(constraints)
+            )
+        )
+        return [answer[:2] for answer in found]
+
+    async with running_system(redis_url, drafters(), eos=EOS) as system:
+        plain = await answers(system, speculation=OFF)
+        assert await answers(system) == plain
+        assert system.gateway.observer.totals.accepted > 0
+    for pattern, (_, text) in zip(OTHERS, plain, strict=False):
+        assert re.fullmatch(pattern, text)
+    assert plain[0][0] != constrained_greedy(tuple(PROMPTS[0]), constraints[0])
+
+
+async def test_a_matcher_is_rebuilt_when_the_verifier_has_forgotten(redis_url: str) -> None:
+    """It forgets every fifth step of all requests; prompt and text are read again, in chunks."""
+    asked = list(zip(PROMPTS, CONSTRAINTS, strict=True))[20:26]
+    async with running_system(redis_url, drafters(), eos=EOS, prefill_chunk=24) as system:
+        steps = system.forget_every(5)
+        answers = await asyncio.gather(*(ask(system, *one) for one in asked))
+    assert len(steps) > 10
+    assert [tokens for tokens, *_ in answers] == [constrained_greedy(tuple(p), c) for p, c in asked]
+
+
+async def test_forced_tokens_come_without_speculators(redis_url: str) -> None:
+    """Keys of an object are forced: a step brings more than one token though nobody drafts."""
+    constraint = Constraint(
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"a_long_name": {"type": "boolean"}},
+                "required": ["a_long_name"],
+                "additionalProperties": False,
+            }
+        ),
+    )
+    async with running_system(redis_url, eos=EOS) as system:
+        tokens, _, summary = await ask(system, PROMPTS[0], constraint)
+        off, _, plainly = await ask(system, PROMPTS[0], constraint, speculation=OFF)
+    assert tokens == off == constrained_greedy(tuple(PROMPTS[0]), constraint)
+    assert plainly.stats.steps == len(tokens)
+    assert summary.stats.steps < len(tokens) - 10
+    assert not summary.stats.speculators
+
+
+BAD = [
+    ({"json_schema": '{"type": "object",}'}, "constraint.json_schema", "line 1, column 19"),
+    (
+        {"json_schema": '{"properties": {"a": {"items": {"type": "array", "uniqueItems": true}}}}'},
+        "constraint.json_schema",
+        "#/properties/a/items",
+    ),
+    ({"json_schema": ""}, "constraint.json_schema", "must not be empty"),
+    ({"json_schema": " " * (MAX_BYTES + 1)}, "constraint.json_schema", f"at most {MAX_BYTES}"),
+    ({"regex": "ab(c"}, "constraint.regex", "at character 3"),
+    ({"grammar": 'start: a\na: "x" (\n'}, "constraint.grammar", "line 2"),
+    ({"choice": {"texts": ["a", ""]}}, "constraint.choice.texts[1]", "must not be empty"),
+    ({"choice": {"texts": []}}, "constraint.choice.texts", "must not be empty"),
+]
+
+
+async def test_bad_constraints_are_refused_by_field_and_position(redis_url: str) -> None:
+    async with running_system(redis_url, eos=EOS) as system:
+        for fields, field, where in BAD:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await system.generate(PROMPTS[0], constraint=common_pb2.Constraint(**fields))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            details = caught.value.details() or ""
+            assert details.startswith(f"{field} = ")
+            assert where in details
+
+
+async def test_a_constraint_that_takes_long_to_compile_is_waited_for(redis_url: str) -> None:
+    """Beside requests whose steps are short, and which do not wait for it."""
+    slow = [
+        common_pb2.Constraint(json_schema=json.dumps({"type": "integer", "multipleOf": m, "minimum": 0}))
+        for m in (99991, 100003)
+    ]
+    async with running_system(redis_url, {"wrong": ScriptedDrafter(wrong)}, eos=EOS) as system:
+
+        async def ask_again_and_again(number: int) -> None:
+            while True:
+                await system.tokens([5 + number], max_new_tokens=400)
+
+        others = [asyncio.create_task(ask_again_and_again(number)) for number in range(3)]
+        await until(lambda: system.loop.steps > 20)
+        steps = system.loop.steps
+        answers = await asyncio.gather(
+            *(
+                system.generate([9, 3], max_new_tokens=4, constraint=constraint, speculation=mode)
+                for constraint, mode in zip(slow, (OFF, TREE), strict=True)
+            )
+        )
+        assert system.loop.steps - steps > 50, "nobody waits for the compiler"
+        for other in others:
+            assert not other.done(), "they were answered all the while"
+            other.cancel()
+    for replies in answers:
+        assert re.fullmatch("0|[1-9][0-9]{0,3}", "".join(reply.text for reply in replies).strip())
+
+
+async def test_masks_that_are_over_dear_are_their_callers_fault(redis_url: str) -> None:
+    """Not the server's: the error names the constraint and the budget, and others go on."""
+    async with running_system(redis_url, eos=EOS) as system:
+        system.verifier.masks.budget_s = system.verifier.masks.most_over_s = 0.0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(system, PROMPTS[0], CONSTRAINTS[0])
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        details = caught.value.details() or ""
+        assert details.startswith("constraint.json_schema: too complex: its masks took")
+        assert "the budget of 0 ms" in details
+        assert await system.tokens(PROMPTS[0]) == greedy(PROMPTS[0], 16)

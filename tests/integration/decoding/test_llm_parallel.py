@@ -1,0 +1,54 @@
+"""`LLM` shared by two processes: the same tokens, and nothing is left behind.
+
+The shared one is in a process of its own: a group is one per process.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specinfer import LLM, SamplingParams
+from specinfer.errors import SettingError
+from tests.chaos.model_directory import write_model
+from tests.support.preloaded import ROOT
+
+SCRIPT = """
+import sys
+from specinfer.verification import pass_costs
+from tests.integration.decoding.test_llm_parallel import answers
+pass_costs._AGAIN = 0  # times of passes are not what is tested
+print(answers(sys.argv[1], 2))
+"""
+
+
+def answers(model: str, tensor: int) -> str:
+    """Return the tokens of two requests as JSON."""
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    options: Any = {"dtype": "float32", "executor": "torch", "kv_tokens": 2048}
+    with LLM(model, tensor_parallel_size=tensor, speculators=["ngram"], **options) as llm:
+        outputs = llm.generate([[5, 6, 7, 5, 6], [9, 9, 9]], params, use_tqdm=False)
+    return json.dumps([output.outputs[0].token_ids for output in outputs])
+
+
+def test_two_processes_give_the_tokens_of_one(tmp_path: Path) -> None:
+    model = str(write_model(tmp_path / "model", vocab_size=98))
+    command = [sys.executable, "-c", SCRIPT, model]
+    two = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert two.returncode == 0, two.stderr[-2000:]
+    assert two.stdout.strip() == answers(model, 1)
+
+
+def test_a_model_that_cannot_be_divided_so_is_refused(tmp_path: Path) -> None:
+    model = str(write_model(tmp_path / "model", vocab_size=98))
+    with pytest.raises(SettingError, match="tensor_parallel = 3"):
+        LLM(model, tensor_parallel_size=3, speculators="off")
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_are_positive(value: int) -> None:
+    with pytest.raises(SettingError, match="tensor_parallel_size"):
+        LLM("no such model", tensor_parallel_size=value)

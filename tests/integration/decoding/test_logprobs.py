@@ -1,0 +1,108 @@
+"""Log-probabilities through real services: the target's own at every token, with trees as without."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from specinfer import AsyncClient
+from specinfer.statuses import FinishReason
+from specinfer.v1 import generation_pb2
+from tests.integration.decoding.test_adjustments import LENGTH, PROMPTS, WISHES, knowing
+from tests.support.oracle import default_target
+from tests.support.system import ScriptedDrafter, System, running_system, text_of
+
+OFF, TOP = 3, 4
+Replies = Sequence[generation_pb2.GenerateReply]
+
+
+@torch.inference_mode()
+def of_the_model(prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+    """[T, V] log-probabilities at the places of generated tokens, by `transformers`."""
+    logits = default_target()(torch.tensor([[*prompt, *tokens]])).logits[0]
+    return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+async def answers(system: System, **fields: Any) -> list[Replies]:
+    """One batch: adjusted and free requests, greedy and sampled, with so many tops, none, and without any."""
+    kinds: list[dict[str, Any]] = [
+        {"logprobs": True, "top_logprobs": TOP},
+        {"logprobs": True, "top_logprobs": 1},
+        {"logprobs": True},
+        {},
+    ]
+    return await asyncio.gather(
+        *(
+            system.generate(
+                prompt,
+                max_new_tokens=LENGTH,
+                sampling={"temperature": 0.8 * (index % 2), "seed": index, **wanted},
+                request_id=f"{fields}-{index}",
+                **kinds[index % 4],
+                **fields,
+            )
+            for index, (prompt, wanted) in enumerate(zip(PROMPTS, WISHES, strict=True))
+        )
+    )
+
+
+def told(replies: Replies) -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
+    """Tokens, their log-probabilities, and those beside each."""
+    tokens = [token for reply in replies for token in reply.token_ids]
+    tops = [
+        list(zip(row.token_ids, row.logprobs, strict=True)) for reply in replies for row in reply.top_logprobs
+    ]
+    return tokens, [value for reply in replies for value in reply.logprobs], tops
+
+
+async def test_trees_and_plain_decoding_tell_the_models_own(redis_url: str) -> None:
+    async with running_system(redis_url, {"knowing": ScriptedDrafter(knowing)}) as system:
+        plain, trees = await answers(system, speculation=OFF), await answers(system)
+        assert (await system.stub.Status(generation_pb2.StatusRequest())).accepted > LENGTH
+    for index, (one, other) in enumerate(zip(plain, trees, strict=True)):
+        (tokens, logprobs, tops), (expected, values, rows) = told(other), told(one)
+        assert tokens == expected
+        assert logprobs == pytest.approx(values, abs=1e-5)
+        assert [[token for token, _ in row] for row in tops] == [[token for token, _ in row] for row in rows]
+        model = of_the_model(PROMPTS[index], tokens)
+        own = model[torch.arange(LENGTH), tokens].tolist()
+        best = model.topk(TOP, dim=-1)
+        if index % 4 == 3:
+            assert not any(reply.logprobs or reply.token_bytes for reply in other)
+            continue
+        assert logprobs == pytest.approx(own, abs=1e-4), "also where the text follows a changed P"
+        assert (
+            b"".join(b for reply in other for b in reply.token_bytes).decode().endswith(text_of(tokens[-3:]))
+        )
+        if index % 4 == 0:
+            assert [[token for token, _ in row] for row in tops] == best.indices.tolist()
+            found = [value for row in tops for _, value in row]
+            assert found == pytest.approx(best.values.flatten().tolist(), abs=1e-4)
+        else:
+            assert [len(row) for row in tops] == ([1] * LENGTH if index % 4 == 1 else [])
+
+
+async def test_the_client_gets_them_typed_also_of_a_request_that_ended(redis_url: str) -> None:
+    async with (
+        running_system(redis_url, {"knowing": ScriptedDrafter(knowing)}) as system,
+        AsyncClient(system.address) as client,
+    ):
+        answer = await client.generate(PROMPTS[0], max_new_tokens=LENGTH, logprobs=True, top_logprobs=2)
+        rest = await client.attach(answer.request_id, 7).read()  # from Redis
+        with pytest.raises(Exception, match="top_logprobs = 21: must be in"):
+            await client.generate("hi", logprobs=True, top_logprobs=21)
+        with pytest.raises(Exception, match="top_logprobs = 1: only with logprobs"):
+            await client.generate("hi", top_logprobs=1)
+    assert [row.chosen.token_id for row in answer.token_logprobs] == answer.token_ids
+    assert [row.chosen.logprob for row in answer.token_logprobs] == answer.logprobs
+    assert {len(row.top) for row in answer.token_logprobs} == {2}
+    assert all(row.top[0] == row.chosen for row in answer.token_logprobs), "greedy"
+    rows = (
+        answer.token_logprobs[:-1]
+        if answer.finish_reason is FinishReason.STOP_TOKEN
+        else answer.token_logprobs
+    )
+    assert "".join(row.chosen.text for row in rows).endswith(answer.text[-3:])
+    assert rest.token_logprobs == answer.token_logprobs[7:]

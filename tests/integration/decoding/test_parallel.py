@@ -1,0 +1,223 @@
+"""A model on several ranks says what it says on one: plainly and as trees, in every layout."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
+from specinfer.model.parallel.executor import RankMemory
+from specinfer.model.parallel.layout import Layout, Place
+from specinfer.model.parallel.memory import rank_memory
+from specinfer.model.parallel.microbatches import StageCost
+from specinfer.model.parallel.ranks import LOST_GROUP, Ranks
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
+from tests.support.models.rank_group import exit_codes, ranks_of, run_ranks
+from tests.support.tiny_models import runner_of, tiny_transformers
+
+FAMILIES = {
+    Layout(2, 1): ("llama-biased", "qwen3"),
+    Layout(4, 1): ("llama", "gpt_neox"),
+    Layout(1, 3): ("llama", "opt"),
+    Layout(2, 2): ("llama-untied", "opt"),
+}
+"""Every kind of layer is divided at least once; a family more is a second or two."""
+PROMPTS = [[5, 17, 3, 44, 9], [81, 2, 60], [33, 33, 7, 12, 90, 41, 6, 18]]
+"""Different ones."""
+COUNT = 12
+CUT = StageCost(fixed_s=0.0, each_s=1.0)
+"""As if tokens were all that costs: then passes are cut as often as may be."""
+FEATURES = (0, 1, 3)
+CLOSE: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
+CLOSE_BFLOAT16: dict[str, Any] = {"atol": 2e-2, "rtol": 2e-2}
+
+
+class Said(NamedTuple):
+    """The answers of one model."""
+
+    plain: list[list[int]]
+    trees: list[list[int]]
+    steps: int
+    """Number of steps that the trees took."""
+    logits: NDArray[np.float32]
+    """[tokens of the longest prompt, V]"""
+    features: NDArray[np.float32]
+    """[tokens, features, hidden]"""
+    memory: list[RankMemory]
+
+
+@cache
+def model_of(family: str) -> Any:
+    return tiny_transformers(family, vocab_size=96, num_key_value_heads=2)
+
+
+class Model(NamedTuple):
+    """One as it is sent to the ranks, which then need not import `transformers`."""
+
+    config: ModelConfig
+    weights: dict[str, NDArray[np.float32]]
+
+    @classmethod
+    def of(cls, family: str) -> "Model":
+        model = model_of(family)
+        weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+        return cls(from_transformers(model.config), weights)
+
+    def runner(self, ranks: Ranks) -> ModelRunner:
+        """At a rank."""
+        weights = {name: torch.from_numpy(array) for name, array in self.weights.items()}
+        return ModelRunner.build(self.config, weights, RunnerOptions(dtype="float32", kv_tokens=1024), ranks)
+
+
+def say(runner: ModelRunner, known: Sequence[Sequence[int]] | None = None) -> Said:
+    """Greedy tokens without drafts, then with trees that know part of `known`, else of these."""
+    engine = VerifierEngine(runner)
+    plain, _ = decode(engine, None)
+    trees, steps = decode(engine, known or plain)
+    sequence = runner.open()
+    segment = Segment(sequence, PROMPTS[2][:1], PROMPTS[2][1:], range(-1, len(PROMPTS[2]) - 2), True)
+    (logits,), (features,) = runner.forward_with_features([segment], FEATURES)
+    runner.cache.release(sequence)
+    memory = runner.parallel.memory if runner.parallel else []
+    return Said(plain, trees, steps, logits.numpy(), features.float().numpy(), memory)
+
+
+def decode(engine: VerifierEngine, known: Sequence[Sequence[int]] | None) -> tuple[list[list[int]], int]:
+    """COUNT tokens after each prompt, all in one batch; and the steps that took."""
+    texts, steps = [list(prompt) for prompt in PROMPTS], 0
+    held = [0] * len(texts)
+    while min(len(text) - len(prompt) for text, prompt in zip(texts, PROMPTS, strict=True)) < COUNT:
+        jobs = [
+            VerifyJob(str(n), held[n], text[held[n] :], draft(text, PROMPTS[n], known and known[n]), GREEDY)
+            for n, text in enumerate(texts)
+        ]
+        for n, outcome in enumerate(engine.verify(jobs)):
+            assert outcome.verdict is not None, outcome.message
+            tree = jobs[n].tree
+            assert tree is not None
+            held[n] = outcome.held_len
+            texts[n] += [
+                *(int(tree.token_ids[node]) for node in outcome.verdict.accepted),
+                outcome.verdict.bonus,
+            ]
+        steps += 1
+    engine.release([str(n) for n in range(len(texts))])
+    return [text[len(prompt) :][:COUNT] for text, prompt in zip(texts, PROMPTS, strict=True)], steps
+
+
+def draft(text: Sequence[int], prompt: Sequence[int], known: Sequence[int] | None) -> TokenTree:
+    """The next known token behind a wrong one, so that its keys must be moved, and another one behind it."""
+    builder = TreeBuilder(text[-1])
+    following = list(known or ())[len(text) - len(prompt) :][:2]
+    node = 0
+    for token in following:
+        _, node = builder.propose_points(node, [(token + 1) % 96, token], [0.5, 0.4])
+    return builder.build()
+
+
+def parallel_say(ranks: Ranks, models: Mapping[str, Model]) -> dict[str, Said]:
+    """The work of a rank."""
+    said = {}
+    for family, model in models.items():
+        runner = model.runner(ranks)
+        parallel = runner.parallel
+        assert parallel is not None
+        if ranks.place.rank:
+            parallel.follow()
+            continue
+        whole = say(runner)
+        parallel.cost = CUT
+        in_parts = say(runner, whole.plain)
+        assert (in_parts.plain, in_parts.trees) == (whole.plain, whole.trees)
+        np.testing.assert_allclose(in_parts.logits, whole.logits, **CLOSE)
+        np.testing.assert_allclose(in_parts.features, whole.features, **CLOSE_BFLOAT16)
+        parallel.beat()
+        parallel.stop()
+        said[family] = whole
+        if ranks.place.layout.stages > 1:
+            assert 0 < parallel.stage_seconds.bubble < 1
+    return said
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Said]:
+    families = {family for group in FAMILIES.values() for family in group}
+    return {family: say(runner_of(model_of(family))) for family in families}
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=str)
+def group(request: pytest.FixtureRequest) -> tuple[Layout, dict[str, Said]]:
+    models = {family: Model.of(family) for family in FAMILIES[request.param]}
+    return request.param, run_ranks(request.param, parallel_say, models)
+
+
+def test_several_ranks_say_what_one_says(
+    group: tuple[Layout, dict[str, Said]], alone: dict[str, Said]
+) -> None:
+    _, said = group
+    for family, many in said.items():
+        one = alone[family]
+        assert many.plain == one.plain == one.trees == many.trees
+        assert many.steps == one.steps < COUNT * 0.7, "trees were accepted, and as many"
+        np.testing.assert_allclose(many.logits, one.logits, **CLOSE)
+        np.testing.assert_allclose(many.features, one.features, **CLOSE_BFLOAT16)
+    assert len({tuple(row) for row in alone["llama"].plain}) == len(PROMPTS), "the prompts differ"
+
+
+def test_memory_falls_with_the_ranks(group: tuple[Layout, dict[str, Said]]) -> None:
+    """Each rank holds what the arithmetic says, and together they repeat no more than the repeated parts."""
+    layout, said = group
+    for family, heard in said.items():
+        config, memory = from_transformers(model_of(family).config), heard.memory
+        planned = [rank_memory(config, Place(layout, rank), 4) for rank in range(layout.ranks)]
+        assert [rank.cache_bytes for rank in memory] == [1024 * each.kv_per_token for each in planned]
+        if family != "llama-biased":  # a bias there is no part of a configuration of ours
+            assert [rank.weight_bytes for rank in memory] == [each.weights for each in planned]
+
+
+def lose(ranks: Ranks, model: Model, how: str, who: int) -> None:
+    """One rank dies, or does nothing any more, while the others work or wait."""
+    runner = model.runner(ranks)
+    assert runner.parallel is not None
+    if ranks.place.rank == who:
+        if how == "dies":
+            os._exit(9)
+        time.sleep(3600)
+    if ranks.place.rank:
+        runner.parallel.follow()
+    say(runner)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_dies_ends_all_at_once(who: int) -> None:
+    """Long before anybody is out of patience: `exit_codes` waits for less than that."""
+    codes = [LOST_GROUP] * 3
+    codes[who] = 9
+    assert exit_codes(Layout(1, 3), 3600.0, lose, Model.of("llama"), "dies", who) == codes
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_hangs_ends_all(who: int) -> None:
+    assert exit_of_others(Layout(2), who) == LOST_GROUP
+
+
+def exit_of_others(layout: Layout, hung: int) -> int:
+    """Return the exit code of the rank of two that does not hang."""
+    with ranks_of(layout, 5.0, lose, (Model.of("llama"), "hangs", hung)) as (processes, _):
+        other = processes[1 - hung]
+        other.join(240)
+        assert processes[hung].is_alive()
+        assert other.exitcode is not None
+        return other.exitcode

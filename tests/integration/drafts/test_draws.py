@@ -1,0 +1,181 @@
+"""Speculators that draw, through real services: what the gateway does so that draws are verified without
+bias."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.remote.faults import IN_A_ROW
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
+from speculator_svc.clients import request_id_of
+from tests.support.exactness.markov import REQUESTS, markov, p_value, sampled, serving
+from tests.support.oracle import always, greedy
+from tests.support.system import ScriptedDrafter, running_system, until
+
+PROMPT = [5, 17, 3, 88, 41]
+WITHOUT = ProposalKind.WITHOUT_REPLACEMENT
+Q = np.array([40, 41, 42], np.int32), np.array([0.5, 0.3, 0.2], np.float32)
+
+
+def one_draw(job: DraftJob) -> TokenTree:
+    """One child from Q, by the seed that the job gives for draws."""
+    builder = TreeBuilder(job.context[-1])
+    token = int(np.random.default_rng([job.draw_seed, len(job.context)]).choice(Q[0], p=[0.5, 0.3, 0.2]))
+    builder.propose_samples(0, WITHOUT, [token], Q)
+    return builder.build()
+
+
+def drawing(script: Callable[[DraftJob], TokenTree] = one_draw) -> ScriptedDrafter:
+    """A drafter that says that it draws."""
+    drafter = ScriptedDrafter(script)
+    drafter.description = DrafterDescription(draws=True)
+    return drafter
+
+
+async def test_nobody_sees_the_noise_where_anybody_draws(redis_url: str) -> None:
+    drafters = {"points": ScriptedDrafter(always), "draws": drawing()}
+    async with running_system(redis_url, drafters) as system:
+        await system.tokens(PROMPT, temperature=0.7, seed=5)
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "greedy requests lose nothing by it"
+    jobs = [job for drafter in drafters.values() for job in drafter.jobs if not job.sampling.greedy]
+    assert {job.sees_noise for job in jobs} == {False}
+    assert 5 not in {job.sampling.seed for job in jobs} | {job.draw_seed for job in jobs}
+    assert len({job.draw_seed for job in jobs}) == 2, "each service draws by a seed of its own"
+
+
+async def test_requests_with_the_same_seed_draw_independently(redis_url: str) -> None:
+    drafter = drawing()
+    async with running_system(redis_url, {"draws": drafter}) as system:
+        await asyncio.gather(
+            *(system.tokens(PROMPT, temperature=0.7, seed=5, request_id=name) for name in ("a", "b"))
+        )
+    seeds = {request_id_of(job.request_id): job.draw_seed for job in drafter.jobs}
+    assert len(set(seeds.values())) == 2
+
+
+async def test_requests_that_began_before_a_drawing_service_came_are_not_drawn_for(redis_url: str) -> None:
+    """Their noise has been shown; requests that come later are drawn for."""
+    late, points = drawing(), ScriptedDrafter(always)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def waits(job: DraftJob) -> TokenTree:
+        if request_id_of(job.request_id) == "early":
+            reached.set()
+            go_on.wait(120)
+        return always(job)
+
+    points.script = waits
+    async with running_system(redis_url, {"points": points, "draws": late}) as system:
+        service = system.loop.pool.services[1]
+        drawing_members, service.drawing = service.drawing, frozenset()
+        early = asyncio.create_task(system.tokens(PROMPT, temperature=0.7, seed=5, request_id="early"))
+        await asyncio.to_thread(reached.wait, 10)
+        await until(lambda: not service.busy)  # of the same step: it was asked before it began to draw
+        service.drawing = drawing_members
+        asked_before = len(late.jobs)
+        go_on.set()
+        await early
+        assert "early" not in {request_id_of(job.request_id) for job in late.jobs[asked_before:]}
+        await system.tokens(PROMPT, temperature=0.7, seed=5, request_id="later")
+    assert "later" in {request_id_of(job.request_id) for job in late.jobs}
+
+
+async def test_draws_of_a_speculator_that_says_it_does_not_draw_are_dropped(redis_url: str) -> None:
+    drafter = drawing()
+    drafter.description = replace(drafter.description, draws=False)
+    async with running_system(redis_url, {"liar": drafter}) as system:
+        plain = await system.tokens(PROMPT, temperature=0.7, seed=5, speculation=3)
+        assert await system.tokens(PROMPT, temperature=0.7, seed=5) == plain
+        (service,) = system.loop.pool.services
+    assert service.faults.malformed >= IN_A_ROW
+    assert service.faults.quarantines[0] >= 1
+
+
+async def test_a_step_with_draws_waits_for_late_services(redis_url: str) -> None:
+    """The time of a draft depends on what was drawn: dropping late ones would select by token."""
+
+    def slow(job: DraftJob) -> TokenTree:
+        threading.Event().wait(0.05)
+        return one_draw(job)
+
+    async with running_system(redis_url, {"slow": drawing(slow)}, deadline_s=0.001) as system:
+        await system.tokens(PROMPT, temperature=0.7, seed=5, max_new_tokens=8)
+        (service,) = system.loop.pool.services
+        assert service.counters.missed == 0
+        assert service.counters.answered >= 4
+
+
+async def test_a_hung_drawing_service_is_taken_for_dead(redis_url: str) -> None:
+    hang, drafter = threading.Event(), drawing()
+
+    def script(job: DraftJob) -> TokenTree:
+        hang.wait(120)
+        return one_draw(job)
+
+    drafter.script = script
+    async with running_system(redis_url, {"hung": drafter}, hung_s=0.2) as system:
+        tokens = await system.tokens(PROMPT, temperature=0.7, seed=5, max_new_tokens=8)
+        assert len(tokens) == 8
+        (service,) = system.loop.pool.services
+        assert service.counters.missed >= 1
+        hang.set()
+
+
+def chain(seed: int) -> np.ndarray:  # type: ignore[type-arg]
+    """[4, 4] a random Markov chain."""
+    return np.random.default_rng(seed).dirichlet(np.ones(4), size=4).astype(np.float32)
+
+
+def table_drafter(seed: int, kind: ProposalKind, lies: bool = False) -> ScriptedDrafter:
+    """Two children of the root and one below the first, drawn from a random Markov chain; or its likeliest
+    tokens. One that lies states another chain as the distribution of its draws."""
+    q, stated = chain(seed), chain(seed + 10 if lies else seed)
+
+    def script(job: DraftJob) -> TokenTree:
+        rng = np.random.default_rng([job.draw_seed, len(job.context)])
+        builder, node = TreeBuilder(job.context[-1]), 0
+        for width in (2, 1)[: job.limits.depth]:
+            last = builder.token_ids[node]
+            if kind is ProposalKind.POINT:
+                tokens = np.argsort(-q[last])[:width]
+                node = builder.propose_points(node, tokens.tolist(), q[last][tokens].tolist())[0]
+            else:
+                tokens = rng.choice(4, width, replace=kind is not WITHOUT, p=q[last] / q[last].sum())
+                told = np.arange(4, dtype=np.int32), stated[last]
+                node = builder.propose_samples(node, kind, tokens.tolist(), told)[0]
+            if len(builder) > job.limits.nodes:
+                break
+        return truncate(builder.build(), job.limits.nodes + 1)
+
+    drafter = ScriptedDrafter(script)
+    drafter.description = DrafterDescription(draws=kind is not ProposalKind.POINT)
+    return drafter
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("budget", "lies"),
+    [(1, False), pytest.param(2, False, marks=pytest.mark.thorough), (4, False), (4, True)],
+)
+async def test_two_drawing_services_and_one_of_points_follow_the_target(
+    redis_url: str, budget: int, lies: bool
+) -> None:
+    """Every service, message and stream is real, as are the random numbers, which enumeration leaves out.
+
+    The target is a Markov chain of four tokens; chi-square of its transitions (12 degrees of freedom), over
+    requests of which many have the same seed. False alarms: 1e-4 for a right system; power: see `p_value`.
+    The negative control is a service that lies about q.
+    """
+    target = markov(1)
+    kinds = {"a": WITHOUT, "b": ProposalKind.WITH_REPLACEMENT, "c": ProposalKind.POINT}
+    drafters = {name: table_drafter(seed, kind, lies) for seed, (name, kind) in enumerate(kinds.items())}
+    async with serving(redis_url, drafters, target, budget) as system:
+        texts = await sampled(system, [i % 5 for i in range(REQUESTS)])
+        services = system.loop.pool.services
+    assert all(service.counters.answered and not service.faults.malformed for service in services)
+    assert (p_value(target, texts) > 1e-4) != lies

@@ -1,0 +1,106 @@
+"""Published drafts through the real services, in one of their own and in the verifier: what they draft changes
+nothing, and what they guess right is accepted."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specinfer.drafters import DrafterOptions, make_drafter
+from specinfer.drafters.feature_rows import FeatureRowsDrafter
+from specinfer.v1 import generation_pb2
+from tests.support.models.published import METHODS, save_published, save_target
+from tests.support.system import System, running_system, until
+from tests.support.tiny_models import silence_attention, tiny_transformers
+
+PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
+TOKENS = 17
+
+
+def loaded(directory: Path, **options: Any) -> FeatureRowsDrafter:
+    own = DrafterOptions(
+        model=str(directory), dtype="float32", kv_tokens=2048, min_path_probability=0.0, **options
+    )
+    drafter = make_drafter(directory.name, own)
+    assert isinstance(drafter, FeatureRowsDrafter)
+    return drafter
+
+
+async def run(system: System, prompt: list[int], **fields: Any) -> tuple[list[int], Any]:
+    """Tokens of an answer and its statistics."""
+    replies = await system.generate(prompt, max_new_tokens=TOKENS, **fields)
+    return [t for reply in replies for t in reply.token_ids], replies[-1].summary.stats
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_published_draft_changes_nothing(redis_url: str, tmp_path: Path, method: str) -> None:
+    """Random weights: trees of the service and of the verifier's own copy are verified in every step."""
+    model = tiny_transformers("qwen3")
+    directory = save_published(tmp_path / method, method, save_target(tmp_path / "target", model))
+    drafters = {"remote": loaded(directory), "resident": loaded(directory)}
+    async with running_system(redis_url, drafters, model=model, resident={"resident"}) as system:
+        plain = {"speculation": generation_pb2.SPECULATION_OFF}
+        prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
+        wanted = [(await run(system, prompt, **plain))[0] for prompt in prompts]
+        found = await asyncio.gather(*(run(system, prompt) for prompt in prompts))
+        assert [tokens for tokens, _ in found] == wanted
+        for _, stats in found:
+            drafted = {each.name: each.drafted for each in stats.speculators}
+            assert set(drafted) == {"remote", "resident"}
+            assert min(drafted.values()) > 8, "each drafts in every step but the first"
+        sampled = {"temperature": 1.0, "seed": 3}
+        wanted_draws = (await run(system, PROMPT, **sampled, **plain))[0]
+        assert (await run(system, PROMPT, **sampled))[0] == wanted_draws != wanted[0]
+    await until(lambda: not any(drafter._held for drafter in drafters.values()))
+    for drafter in drafters.values():
+        drafter._runner.cache.check()
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_right_guesses_are_accepted(redis_url: str, tmp_path: Path, method: str) -> None:
+    """A target that repeats its token, and drafts that know only that one (or, MTP, are the target): after the
+    prompt's pass and a step without states every step yields a whole path and the target's own token."""
+    model = repeating()
+    target, token, depth = save_target(tmp_path / "target", model), PROMPT[-1], 4
+    drafted = {"drafted": [token]} if method != "mtp" else {}
+    directory = save_published(tmp_path / method, method, target, **drafted)
+    if method == "mtp":
+        make_it_the_target(directory, model)
+    async with running_system(
+        redis_url, {method: loaded(directory)}, model=model, resident=True, sequence_length=depth
+    ) as system:
+        tokens, stats = await run(system, PROMPT)
+    assert tokens == [token] * TOKENS
+    assert stats.accepted >= TOKENS - stats.steps
+    assert stats.steps <= 2 + (TOKENS - 2) // (depth + 1) + 1
+
+
+def repeating() -> Any:
+    """A target that says its last token again: hidden states are the embeddings, and the head is theirs."""
+    model = tiny_transformers("qwen3", tie_word_embeddings=True)
+    silence_attention(model)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    embedding = model.model.embed_tokens.weight
+    torch.nn.init.ones_(model.model.norm.weight)
+    with torch.no_grad():
+        embedding /= embedding.norm(dim=-1, keepdim=True).clamp(min=1e-6)  # the padding's is zero
+    return model
+
+
+def make_it_the_target(directory: Path, model: Any) -> None:
+    """An MTP layer that passes the embedding of its token on."""
+    from safetensors.torch import load_file, save_file
+
+    file, hidden = directory / "model.safetensors", model.config.hidden_size
+    tensors = load_file(file)
+    for name in tensors:
+        if "o_proj" in name or "down_proj" in name:
+            tensors[name] = torch.zeros_like(tensors[name])
+        elif name.endswith(("token_layernorm.weight", "final_layernorm.weight")):
+            tensors[name] = torch.ones_like(tensors[name])
+        elif "input_proj" in name:
+            tensors[name] = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], 1)
+    save_file(tensors, file)

@@ -1,0 +1,105 @@
+"""Predictions of the target through the real services, and token recycling, which drafts from them."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+import torch
+
+from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.recycling import RecyclingDrafter
+from specinfer.model.sampling.most_probable import most_probable
+from specinfer.tree import TokenTree
+from speculator_svc.clients import request_id_of
+from tests.support.exactness.markov import assert_points_follow
+from tests.support.exactness.merging import assert_all_are_accepted
+from tests.support.oracle import always, default_target, first, greedy
+from tests.support.system import VOCABULARY, ScriptedDrafter, running_system
+from tests.support.tiny_models import reference_logits
+
+PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
+
+
+def recycler(k: int = 4) -> RecyclingDrafter:
+    return RecyclingDrafter(DrafterDescription(vocab_size=VOCABULARY, target_top_k=k))
+
+
+class Reader(ScriptedDrafter):
+    """Guesses two tokens right and the rest wrong; reads k predictions per node."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(self._tree)
+        self.description = DrafterDescription(target_top_k=k)
+        self.steps: list[tuple[str, list[int], TokenTree, TargetTopK | None]] = []
+        """Request, context, tree and predictions."""
+
+    def _tree(self, job: DraftJob) -> TokenTree:
+        tree = first(2)(job)
+        self.steps.append((request_id_of(job.request_id), list(job.context), tree, job.target_top_k))
+        return tree
+
+
+async def test_two_services_read_what_the_target_predicted_at_all_nodes(redis_url: str) -> None:
+    """Predictions are of the step before, also at nodes that were not accepted. Each gets as many as it reads."""
+    few, many, blind = Reader(2), Reader(5), ScriptedDrafter(first(2))
+    async with running_system(redis_url, {"few": few, "many": many, "blind": blind}) as system:
+        prompts = {"one": PROMPT, "two": PROMPT[::-1][:6]}
+        found = await asyncio.gather(
+            *(system.tokens(prompt, request_id=name) for name, prompt in prompts.items())
+        )
+        assert found == [greedy(prompt, 16) for prompt in prompts.values()]
+    assert all(job.target_top_k is None for job in blind.jobs)
+    for drafter, k in ((few, 2), (many, 5)):
+        for name in prompts:
+            steps = [step for step in drafter.steps if step[0] == name]
+            assert steps[0][3] is None
+            assert len(steps) > 4
+            for (_, context, tree, _), (_, _, _, found) in pairwise(steps):
+                text = [*context, *tree.token_ids[1:].tolist()]
+                rows = reference_logits(default_target(), text)[len(context) - 1 :]
+                assert found is not None
+                assert found.token_ids.tolist() == tree.token_ids.tolist()
+                assert found.top_k.tolist() == rows.topk(k).indices.tolist()
+
+
+async def test_nothing_is_computed_where_nobody_reads(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+
+    def counted(logits: torch.Tensor, k: int) -> torch.Tensor:
+        computed.append(k)
+        return most_probable(logits, k)
+
+    monkeypatch.setattr("specinfer.verification.tree_verifier.most_probable", counted)
+    async with running_system(redis_url, {"blind": ScriptedDrafter(always)}) as system:
+        await system.tokens(PROMPT)
+    async with running_system(redis_url, {"recycling": recycler(4)}) as system:
+        await system.tokens(PROMPT, speculation=3)
+        assert computed == [], "neither without readers nor for a request without speculation"
+        steps = (await system.generate(PROMPT))[-1].summary.stats.steps
+        assert computed == [4] * steps
+
+
+async def test_recycled_tokens_are_accepted_and_change_nothing(redis_url: str) -> None:
+    async with running_system(redis_url, {"recycling": recycler()}) as system:
+        prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
+        for _ in range(2):
+            found = await asyncio.gather(*(system.tokens(prompt) for prompt in prompts))
+            assert found == [greedy(prompt, 16) for prompt in prompts]
+        again = (await system.generate(PROMPT))[-1].summary.stats
+        assert again.accepted >= 4, "what other requests were told is proposed to this one"
+        sampled_too = {"temperature": 1.0, "seed": 3}
+        plain = await system.tokens(PROMPT, speculation=3, **sampled_too)
+        assert await system.tokens(PROMPT, **sampled_too) == plain
+
+
+async def test_merged_with_ngrams_both_are_accepted_and_change_nothing(redis_url: str) -> None:
+    """Prompts that repeat themselves: n-grams know what may follow, recycling what the target said."""
+    await assert_all_are_accepted(redis_url, {"ngram": NgramDrafter(1, 4, 3), "recycling": recycler()})
+
+
+@pytest.mark.statistical
+async def test_recycled_tokens_follow_the_target(redis_url: str) -> None:
+    await assert_points_follow(redis_url, {"recycling": recycler(k=3), "ngram": NgramDrafter(1, 3, 2)}, 4)

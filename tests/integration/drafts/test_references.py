@@ -1,0 +1,241 @@
+"""References through the real services: they make answers that copy faster and change nothing; only what
+reads them gets them, once for each request; they survive whoever dies."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from gateway.store.keys import request_key
+from specinfer import AsyncClient
+from specinfer.drafters import Drafter, DrafterDescription, DraftJob
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.recycling import RecyclingDrafter
+from specinfer.drafters.suffix import SuffixDrafter
+from specinfer.remote.contract.examined import Examined
+from specinfer.service.channel import open_channel
+from specinfer.tokenizer import Tokenizer
+from specinfer.tree import TokenTree
+from specinfer.v1 import generation_pb2, speculator_pb2
+from speculator_svc import servicer
+from speculator_svc.clients import request_id_of
+from tests.support.forgetting import forget_once
+from tests.support.network.http_service import CHAT, http_service
+from tests.support.oracle import first, greedy
+from tests.support.services import speculator_service
+from tests.support.system import (
+    VOCABULARY,
+    ScriptedDrafter,
+    System,
+    another_gateway,
+    crash,
+    request_for,
+    running_system,
+    text_of,
+)
+
+PROMPT = [88, 41, 60, 7, 9, 20, 33]
+"""Its answer says nothing twice that would help."""
+TOKENS = 20
+OTHER = "something else, and nothing of it is said here"
+METHODS: dict[str, Callable[[], Drafter]] = {"ngram": lambda: NgramDrafter(1, 4, 3), "suffix": SuffixDrafter}
+
+
+class Reader(ScriptedDrafter):
+    """Guesses one token right; reads references."""
+
+    def __init__(self) -> None:
+        super().__init__(self._tree)
+        self.description = DrafterDescription(reads_references=True)
+        self.texts: dict[str, set[tuple[int, ...]]] = {}
+        """By request, all tokens of its references."""
+
+    def _tree(self, job: DraftJob) -> TokenTree:
+        found = tuple(job.references._tokens) if job.references is not None else ()
+        self.texts.setdefault(request_id_of(job.request_id), set()).add(found)
+        return first(1)(job)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Request, base_len and number of references of every entry that a speculator service reads."""
+    entries: list[tuple[str, int, int]] = []
+    decode = servicer._decode
+
+    def recording(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> object:
+        entries.append((entry.request_id, entry.base_len, len(entry.references)))
+        return decode(client, entry, twice)
+
+    monkeypatch.setattr(servicer, "_decode", recording)
+    return entries
+
+
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The references that a gateway tokenizes."""
+    texts: list[str] = []
+    encode = Tokenizer.encode_part
+
+    def recording(self: Tokenizer, text: str) -> list[int]:
+        texts.append(text)
+        return encode(self, text)
+
+    monkeypatch.setattr(Tokenizer, "encode_part", recording)
+    return texts
+
+
+async def steps(system: System, expected: list[int], **fields: object) -> int:
+    """Return the number of steps of an answer, which must be the expected one."""
+    replies = await system.generate(PROMPT, max_new_tokens=TOKENS, **fields)
+    assert [token for reply in replies for token in reply.token_ids] == expected
+    return replies[-1].summary.stats.steps
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_an_answer_that_copies_takes_fewer_steps_and_is_the_same(method: str, redis_url: str) -> None:
+    async with running_system(redis_url, {method: METHODS[method]()}) as system:
+        answer = greedy(PROMPT, TOKENS)
+        copied = [OTHER, text_of([*PROMPT[-2:], *answer]), OTHER[::-1]]
+        without = await steps(system, answer)
+        assert await steps(system, answer, references=copied) <= 6 < without, "four tokens a step"
+        assert await steps(system, answer, references=[OTHER]) >= without - 2
+        with_seed = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
+        said = await system.tokens(PROMPT, max_new_tokens=TOKENS, speculation=3, **with_seed)
+        without = await steps(system, said, **with_seed)
+        assert await steps(system, said, references=[text_of(said)], **with_seed) < min(10, without)
+
+
+async def test_a_request_sees_its_own_references_only(redis_url: str) -> None:
+    drafter, suffix = Reader(), SuffixDrafter()
+    async with running_system(redis_url, {"reader": drafter, "suffix": suffix}, one_service=True) as system:
+        answer = greedy(PROMPT, TOKENS)
+        alone = await steps(system, answer, request_id="alone")
+        with_them, beside = await asyncio.gather(
+            steps(system, answer, request_id="with", references=[text_of(answer)]),
+            steps(system, answer, request_id="beside"),
+        )
+        assert with_them < alone
+        assert beside == alone
+    end = -1
+    assert drafter.texts == {"alone": {()}, "with": {(*answer, end)}, "beside": {()}}
+
+
+async def test_clients_with_requests_of_one_name_see_their_own() -> None:
+    drafter = Reader()
+    async with speculator_service({"reader": drafter}) as (address, _), open_channel(address) as channel:
+        it = Examined(address, channel, 5.0)
+        await it.describe()
+        own = {"a": [[5, 6]], "b": [], "c": [[7]]}
+        for base in (0, 3):
+            for client, texts in own.items():
+                told = [speculator_pb2.Reference(token_ids=text) for text in texts] if base == 0 else []
+                await it.served(it.entry("r", [3, 4, 9], base, references=told), client)
+        await it.close()
+    found = [job.references._tokens if job.references else [] for job in drafter.jobs]
+    assert found == [[5, 6, -1], [], [7, -1]] * 2
+
+
+async def test_they_are_sent_once_and_again_to_a_service_that_lost_them(
+    redis_url: str, sent: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_once(monkeypatch)
+    drafter = Reader()
+    async with running_system(redis_url, {"reader": drafter}) as system:
+        answer = await system.tokens(PROMPT, request_id="r", references=["abc", "de"])
+        assert answer == greedy(PROMPT, 16)
+    starts = [index for index, (_, base, _) in enumerate(sent) if base == 0]
+    assert len(starts) == 2
+    assert starts[1] >= 4
+    assert [count for _, _, count in sent] == [2 if index in starts else 0 for index in range(len(sent))]
+    assert len(drafter.texts["r"]) == 1, "the same after it started over"
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_where_nobody_asks_nothing_is_tokenized_stored_or_sent(
+    asks: bool, redis_url: str, sent: list[tuple[str, int, int]], tokenized: list[str]
+) -> None:
+    drafters = {"blind": ScriptedDrafter(first(1))} | ({"reader": Reader()} if asks else {})
+    async with running_system(redis_url, drafters) as system:
+        for name, speculation in (("off", 3), ("tree", 1)):
+            fields = {"request_id": name, "speculation": speculation, "references": ["abc"]}
+            assert await system.tokens(PROMPT, **fields) == greedy(PROMPT, 16)
+        content = [
+            await system.store._connection.redis.hget(request_key(name), "content")
+            for name in ("off", "tree")
+        ]
+        with pytest.raises(grpc.aio.AioRpcError, match=r"references = '': must not be empty"):
+            await system.tokens(PROMPT, references=["abc", ""])
+    assert tokenized == ["abc"] * asks
+    assert ["references" in text for text in content] == [False, asks]
+    assert [entry for entry in sent if entry[2]] == [("tree", 0, 1)] * asks
+    assert {name for name, _, _ in sent} == {"tree"}
+
+
+async def test_a_gateway_that_goes_on_with_a_request_has_them(redis_url: str) -> None:
+    """The first one took the request and tokenized them, then it dies."""
+    drafter = Reader()
+    async with (
+        running_system(redis_url, {"reader": drafter}, lease_s=0.6, linger_seconds=5.0) as system,
+        another_gateway(system.gateway.settings) as (other, stub, _),
+    ):
+        request = request_for(PROMPT, max_new_tokens=100, request_id="r", references=["abc", "de"])
+        call = system.stub.Generate(request)
+        seen = [token for _ in range(2) for token in (await call.read()).token_ids]
+        await crash(system.gateway)
+        system.gateway = other
+        drafter.texts.clear()
+        attach = generation_pb2.AttachRequest(request_id="r", from_token=len(seen))
+        rest = [token async for reply in stub.Attach(attach) for token in reply.token_ids]
+        assert seen + rest == greedy(PROMPT, 100)
+        assert drafter.texts == {"r": {(67, 68, 69, -1, 70, 71, -1)}}
+
+
+async def test_a_gateway_without_a_lane_keeps_them_for_the_one_that_has_one(redis_url: str) -> None:
+    drafter = Reader()
+    async with (
+        running_system(redis_url, {"reader": drafter}) as system,
+        another_gateway(system.gateway.settings) as (other, stub, _),
+    ):
+        assert len(other.sessions) == 0
+        request = request_for(PROMPT, request_id="r", references=["abc"])
+        found = [token async for reply in stub.Generate(request) for token in reply.token_ids]
+        assert found == greedy(PROMPT, 16)
+    assert drafter.texts == {"r": {(67, 68, 69, -1)}}
+
+
+async def test_merged_with_other_methods_all_are_accepted(redis_url: str) -> None:
+    reads = DrafterDescription(vocab_size=VOCABULARY, target_top_k=4)
+    drafters = {
+        "ngram": NgramDrafter(1, 4, 3),
+        "suffix": SuffixDrafter(),
+        "recycling": RecyclingDrafter(reads),
+    }
+    answer = greedy(PROMPT, 40)
+    async with running_system(redis_url, drafters) as system:
+        for _ in range(2):
+            replies = await system.generate(PROMPT, max_new_tokens=40, references=[text_of(answer[:20])])
+            assert [token for reply in replies for token in reply.token_ids] == answer
+        stats = replies[-1].summary.stats
+        assert min(each.accepted for each in stats.speculators) > 0
+        assert len(stats.speculators) == 3
+
+
+async def test_the_client_and_the_http_service_pass_them_on(redis_url: str, tokenized: list[str]) -> None:
+    async with (
+        running_system(redis_url, {"ngram": NgramDrafter()}) as system,
+        AsyncClient(system.address) as client,
+        http_service(system.address) as http,
+        http.openai() as openai,
+    ):
+        plain = await client.generate("hi", max_new_tokens=12)
+        assert (await client.generate("hi", max_new_tokens=12, references="one text")).text == plain.text
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+        answer = await openai.chat.completions.create(
+            **body, max_tokens=12, extra_body={"references": ["first", "second"]}
+        )
+        assert answer.choices[0].message.content == plain.text
+        refused = await http.plain.post(CHAT, json={**body, "references": ["x" * 131073]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "references")
+        assert "references = 131073: bytes together, at most 131072" in refused.json()["error"]["message"]
+    assert tokenized == ["one text", "first", "second"]

@@ -1,0 +1,137 @@
+"""One service swallows all that is sent to it: nobody else waits for it, least of all a lease."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.session.verifier import VerifierClient
+from gateway.store.keys import verifier_key
+from specinfer.errors import UnavailableError
+from specinfer.remote import drafts
+from specinfer.remote.drafts import describe_together
+from specinfer.v1 import speculator_pb2
+from tests.integration.failures.test_gateways import LONG, PROMPT, begin, rest, tokens_of
+from tests.support.network.black_hole import black_hole
+from tests.support.oracle import greedy
+from tests.support.system import another_gateway, crash, request_for, running_system, until
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks a service what it is waits for ever if there is no answer."""
+    describe_verifier, describe_speculators = VerifierClient.describe, drafts.describe_speculators
+
+    def waiting(ask: Any) -> Any:
+        async def patiently(*arguments: Any) -> Any:
+            try:
+                return await ask(*arguments)
+            except UnavailableError:
+                await asyncio.Event().wait()
+
+        return patiently
+
+    monkeypatch.setattr(VerifierClient, "describe", waiting(describe_verifier))
+    monkeypatch.setattr(drafts, "describe_speculators", waiting(describe_speculators))
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_gateway_takes_over_beside_verifiers_and_speculators_that_say_nothing(redis_url: str) -> None:
+    async with AsyncExitStack() as stack:
+        holes = [await stack.enter_async_context(black_hole()) for _ in range(4)]
+        system = await stack.enter_async_context(running_system(redis_url, lease_s=0.6, linger_seconds=5.0))
+        verifiers = ",".join([holes[0].address, system.gateway.settings.verifiers, holes[1].address])
+        options = {"verifiers": verifiers, "speculators": f"{holes[2].address},{holes[3].address}"}
+        settings = system.gateway.settings.model_copy(update=options)
+        other, stub, _ = await stack.enter_async_context(another_gateway(settings))
+        await until(lambda: holes[0].callers > 0 and holes[1].callers > 0)
+        request = request_for(PROMPT, max_new_tokens=LONG)
+        reader = await begin(system.stub, request)
+        await crash(system.gateway)
+        replies = await rest(stub, request.request_id, len(reader.tokens))
+        assert reader.tokens + tokens_of(replies) == greedy(PROMPT, LONG)
+        assert len(other.sessions) == 1
+        assert all(hole.callers for hole in holes), "both speculators were asked"
+        system.gateway = other
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_verifier_that_comes_is_taken_while_another_one_says_nothing(redis_url: str) -> None:
+    async with black_hole() as hole, running_system(redis_url, verifiers=2, lease_s=0.6) as system:
+        first, second = system.gateway.settings.verifiers.split(",")
+        update = {"verifiers": f"{hole.address},{first}", "redis_url": redis_url.replace("/0", "/1")}
+        async with another_gateway(system.gateway.settings.model_copy(update=update)) as (other, _, _):
+            await until(lambda: hole.callers > 0)
+            other.settings.__dict__["verifiers"] = f"{hole.address},{first},{second}"
+            await until(lambda: len(other.sessions) == 2)
+
+
+async def test_a_lease_is_renewed_while_a_lane_cannot_end(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gateway got its verifier, and what its end waits for never comes."""
+    async with running_system(redis_url, verifiers=2, lease_s=0.6, linger_seconds=5.0) as system:
+        gone, stays = list(system.gateway.sessions)
+        may_end, renewals, renew = asyncio.Event(), 0, system.gateway.lease_manager._leases.renew
+
+        async def hangs() -> None:
+            await may_end.wait()
+
+        async def counted(*arguments: Any) -> Any:
+            nonlocal renewals
+            renewals += gone.lease.instance_id not in system.gateway.sessions.by_instance
+            return await renew(*arguments)
+
+        monkeypatch.setattr(gone, "end", hangs)
+        monkeypatch.setattr(system.gateway.lease_manager._leases, "renew", counted)
+        async with Redis.from_url(redis_url) as redis:
+            await redis.set(verifier_key(gone.lease.instance_id), "somebody 999", px=60_000)
+            await until(lambda: renewals > 12)  # two leases' worth
+            while not await redis.exists(verifier_key(stays.lease.instance_id)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # on a busy machine a renewal may be late
+        assert list(system.gateway.sessions) == [stays]
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        may_end.set()
+
+
+async def test_lanes_end_side_by_side(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_system(redis_url, verifiers=2) as system:
+        both = asyncio.Barrier(2)
+        for session in system.gateway.sessions:
+            end = session.end
+
+            async def meets(end: Any = end) -> None:
+                await both.wait()
+                await end()
+
+            monkeypatch.setattr(session, "end", meets)
+        system.gateway.lease_manager.draining = True
+        async with asyncio.timeout(60):
+            await system.gateway.sessions.end_all()
+        assert not len(system.gateway.sessions)
+
+
+class Asked:
+    """The stub of a service that answers when so many have been asked."""
+
+    def __init__(self, name: str, together: asyncio.Barrier) -> None:
+        self._name, self._together = name, together
+
+    async def Describe(self, *_: object, **__: object) -> speculator_pb2.DescribeSpeculatorReply:
+        """As gRPC names it."""
+        await self._together.wait()
+        return speculator_pb2.DescribeSpeculatorReply(instance_id=self._name)
+
+
+async def test_services_are_asked_at_once_and_answer_in_the_order_of_the_settings() -> None:
+    together, never = asyncio.Barrier(3), asyncio.Barrier(2)
+    stubs: list[Any] = [
+        *(("one", Asked("one", together)), ("two", Asked("two", together))),
+        *(("silent", Asked("silent", never)), ("three", Asked("three", together))),
+    ]
+    answers = await describe_together(stubs, 1.0)
+    assert [getattr(answer, "instance_id", "") for answer in answers] == ["one", "two", "", "three"]
+    assert isinstance(answers[2], UnavailableError)
+    assert await describe_together([], 1.0) == []

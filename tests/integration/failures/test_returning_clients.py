@@ -1,0 +1,151 @@
+"""Clients that leave, come back, or read one request at several gateways at once."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from gateway.api.callers import ANYBODY
+from specinfer.drafters import DraftJob
+from specinfer.errors import InvalidInputError
+from specinfer.statuses import FinishReason
+from specinfer.tree import TokenTree
+from specinfer.v1 import generation_pb2
+from tests.integration.failures.test_gateways import LONG, PROMPT, Reader, begin, two_gateways
+from tests.support.oracle import greedy
+from tests.support.system import ScriptedDrafter, request_for, running_system, until
+
+
+def attach(stub: Any, request_id: str, from_token: int = 0) -> Reader:
+    """A call that goes on with a request."""
+    message = generation_pb2.AttachRequest(request_id=request_id, from_token=from_token)
+    return Reader(stub.Attach(message), [0] * from_token)
+
+
+async def test_who_comes_back_to_a_gateway_that_only_follows_is_not_cancelled_later(redis_url: str) -> None:
+    async with two_gateways(redis_url, linger_seconds=60.0) as (system, other, stub):
+        request = request_for(PROMPT, max_new_tokens=400)
+        reader = await begin(stub, request)
+        lingering = other.servicer._requests._lingering
+        reader.call.cancel()
+        await until(lambda: request.request_id in lingering)
+        again = attach(stub, request.request_id)
+        assert await again.read()
+        assert not lingering, "nothing waits to cancel it"
+        assert await again.finish() == greedy(PROMPT, 400)
+        assert again.last is not None
+        assert again.last.summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
+        assert not system.loop.scheduler.running
+
+
+def slow(job: DraftJob) -> TokenTree:
+    """Nothing, a fiftieth of a second later: a request of 400 tokens takes eight seconds on any machine."""
+    time.sleep(0.02)
+    return TokenTree.root_only(job.context[-1])
+
+
+async def test_the_linger_time_counts_from_the_last_client_that_left(redis_url: str) -> None:
+    drafters = {"slow": ScriptedDrafter(slow)}
+    async with running_system(redis_url, drafters, linger_seconds=1.0) as system:
+        request, requests = request_for(PROMPT, max_new_tokens=400), system.gateway.servicer._requests
+        reader = await begin(system.stub, request)
+        token_stream = system.gateway.token_streams.get(request.request_id)
+        assert token_stream is not None
+        reader.call.cancel()
+        await until(lambda: token_stream.readers == 0)
+        system.gateway.settings.__dict__["linger_seconds"] = 60.0
+        with requests.reading(token_stream):
+            pass  # came back, and left again
+        await asyncio.sleep(1.2)
+        assert not token_stream.ending, "the first time that it was left does not count any more"
+        system.gateway.settings.__dict__["linger_seconds"] = 0.0
+        with requests.reading(token_stream):
+            pass
+        await until(lambda: token_stream.ending is not None)
+        assert token_stream.ending is not None
+        assert token_stream.ending.finish is FinishReason.CANCELLED
+
+
+async def test_a_client_that_leaves_one_gateway_does_not_end_the_stream_at_another(redis_url: str) -> None:
+    async with two_gateways(redis_url, linger_seconds=0.0) as (system, other, stub):
+        request = request_for(PROMPT, max_new_tokens=400)
+        reader = await begin(system.stub, request)
+        second = attach(stub, request.request_id)
+        assert await second.read()
+        second.call.cancel()
+        await until(lambda: not len(other.token_streams))
+        assert await reader.finish() == greedy(PROMPT, 400)
+        assert reader.last is not None
+        assert reader.last.summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
+
+
+async def test_attaching_in_vain_leaves_nothing_behind(redis_url: str) -> None:
+    async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, _):
+        request = request_for(PROMPT, max_new_tokens=LONG)
+        reader = await begin(system.stub, request)
+        with pytest.raises(InvalidInputError):
+            await other.servicer._requests.attach(request.request_id, LONG + 1, ANYBODY)
+        assert not len(other.token_streams)
+        await reader.finish()
+
+
+async def test_who_attaches_while_the_last_other_client_leaves_is_served(redis_url: str) -> None:
+    async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
+        request = request_for(PROMPT, max_new_tokens=400)
+        reader = await begin(system.stub, request)
+        first = attach(stub, request.request_id)
+        assert await first.read()
+        listen = other.store.listen
+
+        async def slow(request_id: str) -> None:
+            first.call.cancel()
+            await until(lambda: not len(other.token_streams))
+            await listen(request_id)
+
+        other.store.listen = slow  # type: ignore[method-assign]
+        async with asyncio.timeout(60):
+            assert await attach(stub, request.request_id).finish() == greedy(PROMPT, 400)
+            await reader.finish()
+
+
+async def test_a_client_that_hangs_up_while_it_is_recorded_leaves_for_good(redis_url: str) -> None:
+    async with running_system(redis_url, linger_seconds=0.1) as system:
+        request, store = request_for(PROMPT, max_new_tokens=500), system.store
+        create, recorded = store.create, asyncio.Event()
+
+        async def slow(*arguments: Any, **options: Any) -> bool:
+            call.cancel()
+            await asyncio.sleep(0.1)
+            recorded.set()
+            return await create(*arguments, **options)
+
+        store.create = slow  # type: ignore[method-assign]
+        call = system.stub.Generate(request)
+        with pytest.raises(asyncio.CancelledError):
+            await call.read()
+        await recorded.wait()
+        await until(lambda: system.loop.scheduler.running > 0)
+        await until(lambda: not system.loop.scheduler.running and not len(system.gateway.token_streams))
+        record = await store.load(request.request_id)
+        assert record is not None
+        assert record.ending is not None
+        assert record.ending.finish is FinishReason.CANCELLED
+
+
+async def test_a_repeated_request_is_found_at_its_owner_though_redis_lost_it(redis_url: str) -> None:
+    async with running_system(redis_url, linger_seconds=5.0) as system:
+        request = request_for(PROMPT, max_new_tokens=LONG)
+        reader = await begin(system.stub, request)
+        append, go_on = system.store.append, asyncio.Event()
+
+        async def slow(*arguments: Any) -> Any:
+            await go_on.wait()
+            return await append(*arguments)
+
+        system.store.append = slow  # type: ignore[method-assign]
+        await system.store._connection.redis.flushall()
+        again = Reader(system.stub.Generate(request))
+        asyncio.get_running_loop().call_later(0.2, go_on.set)
+        assert await again.finish() == greedy(PROMPT, LONG)
+        assert await reader.finish() == greedy(PROMPT, LONG)

@@ -1,0 +1,351 @@
+"""OpenAI's API over HTTP: real clients and a real system with a tiny model. Texts are what gRPC gives."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from specinfer import AsyncClient
+from specinfer.client import skeleton
+from specinfer.drafters import DraftJob
+from specinfer.service.api_keys import make_key, write_keys
+from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.jobs import EngineLimits
+from tests.support.network.http_service import CHAT, HttpService, http_service
+from tests.support.oracle import first
+from tests.support.system import ScriptedDrafter, System, running_system, until
+
+MESSAGES: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+ASKED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+LONG = {**ASKED, "max_tokens": 400, "stream": True}
+
+
+@asynccontextmanager
+async def served(redis_url: str, **options: Any) -> AsyncIterator[tuple[System, HttpService]]:
+    """A system and its HTTP service."""
+    drafters = {"a": ScriptedDrafter(first(1))} | options.pop("drafters", {})
+    async with running_system(redis_url, drafters, **options) as system, http_service(system.address) as http:
+        yield system, http
+
+
+def wide(job: DraftJob) -> TokenTree:
+    """All nodes that are allowed, side by side."""
+    builder, nodes = TreeBuilder(job.context[-1]), job.limits.nodes
+    builder.propose_points(0, list(range(3, 3 + nodes)), [0.1] * nodes)
+    return builder.build()
+
+
+async def over_grpc(system: System, **options: Any) -> str:
+    async with AsyncClient(system.address) as client:
+        return (await client.generate(MESSAGES, max_new_tokens=12, **options)).text
+
+
+def data_of(lines: str) -> list[Any]:
+    """Return the events of a stream, without its end."""
+    events = [line.removeprefix("data: ") for line in lines.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def text_in(events: list[Any]) -> str:
+    return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
+
+
+async def test_the_openai_client_gets_what_grpc_gives(redis_url: str) -> None:
+    async with served(redis_url) as (system, http), http.openai() as client:
+        expected = await over_grpc(system)
+        whole = await client.chat.completions.create(**ASKED)
+        assert whole.choices[0].message.content == expected
+        assert (whole.choices[0].finish_reason, whole.model) == ("length", "tiny")
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 12
+        assert whole.usage.total_tokens == 12 + whole.usage.prompt_tokens
+        assert whole.id == f"chatcmpl-{whole._request_id}"
+
+        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = [chunk async for chunk in await client.chat.completions.create(**ASKED, **options)]
+        *parts, last = chunks
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == expected
+        assert parts[0].choices[0].delta.role == "assistant"
+        assert [part.choices[0].finish_reason for part in parts[-2:]] == [None, "length"]
+        assert (last.choices, last.usage.total_tokens) == ([], whole.usage.total_tokens)
+
+        sampled = {**ASKED, "temperature": 0.9, "seed": 5, "top_p": 0.9, "extra_body": {"top_k": 20}}
+        answer = await client.chat.completions.create(**sampled)
+        same = await over_grpc(system, temperature=0.9, seed=5, top_p=0.9, top_k=20)
+        assert answer.choices[0].message.content == same != expected
+
+
+async def test_the_openai_client_without_a_loop(redis_url: str) -> None:
+    async with served(redis_url) as (system, http):
+        expected = await over_grpc(system)
+
+        def ask() -> tuple[Any, str]:
+            with openai.OpenAI(base_url=f"{http.url}/v1", api_key="none", max_retries=0) as client:
+                (model,) = client.models.list().data
+                assert client.models.retrieve(model.id).id == model.id == "tiny"
+                with client.chat.completions.create(**ASKED, stream=True) as stream:
+                    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+                return client.chat.completions.create(**ASKED).choices[0].message.content, text
+
+        assert await asyncio.to_thread(ask) == (expected, expected)
+
+
+async def test_completions_of_texts_and_tokens(redis_url: str) -> None:
+    """Choices of a prompt differ by their seeds; the first has the one that was given."""
+    async with served(redis_url) as (_, http), http.openai() as client:
+        asked: Any = {"model": "tiny", "max_tokens": 6, "seed": 3}
+        one = await client.completions.create(prompt="ab", **asked)
+        assert (one.object, one.choices[0].finish_reason) == ("text_completion", "length")
+        four = await client.completions.create(prompt=["ab", "cd"], n=2, **asked)
+        texts = [choice.text for choice in four.choices]
+        assert [choice.index for choice in four.choices] == [0, 1, 2, 3]
+        assert texts[0] == one.choices[0].text
+        assert len(set(texts)) == 4
+        assert four.usage is not None
+        assert (four.usage.prompt_tokens, four.usage.completion_tokens) == (4, 24)
+        second = await client.completions.create(prompt="cd", **{**asked, "seed": 4})
+        assert texts[3] == second.choices[0].text
+        tokens = await client.completions.create(prompt=[67, 68], **asked)  # "ab"
+        assert tokens.choices[0].text == texts[0]
+        default = await client.completions.create(prompt="ab", model="tiny", temperature=0)  # no early end
+        assert default.usage is not None
+        assert default.usage.completion_tokens == 16
+
+        chunks = [
+            c async for c in await client.completions.create(prompt=["ab", "cd"], n=2, stream=True, **asked)
+        ]
+        streamed = ["".join(c.choices[0].text for c in chunks if c.choices[0].index == i) for i in range(4)]
+        assert streamed == texts
+
+
+async def test_speculation_is_ours_to_choose_and_its_statistics_come(redis_url: str) -> None:
+    async with served(redis_url) as (_, http), http.openai() as client:
+        found = {}
+        for mode in ("off", "sequence", "tree"):
+            answer = await client.chat.completions.create(**ASKED, extra_body={"speculation": mode})
+            assert answer.usage is not None
+            found[mode] = (answer.choices[0].message.content, answer.usage.to_dict()["speculation"])
+        assert len({text for text, _ in found.values()}) == 1
+        assert (found["off"][1]["steps"], found["off"][1]["drafted"]) == (12, 0)
+        tree: Any = found["tree"][1]
+        assert tree["steps"] < 12
+        assert tree["accepted"] == tree["speculators"]["a"]["accepted"] > 0
+        assert sum(tree["acceptance_histogram"]) == tree["steps"]
+
+
+async def test_an_answer_can_be_composed_of_points(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skeleton-of-thought; the tiny model makes no sense, so what it means is set here."""
+    monkeypatch.setattr(skeleton, "fits", lambda _: True)
+    monkeypatch.setattr(skeleton, "points", lambda _: ["one", "another"])
+    async with served(redis_url) as (_, http), http.openai() as client:
+        mode = {"extra_body": {"decomposition": "skeleton"}}
+        answer = await client.chat.completions.create(**ASKED, **mode)
+        text = answer.choices[0].message.content
+        assert text is not None
+        assert text.startswith("1. one: ")
+        assert "2. another: " in text
+        assert answer.usage is not None
+        assert answer.usage.to_dict()["speculation"]["lossy"]  # type: ignore[index]
+        chunks = [c async for c in await client.chat.completions.create(**ASKED, **mode, stream=True)]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == text
+        plain = await client.chat.completions.create(**ASKED, extra_body={"decomposition": "none"})
+        assert plain.choices[0].message.content != text
+
+
+async def test_the_answer_fills_the_context_unless_it_is_limited(redis_url: str) -> None:
+    """The limit goes by either name. Trees are wide to the end."""
+    limits, drafters = EngineLimits(max_context_len=64), {"b": ScriptedDrafter(wide)}
+    async with served(redis_url, engine_limits=limits, drafters=drafters) as (_, http):
+        body = {key: value for key, value in ASKED.items() if key != "max_tokens"}
+        whole = (await http.plain.post(CHAT, json=body)).json()
+        assert whole["usage"]["total_tokens"] == 64
+        assert whole["choices"][0]["finish_reason"] == "length"
+        short = (await http.plain.post(CHAT, json={**body, "max_completion_tokens": 2})).json()
+        assert short["usage"]["completion_tokens"] == 2
+
+
+async def test_stops_and_parts_and_roles(redis_url: str) -> None:
+    async with served(redis_url) as (system, http):
+        text = await over_grpc(system)
+        answer = (await http.plain.post(CHAT, json={**ASKED, "stop": text[5]})).json()
+        assert answer["choices"][0]["message"]["content"] == text[: text.index(text[5])]
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        special = {**ASKED, "logit_bias": {"1": 100}, "stop": ["<bos>"]}  # its text is empty
+        answer = (await http.plain.post(CHAT, json=special)).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert (answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]) == ("", 1)
+        lines = (await http.plain.post(CHAT, json={**special, "stream": True})).text
+        assert data_of(lines)[-1]["choices"][0]["finish_reason"] == "stop"
+        assert text_in(data_of(lines)) == ""
+        parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+        messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+        answer = (await http.plain.post(CHAT, json={**ASKED, "messages": messages})).json()
+        assert answer["choices"][0]["message"]["content"] == text
+
+
+async def test_hundreds_of_streams_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own prompt and gets its own answer, whole."""
+    # of the check of the name, beside so many
+    monkeypatch.setattr("specinfer.client.gateways._UNARY_TIMEOUT_S", 120.0)
+    count = 500
+    async with (
+        served(redis_url, max_waiting=1000, max_batch=64, lease_s=30.0) as (system, http),
+        AsyncClient(system.address) as direct,
+    ):
+        limits = httpx2.Limits(max_connections=count)
+        async with httpx2.AsyncClient(base_url=http.url, timeout=120.0, limits=limits) as many:
+
+            async def one(number: int) -> str:
+                messages = [{"role": "user", "content": f"{number % 20}"}]
+                body = {**ASKED, "messages": messages, "max_tokens": 4, "stream": True}
+                reply = await many.post(CHAT, json=body)
+                assert reply.status_code == 200, reply.text
+                return text_in(data_of(reply.text))
+
+            texts = await asyncio.gather(*map(one, range(count)))
+        expected = [(await direct.generate(f"{number}", max_new_tokens=4)).text for number in range(20)]
+        assert texts == [expected[number % 20] for number in range(count)]
+        assert http.metric("calls_total", endpoint=CHAT, status="200") == count
+        assert http.metric("calls_running") == 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+async def test_curl_streams(redis_url: str) -> None:
+    async with served(redis_url) as (system, http):
+        process = await asyncio.create_subprocess_exec(
+            *("curl", "-sN", f"{http.url}{CHAT}", "-H", "Content-Type: application/json"),
+            *("-d", json.dumps({**ASKED, "stream": True})),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        printed, _ = await process.communicate()
+        assert text_in(data_of(printed.decode())) == await over_grpc(system)
+
+
+async def first_lines(lines: AsyncIterator[str]) -> str:
+    """The first part of a stream that has text, and what came before it."""
+    seen = ""
+    async for line in lines:
+        seen += line + "\n"
+        if '"content":"' in line and '"content":""' not in line:
+            return seen
+    raise AssertionError(seen)
+
+
+def cancelled(system: System) -> float:
+    """Requests that ended because they were cancelled."""
+    labels = {"finished_reason": "cancelled"}
+    return system.registries["gateway"].get_sample_value("specinfer_request_success_total", labels) or 0
+
+
+async def test_hanging_up_cancels(redis_url: str) -> None:
+    """At once: the gateway itself would let the request run on for a minute."""
+    async with served(redis_url, linger_seconds=60.0) as (system, http):
+        async with http.plain.stream("POST", CHAT, json=LONG) as stream:
+            await first_lines(stream.aiter_lines())
+        await until(lambda: cancelled(system) == 1)
+        asking = asyncio.create_task(http.plain.post(CHAT, json={**LONG, "stream": False}))
+        await until(lambda: system.loop.scheduler.running == 1)
+        asking.cancel()
+        await until(lambda: cancelled(system) == 2)
+        assert http.metric("hung_up_total") == 2
+
+
+async def test_what_is_cancelled_from_elsewhere_does_not_pass_for_an_answer(redis_url: str) -> None:
+    mine = {"Idempotency-Key": "mine"}
+    async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
+        async with http.plain.stream("POST", CHAT, json=LONG, headers=mine) as stream:
+            lines = stream.aiter_lines()
+            await first_lines(lines)
+            await client.cancel("mine")
+            rest = "".join([line async for line in lines])
+        assert '"code":"cancelled"' in rest
+        assert "[DONE]" not in rest
+        again = await http.plain.post(CHAT, json=LONG, headers=mine)
+        assert '"code":"cancelled"' in again.text
+        again = await http.plain.post(CHAT, json={**LONG, "stream": False}, headers=mine)
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "cancelled")
+
+
+async def test_a_resumable_stream_goes_on_where_it_was_left(redis_url: str) -> None:
+    body = {**LONG, "max_tokens": 60, "resumable": True, "stream_options": {"include_usage": True}}
+    async with (
+        served(redis_url, linger_seconds=60.0) as (system, http),
+        http_service(system.address) as other,
+    ):
+        whole = data_of((await http.plain.post(CHAT, json=body)).text)
+        async with http.plain.stream("POST", CHAT, json=body) as stream:
+            seen = await first_lines(stream.aiter_lines())
+            request_id = stream.headers["x-request-id"]
+        *_, last = [line.removeprefix("id: ") for line in seen.splitlines() if line.startswith("id: ")]
+        assert last.rpartition(":")[0] == request_id
+        rest = await other.plain.post(CHAT, json=body, headers={"Last-Event-ID": last})
+        assert rest.headers["x-request-id"] == request_id
+        begun = [json.loads(line.removeprefix("data: ")) for line in seen.splitlines() if line[:4] == "data"]
+        assert text_in(begun) + text_in(data_of(rest.text)) == text_in(whole)
+        assert data_of(rest.text)[-1]["usage"]["completion_tokens"] == 60
+        assert other.metric("resumed_total") == 1
+
+        gone = await other.plain.post(CHAT, json=body, headers={"Last-Event-ID": "nobody:3"})
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_keys_are_the_gateways(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    (ours, kept), (theirs, other) = make_key("us"), make_key("them")
+    write_keys(path, [kept, other])
+    async with served(redis_url, api_keys=str(path)) as (_, http):
+        async with http.openai(ours) as client:
+            answer = await client.chat.completions.create(**ASKED)
+            assert answer.choices[0].message.content
+            assert [model.id for model in (await client.models.list()).data] == ["tiny"]
+        async with http.openai("specinfer_wrong") as client:
+            with pytest.raises(openai.AuthenticationError, match="no such key"):
+                await client.chat.completions.create(**ASKED)
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+        nobody = await http.plain.post(CHAT, json=ASKED)
+        assert (nobody.status_code, nobody.json()["error"]["type"]) == (401, "authentication_error")
+        basic = await http.plain.post(CHAT, json=ASKED, headers={"Authorization": "Basic abc"})
+        assert (basic.status_code, basic.json()["error"]["param"]) == (401, "Authorization")
+        taken = {"Authorization": f"Bearer {theirs}", "Last-Event-ID": f"{answer._request_id}:0"}
+        resumed = await http.plain.post(
+            CHAT, json={**ASKED, "stream": True, "resumable": True}, headers=taken
+        )
+        assert resumed.status_code == 404
+
+
+async def test_a_request_id_names_many_calls(redis_url: str) -> None:
+    """Infrastructure sends one for all that belongs to one action: in answers and logs, never a clash."""
+    async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
+        trace = {"X-Request-Id": "trace-1"}
+        one = await http.plain.post(CHAT, json=ASKED, headers=trace)
+        two = await http.plain.post(CHAT, json={**ASKED, "max_tokens": 3}, headers=trace)
+        assert (one.status_code, two.status_code) == (200, 200)
+        assert one.headers["x-request-id"] == two.headers["x-request-id"] == "trace-1"
+        ids = [reply.json()["id"].removeprefix("chatcmpl-") for reply in (one, two)]
+        assert ids[0] != ids[1]
+        assert all(each.startswith("trace-1.") for each in ids), "the gateway's log has it, too"
+        assert (await client.attach(ids[1]).read()).text == two.json()["choices"][0]["message"]["content"]
+
+
+async def test_an_idempotency_key_makes_a_call_repeatable(redis_url: str) -> None:
+    async with served(redis_url) as (system, http), AsyncClient(system.address) as client:
+        asked, mine = {**ASKED, "temperature": 1.0}, {"Idempotency-Key": "mine"}
+        first_one, again = [
+            await http.plain.post(CHAT, json=asked, headers=mine | {"X-Request-Id": name}) for name in "ab"
+        ]
+        assert [first_one.headers["x-request-id"], again.headers["x-request-id"]] == ["a", "b"]
+        assert first_one.json()["id"] == again.json()["id"] == "chatcmpl-mine"
+        text = first_one.json()["choices"][0]["message"]["content"]
+        assert again.json()["choices"][0]["message"]["content"] == text
+        assert (await client.attach("mine").read()).text == text
+        other = await http.plain.post(CHAT, json=ASKED, headers=mine)
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "already_exists")

@@ -1,0 +1,57 @@
+"""The HTTP service as a process: how it ends, and what it cannot start with."""
+
+import asyncio
+import signal
+import socket
+import sys
+
+import openai
+
+from specinfer.cli.local.processes import free_ports
+from tests.support.network.fake_gateway import TEXT, Turn, fake_gateways
+from tests.support.network.http_service import ASKED, MODEL
+
+
+async def start(*flags: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "http_svc", *flags), stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def test_the_process_drains_and_ends_well() -> None:
+    """A stream that runs when SIGTERM comes is finished; new connections are refused."""
+    port = free_ports(1)[0]
+    async with fake_gateways([Turn(replies=3, hangs=True)]) as (gateway,):
+        gateway.states.append(MODEL)
+        flags = ("--listen", f"127.0.0.1:{port}", "--gateways", gateway.address, "--drain-seconds", "60")
+        process = await start(*flags)
+        assert process.stderr is not None
+        assert b"serving http" in await process.stderr.readline()
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x") as client:
+            stream = await client.chat.completions.create(**ASKED, stream=True)
+            await gateway.reached.wait()
+            process.send_signal(signal.SIGTERM)
+            while b"draining" not in await process.stderr.readline():
+                pass
+            await gateway.stop()  # the stream is lost and comes back
+            await gateway.start(gateway.port)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert await process.wait() == 0
+    assert text == TEXT
+
+
+async def test_what_it_cannot_start_with() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        for flags, words in [
+            (("--listen", taken), f"listen = '{taken}': Address already in use"),
+            (("--listen", "8000"), "listen = '8000': must be host:port"),
+            (("--gateways", "a:1,,b:2"), "gateways = 'a:1,,b:2'"),
+            (("--max-calls", "0"), "max_calls = '0'"),
+            (("--gateway-tls-key", "no.pem"), "gateway_tls_ca = None: needed"),
+        ]:
+            process = await start(*flags)
+            _, printed = await process.communicate()
+            assert words in printed.decode(), printed
+            assert process.returncode == 2
+            assert "Traceback" not in printed.decode()

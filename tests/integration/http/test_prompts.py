@@ -1,0 +1,76 @@
+"""The text that the model reads: conversations that go on, and tokens by themselves, over HTTP."""
+
+from typing import Any
+
+from tests.support.network.http_service import CHAT, COMPLETIONS, error_of, http_service
+from tests.support.system import running_system
+
+TURNS: list[dict[str, Any]] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " Hel "}]
+ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "temperature": 0}
+ON = {"messages": TURNS, "continue_final_message": True}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+async def test_an_answer_goes_on_with_the_last_message(redis_url: str) -> None:
+    """The test's template writes `a: Hel ;` of an answer: the model goes on before the semicolon."""
+    async with running_system(redis_url) as system, http_service(system.address) as http:
+
+        async def text(**fields: Any) -> str:
+            path = COMPLETIONS if "prompt" in fields else CHAT
+            (choice,) = (await http.plain.post(path, json=ASKED | fields)).json()["choices"]
+            found: str = choice["text"] if "prompt" in fields else choice["message"]["content"]
+            return found
+
+        ends = {
+            "u:hi;a: Hel ": ON,
+            "u:hi;a: Hel ;": {"messages": TURNS, "add_generation_prompt": False},
+            "u:hi;a: Hel ;a:": {"messages": TURNS, "add_generation_prompt": True},
+        }
+        for prompt, fields in ends.items():
+            assert await text(**fields) == await text(prompt=prompt), prompt
+        assert len({await text(**fields) for fields in ends.values()}) == 3
+
+        for fields, param in (
+            (ON | {"messages": TURNS[:1]}, "continue_final_message"),
+            (ON | {"messages": [*TURNS, TURNS[1] | {"content": " "}]}, "continue_final_message"),
+            (ON | {"add_generation_prompt": True}, "continue_final_message"),
+        ):
+            reply = await http.plain.post(CHAT, json=ASKED | fields)
+            assert (reply.status_code, error_of(reply)["param"]) == (400, param)
+
+
+async def test_tokens_of_texts_and_conversations(redis_url: str) -> None:
+    async with running_system(redis_url) as system, http_service(system.address) as http:
+
+        async def tokens(**fields: Any) -> list[int]:
+            reply = (await http.plain.post("/tokenize", json={"model": "tiny", **fields})).json()
+            assert (reply["count"], reply["max_model_len"]) == (len(reply["tokens"]), 512)
+            found: list[int] = reply["tokens"]
+            return found
+
+        assert await tokens(prompt="ab") == [67, 68]
+        assert await tokens(prompt="ab", add_special_tokens=False) == [67, 68]
+        whole = await tokens(messages=TURNS)
+        text = await http.plain.post("/detokenize", json={"model": "tiny", "tokens": [*whole, 1]})
+        assert text.json() == {"prompt": "u:hi;a: Hel ;a:<bos>"}
+        assert await tokens(**ON) == whole[: len("u:hi;a: Hel ")]
+        asked = {"messages": TURNS, "tools": [TOOL]}
+        used = (await http.plain.post(CHAT, json=ASKED | asked | {"max_tokens": 1})).json()["usage"]
+        assert len(await tokens(**asked)) == used["prompt_tokens"] > len(whole)
+
+        for path, fields, param in (
+            ("/tokenize", {}, "prompt"),
+            ("/tokenize", {"prompt": "a", "messages": TURNS}, "prompt"),
+            ("/tokenize", {"messages": TURNS, "add_special_tokens": True}, "add_special_tokens"),
+            ("/tokenize", {"prompt": "a" * 20_000}, "prompt"),
+            ("/tokenize", {"prompt": "a", "temperature": 1}, "temperature"),
+            ("/tokenize", {"messages": TURNS[:1], "continue_final_message": True}, "continue_final_message"),
+            ("/detokenize", {"tokens": [97]}, "tokens"),
+            ("/detokenize", {"tokens": [1] * 513}, "tokens"),
+            ("/detokenize", {}, "tokens"),
+        ):
+            reply = await http.plain.post(path, json=fields)
+            assert (reply.status_code, error_of(reply)["param"]) == (400, param), fields
+        for path, fields in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
+            reply = await http.plain.post(path, json={"model": "gpt-4", **fields})
+            assert (reply.status_code, error_of(reply)["param"]) == (404, "model")

@@ -1,0 +1,275 @@
+"""Refusals of bodies by the HTTP service: status, shape, name of the field.
+
+Gateways are real servers that follow a script, so that no model runs.
+"""
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+from pydantic import BaseModel
+
+from http_svc.body.bodies import ChatBody, CompletionBody
+from http_svc.body.fields import Neutral
+from http_svc.body.messages import Message
+from tests.support.network.http_service import ASKED, CHAT, COMPLETIONS, JSON, error_of, served
+
+Code = grpc.StatusCode
+PROMPTED: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+
+
+def turn(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi", **fields}]}
+
+
+DEEP = "[" * 100_000
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A schema with so many levels."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"properties": schema}
+    return schema
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    """An answer with a call."""
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],
+    }
+
+
+IN_POINTS = {"decomposition": "skeleton"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
+    "model of another type": ({"model": 5}, "model", "model = 5: "),
+    "no messages": ({"messages": []}, "messages", "messages = []: "),
+    "messages as text": ({"messages": "hi"}, "messages", "messages = 'hi': "),
+    "unknown role": (turn(role="function"), "messages[0].role", "messages[0].role = 'function': "),
+    "no content": (turn(content=None), "messages[0]", "content: needed"),
+    "references as text": ({"references": "hi"}, "references", "references = 'hi': "),
+    "a reference as number": ({"references": ["a", 1]}, "references[1]", "references[1] = 1: "),
+    "lone surrogate": (turn(content="\ud800"), "messages[0].content", "without lone surrogates"),
+    "an image": (
+        turn(content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]),
+        "messages[0].content[1].type",
+        "messages[0].content[1].type = 'image_url': ",
+    ),
+    "unknown field of a message": (turn(weight=1), "messages[0].weight", "unknown field"),
+    "unknown field": ({"best": 1}, "best", "best = 1: unknown field"),
+    "vLLM's": ({"guided_json": {}}, "guided_json", "unknown field"),
+    "n zero": ({"n": 0}, "n", "n = 0: "),
+    "n too large": ({"n": 129}, "n", "n = 129: "),
+    "n as float": ({"n": 1.5}, "n", "n = 1.5: "),
+    "n as bool": ({"n": True}, "n", "n = True: "),
+    "max_tokens": ({"max_tokens": 0}, "max_tokens", "max_tokens = 0: "),
+    "max_completion_tokens": ({"max_completion_tokens": 2**31}, "max_completion_tokens", "= 2147483648: "),
+    "both limits": ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "has another value"),
+    "temperature as text": ({"temperature": "0.5"}, "temperature", "temperature = '0.5': "),
+    "top_p as text": ({"top_p": "1"}, "top_p", "top_p = '1': "),
+    "top_k": ({"top_k": -2}, "top_k", "top_k = -2: "),
+    "seed": ({"seed": 2**64}, "seed", "seed = 18446744073709551616: "),
+    "stop": (
+        {"stop": 5},
+        "stop",
+        "stop = 5: Input should be a valid string; or Input should be a valid list",
+    ),
+    "stops": ({"stop": ["a", 5]}, "stop[1]", "stop[1] = 5: "),
+    "stream": ({"stream": "yes"}, "stream", "stream = 'yes': "),
+    "stream_options": ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream"),
+    "usage": (
+        {"stream": True, "stream_options": {"include_usage": 1}},
+        "stream_options.include_usage",
+        "include_usage = 1: ",
+    ),
+    "logit_bias as list": ({"logit_bias": [1]}, "logit_bias", "logit_bias = [1]: "),
+    "logit_bias of a word": ({"logit_bias": {"5": 1, "the": 1}}, "logit_bias", "keys must be token ids"),
+    "logit_bias as text": ({"logit_bias": {"5": "1"}}, "logit_bias.5", "logit_bias.5 = '1': "),
+    "presence_penalty": ({"presence_penalty": "x"}, "presence_penalty", "presence_penalty = 'x': "),
+    "frequency_penalty": ({"frequency_penalty": []}, "frequency_penalty", "frequency_penalty = []: "),
+    "logprobs as number": ({"logprobs": 2}, "logprobs", "logprobs = 2: "),
+    "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: only with logprobs"),
+    "top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs = 21: "),
+    "speculation": ({"speculation": "trees"}, "speculation", "speculation = 'trees': "),
+    "decomposition": ({"decomposition": "points"}, "decomposition", "decomposition = 'points': "),
+    "a resumable decomposition": (
+        {"decomposition": "skeleton", "resumable": True, "stream": True},
+        "decomposition",
+        "excludes resumable",
+    ),
+    "points and stops": ({**IN_POINTS, "stop": "x"}, "stop", "stop = ['x']: excluded by skeleton"),
+    "points and logprobs": ({**IN_POINTS, "logprobs": True}, "logprobs", "excluded by skeleton"),
+    "points and tools": ({**IN_POINTS, "tools": TOOLS}, "tools", "excluded by skeleton"),
+    "points and a format": (
+        {**IN_POINTS, "response_format": {"type": "json_object"}},
+        "response_format",
+        "excluded by skeleton",
+    ),
+    "points and a form": (
+        {**IN_POINTS, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "excluded by skeleton",
+    ),
+    "points of no question": (
+        {**IN_POINTS, "messages": [{"role": "assistant", "content": "hi"}]},
+        "messages",
+        "messages = 'assistant': ",
+    ),
+    "resumable without a stream": ({"resumable": True}, "resumable", "only with stream"),
+    "resumable choices": ({"resumable": True, "stream": True, "n": 2}, "resumable", "only with n = 1"),
+    "two schemas": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}},
+        "response_format.json_schema",
+        "or schema instead",
+    ),
+    "a schema of text": (
+        {"response_format": {"type": "text", "schema": {}}},
+        "response_format.schema",
+        "only with type",
+    ),
+    "a deep schema": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(300)}}]},
+        "tools[0].function.parameters",
+        "at most 64 levels",
+    ),
+    "a schema with a lone surrogate": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": "\udfff"}}}]},
+        "tools[0].function.parameters",
+        "without lone surrogates",
+    ),
+    "a schema with what is no JSON": (
+        {"response_format": {"type": "json_object", "schema": {"maximum": float("inf")}}},
+        "response_format.schema",
+        "numbers must be finite",
+    ),
+    "deep arguments of an earlier call": (
+        {"messages": [*ASKED["messages"], called(nested(300))]},
+        "messages[1].tool_calls[0].function.arguments",
+        "at most 64 levels",
+    ),
+    "arguments with a lone surrogate": (
+        {"messages": [*ASKED["messages"], called({"a": "\ud800"})]},
+        "messages[1].tool_calls[0].function.arguments",
+        "without lone surrogates",
+    ),
+    "no repetition penalty": (
+        {"repetition_penalty": 0},
+        "repetition_penalty",
+        "repetition_penalty = 0.0: must be above 0",
+    ),
+    "points and no head": (
+        {**IN_POINTS, "add_generation_prompt": False},
+        "add_generation_prompt",
+        "excluded by skeleton",
+    ),
+    "vLLM's structural tags": (
+        {"response_format": {"type": "structural_tag"}},
+        "response_format.type",
+        "'structural_tag': ",
+    ),
+}
+BAD_COMPLETION: dict[str, tuple[dict[str, Any], str, str]] = {
+    "prompt": ({"prompt": 5}, "prompt", "prompt = 5: "),
+    "no prompt": ({"prompt": []}, "prompt", "prompt = []: must not be empty"),
+    "negative token": ({"prompt": [5, -1]}, "prompt[1]", "prompt[1] = -1: "),
+    "mixed": ({"prompt": ["a", 1]}, "prompt[1]", "prompt[1] = 1: "),
+    "too many choices": (
+        {"prompt": ["a", "b"], "n": 65},
+        "n",
+        "n = 130: choices of all prompts, at most 128",
+    ),
+    "messages": (ASKED, "messages", "unknown field"),
+    "logprobs of completions": ({"logprobs": 6}, "logprobs", "logprobs = 6: "),
+    "logprobs as truth": ({"logprobs": True}, "logprobs", "logprobs = True: "),
+    "top_logprobs of completions": ({"top_logprobs": 2}, "top_logprobs", "unknown field"),
+}
+
+
+async def test_bad_fields_are_named() -> None:
+    async with served() as (gateway, http):
+        for path, good, table in ((CHAT, ASKED, BAD_CHAT), (COMPLETIONS, PROMPTED, BAD_COMPLETION)):
+            for name, (fields, param, words) in table.items():
+                content = json.dumps({**good, **fields})
+                reply = await http.plain.post(path, content=content, headers=JSON)
+                error = error_of(reply)
+                assert (reply.status_code, error["param"]) == (400, param), (name, error)
+                assert error["type"] == "invalid_request_error"
+                assert words in error["message"], (name, error)
+        for missing in ("model", "messages"):
+            reply = await http.plain.post(CHAT, json={k: v for k, v in ASKED.items() if k != missing})
+            error = error_of(reply)
+            assert (error["message"], error["code"]) == (f"{missing}: needed", "missing_required_parameter")
+        assert gateway.calls == []
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "5", DEEP, '{"a": NaN}', b'{"a": "\xff"}', '{"a": 1' + "0" * 5000 + "}"]
+)
+async def test_a_body_that_is_no_json_object(content: Any) -> None:
+    async with served() as (_, http):
+        reply = await http.plain.post(CHAT, content=content, headers=JSON)
+        assert reply.status_code == 400
+        assert error_of(reply)["message"].startswith(("body: ", "a = nan: unknown", "model: needed"))
+
+
+def unsupported(model: type[BaseModel]) -> list[str]:
+    """Fields of which only some values are taken, which change nothing."""
+    fields = model.model_fields.items()
+    return [name for name, field in fields if any(isinstance(part, Neutral) for part in field.metadata)]
+
+
+async def test_what_is_not_supported_is_refused_by_name() -> None:
+    async with served() as (gateway, http):
+        asked = [(CHAT, ASKED, "", name) for name in unsupported(ChatBody)]
+        asked += [(COMPLETIONS, PROMPTED, "", name) for name in unsupported(CompletionBody)]
+        asked += [(CHAT, ASKED, "messages[0].", name) for name in unsupported(Message)]
+        assert {"min_tokens", "echo", "audio", "suffix"} <= {name for *_, name in asked}
+        for path, good, before, name in asked:
+            body = {**good, **(turn(**{name: "x"}) if before else {name: "x"})}
+            reply = await http.plain.post(path, json=body)
+            error = error_of(reply)
+            assert reply.status_code == 400
+            assert (error["param"], error["code"]) == (before + name, "unsupported_parameter")
+            assert error["message"] == f"{before}{name} = 'x': not supported"
+        assert gateway.calls == []
+
+
+async def test_what_asks_for_nothing_is_taken() -> None:
+    """Clients fill in defaults."""
+    defaults: dict[str, Any] = {
+        "n": 1,
+        "stop": None,
+        "seed": None,
+        "top_k": -1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "logprobs": False,
+        "top_logprobs": None,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "stream_options": None,
+        "user": None,
+        "parallel_tool_calls": True,
+        "modalities": ["text"],
+        "min_p": 0.0,
+        "repetition_penalty": 1,
+        "skip_special_tokens": True,
+        "function_call": "none",
+    }
+    async with served() as (gateway, http):
+        reply = await http.plain.post(CHAT, json={**ASKED, **defaults})
+        assert reply.status_code == 200
+        assert (await http.plain.post(CHAT, json=ASKED)).status_code == 200
+        with_defaults, plain = gateway.calls
+        with_defaults.request_id = plain.request_id = ""
+        assert with_defaults == plain
+        assert plain.sampling.temperature == 1.0
+        done = await http.plain.post(
+            COMPLETIONS, json={**PROMPTED, "best_of": 1, "echo": False, "suffix": ""}
+        )
+        assert done.status_code == 200

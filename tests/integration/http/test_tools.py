@@ -1,0 +1,203 @@
+"""Calls of functions over HTTP by the real client: chosen, constrained, parsed, streamed, answered."""
+
+import json
+import re
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.http.test_constraints import served
+
+QUESTION: Any = [{"role": "user", "content": "hi"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Rome", "Oslo"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "time"}}
+ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 80, "temperature": 0.9, "messages": QUESTION}
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [WEATHER, WEATHER]}, "tools", "same name"),
+    ({"tool_choice": "required"}, "tool_choice", "needs a function of tools"),
+    (
+        {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        "tool_choice",
+        "needs a function of tools",
+    ),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+    ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "function"),
+    (
+        {"tools": [TIME, {"type": "function", "function": {"name": "x", "parameters": {"type": "foo"}}}]},
+        "tools",
+        "tools: function 'x': Invalid type: foo",
+    ),
+    ({"tools": [TIME], "response_format": {"type": "json_object"}}, "response_format", "excludes tools"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tool_call_id"),
+    (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[1"}}
+                    ],
+                }
+            ]
+        },
+        "messages[0].tool_calls[0].arguments",
+        "no JSON",
+    ),
+]
+
+
+async def test_a_function_that_must_be_called_is_called_with_arguments_of_its_schema(redis_url: str) -> None:
+    async with served(redis_url) as client:
+        for seed in range(4):
+            chosen: Any = [
+                {
+                    "tools": [WEATHER, TIME],
+                    "tool_choice": {"type": "function", "function": {"name": "weather"}},
+                },
+                {"tools": [TIME], "tool_choice": "required", "parallel_tool_calls": False},
+            ][seed % 2]
+            answer = await client.chat.completions.create(**ASKED, seed=seed, **chosen)
+            (choice,) = answer.choices
+            assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+            assert choice.message.tool_calls is not None
+            (call,) = choice.message.tool_calls
+            assert call.type == "function"
+            arguments = json.loads(call.function.arguments)
+            assert call.function.name == ("weather" if seed % 2 == 0 else "time")
+            assert set(arguments) == ({"city", "days"} if seed % 2 == 0 else set())
+
+            stream = await client.chat.completions.create(**ASKED, seed=seed, stream=True, **chosen)
+            parts = [chunk.choices[0] async for chunk in stream]
+            told = [part for one in parts for part in one.delta.tool_calls or ()]
+            assert told[0].function is not None
+            assert (told[0].id, told[0].function.name) == (told[0].id, call.function.name)
+            streamed = "".join([part.function.arguments or "" for part in told if part.function])
+            assert json.loads(streamed) == arguments
+            assert parts[-1].finish_reason == "tool_calls"
+
+
+async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> None:
+    """The tiny model does both, with some seeds."""
+    async with served(redis_url) as client:
+        found = set()
+        for seed in range(12):
+            bias: Any = {"logit_bias": {93: 3.5}, "parallel_tool_calls": False}  # {
+            answer = await client.chat.completions.create(**ASKED, seed=seed, tools=[WEATHER], **bias)
+            (choice,) = answer.choices
+            if choice.message.tool_calls:
+                assert choice.finish_reason == "tool_calls"
+                found.add("call")
+            else:
+                assert choice.message.content is not None
+                assert not choice.message.content.startswith("{")
+                found.add("words")
+        assert found == {"call", "words"}
+        without = await client.chat.completions.create(**ASKED, tools=[WEATHER], tool_choice="none", seed=3)
+        free = await client.chat.completions.create(**ASKED, seed=3)
+        assert without.choices[0].message.content == free.choices[0].message.content
+
+
+async def test_an_answer_may_have_several_calls(redis_url: str) -> None:
+    """Unless that is excluded, or one function must be called."""
+    told_to_go_on: Any = {"logit_bias": {2: 100, 0: -100}, "tools": [TIME]}  # a blank, the end
+    one: Any = {"type": "function", "function": {"name": "time"}}
+    async with served(redis_url) as client:
+        asked = {**ASKED, **told_to_go_on, "max_tokens": 4 * len('{"name": "time", "arguments": {}} ')}
+        answer = await client.chat.completions.create(**asked, tool_choice="required")
+        (choice,) = answer.choices
+        whole = [call.function for call in choice.message.tool_calls or () if call.type == "function"]
+        assert len({call.id for call in choice.message.tool_calls or ()}) == len(whole) == 4
+        assert {(call.name, call.arguments) for call in whole} == {("time", "{}")}
+        stream = await client.chat.completions.create(**asked, tool_choice="required", stream=True)
+        parts = [
+            part for chunk in [c async for c in stream] for part in chunk.choices[0].delta.tool_calls or ()
+        ]
+        assert [part.index for part in parts if part.id] == [0, 1, 2, 3]
+        singles: Any = [
+            {"parallel_tool_calls": False, "tool_choice": "required"},
+            {"tool_choice": one},
+            {"logit_bias": {0: 100}, "tool_choice": "required"},
+        ]
+        for single in singles:
+            answer = await client.chat.completions.create(**asked | single)
+            assert len(answer.choices[0].message.tool_calls or ()) == 1
+            assert answer.choices[0].finish_reason == "tool_calls"
+
+
+MCP: list[tuple[Any, str, str]] = [
+    ({"type": "object", "maxProperties": 0, "propertyNames": {"type": "string"}}, r"\{\}", "propertyNames"),
+    (
+        {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True, "maxItems": 2},
+        r"\[.*\]",
+        "uniqueItems",
+    ),
+    ({"type": "string", "pattern": "^(?=a)", "maxLength": 3}, r'".{0,3}"', "regex parse error"),
+]
+"""A field, what is left of it to follow, and what the error of a strict function names."""
+
+
+async def test_keywords_that_cannot_be_followed_are_left_out_unless_the_function_is_strict(
+    redis_url: str,
+) -> None:
+    """As MCP tools have them; what can be followed is."""
+    async with served(redis_url) as client:
+        for field, left, why in MCP:
+            parameters = {"properties": {"x": field}, "required": ["x"], "additionalProperties": False}
+            function: dict[str, Any] = {"name": "mcp", "parameters": parameters}
+            asked: Any = {**ASKED, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
+            tools: Any = [{"type": "function", "function": function}]
+            answer = await client.chat.completions.create(**asked, tools=tools)
+            (call,) = answer.choices[0].message.tool_calls or ()
+            assert call.type == "function"
+            assert re.fullmatch(r'\{"x": ' + left + r"\}", call.function.arguments)
+            strict: Any = [TIME, {"type": "function", "function": {**function, "strict": True}}]
+            with pytest.raises(openai.BadRequestError, match=f"tools: function 'mcp': .*{why}"):
+                await client.chat.completions.create(**ASKED, tools=strict)
+
+
+async def test_results_go_back_through_the_template(redis_url: str) -> None:
+    """The test's template knows no tools, so they are told in words: the prompt is as long as those."""
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    turns: Any = [
+        *QUESTION,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "rain"},
+    ]
+    words: Any = [
+        *QUESTION,
+        {"role": "assistant", "content": json.dumps({"name": "weather", "arguments": {"city": "Rome"}})},
+        {"role": "user", "content": "Result of the function: rain"},
+    ]
+    async with served(redis_url) as client:
+        asked = {**ASKED, "seed": 1, "max_tokens": 8}
+        told = await client.chat.completions.create(**asked | {"messages": turns})
+        same = await client.chat.completions.create(**asked | {"messages": words})
+    assert told.choices[0].message.content == same.choices[0].message.content
+    assert told.usage is not None
+    assert same.usage is not None
+    assert told.usage.prompt_tokens == same.usage.prompt_tokens
+
+
+async def test_bad_tools_are_refused_by_field(redis_url: str) -> None:
+    async with served(redis_url) as client:
+        for fields, param, why in BAD:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(**ASKED | fields)
+            assert caught.value.param == param, fields
+            assert why in caught.value.message, fields

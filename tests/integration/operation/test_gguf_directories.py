@@ -1,0 +1,222 @@
+"""A GGUF file is a model as it lies: a directory is derived once, holds no weights, and follows the file."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from specinfer import LLM, SamplingParams
+from specinfer.cli.main import app
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.hub import gguf as deriving
+from specinfer.hub import model_name, resolve_model
+from specinfer.hub.resolve import check_model_folder
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import load_config
+from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.packed import open_checkpoint
+from specinfer.tokenizer import Tokenizer
+from tests.support.models.gguf_models import model_file, write_model_file
+
+FLOAT32 = RunnerOptions(dtype="float32", kv_tokens=256, executor="torch")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECINFER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_model_file(tmp_path / "files" / "Tiny-Q4.gguf")
+
+
+def forbid_derivation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deriving, "derive", lambda *_: pytest.fail("derived again"))
+
+
+def test_a_file_is_a_model_at_once(file: Path, cache: Path) -> None:
+    with LLM(str(file), speculators="off", kv_tokens=256, executor="torch") as llm:
+        (answer,) = llm.generate(["The sky"], SamplingParams(temperature=0, max_tokens=4))
+    assert len(answer.outputs[0].token_ids) <= 4
+    (directory,) = (cache / "gguf").iterdir()
+    own = [path for path in cache.rglob("*") if path.is_file() and not path.is_symlink()]
+    kilobytes = sum(path.stat().st_size for path in own if path.parent == directory) / 1000
+    assert kilobytes < 100, "no second copy of the weights"
+    assert (directory / "source.gguf").readlink() == file
+
+
+def test_a_directory_is_derived_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = resolve_model(str(file))
+    forbid_derivation(monkeypatch)
+    monkeypatch.chdir(file.parent)
+    assert resolve_model(str(file)) == resolve_model(file.name) == first
+    assert check_model_folder(str(file)) == first
+
+
+def test_a_moved_file_is_the_same_model(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = resolve_model(str(file))
+    moved = tmp_path / "elsewhere" / file.name
+    moved.parent.mkdir()
+    file.rename(moved)
+    with pytest.raises(SettingError, match=r"Tiny-Q4\.gguf is gone: give the file where it is now"):
+        check_model_folder(str(first))
+    forbid_derivation(monkeypatch)
+    assert resolve_model(str(moved)) == first
+    assert set(open_checkpoint(first)) == set(GgufWeights(moved))
+
+
+def test_a_changed_file_is_another_model(file: Path) -> None:
+    first = resolve_model(str(file))
+    model_file(template="{{ messages[0].content }}").write(file)
+    second = resolve_model(str(file))
+    assert second != first
+    assert Tokenizer.load(second).has_chat_template
+    with pytest.raises(SettingError, match=r"Tiny-Q4\.gguf is another file now: give the file itself"):
+        open_checkpoint(first)
+
+
+def test_other_code_of_ours_derives_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = resolve_model(str(file))
+    (directory / "tokenizer_config.json").write_text("{}")
+    assert resolve_model(str(file)) == directory
+    assert json.loads((directory / "tokenizer_config.json").read_text()) == {}
+    monkeypatch.setattr(deriving, "_maker", lambda: "newer")
+    assert resolve_model(str(file)) == directory
+    assert json.loads((directory / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
+    assert json.loads((directory / "gguf.json").read_text())["made_by"] == "newer"
+    assert not list(directory.glob(".*"))
+
+
+def test_a_directory_of_an_earlier_version_is_derived_again(file: Path, cache: Path) -> None:
+    """It held the weights twice: converted, and as they came."""
+    old = cache / "models" / "tiny"
+    old.mkdir(parents=True)
+    shutil.copyfile(file, old / "source.gguf")
+    (old / "model.safetensors").write_bytes(b"converted")
+    (old / "config.json").write_text("{}")
+    assert resolve_model("tiny") == old
+    assert not (old / "model.safetensors").exists()
+    assert set(open_checkpoint(old)) == set(GgufWeights(file))
+
+
+def test_parts_of_a_split_file_are_found_next_to_it(tmp_path: Path, file: Path) -> None:
+    """Also where the file is a link, as in a cache of the hub, whose files have other names."""
+    (tmp_path / "split").mkdir()
+    parts = model_file().write_parts(tmp_path / "split" / "tiny", 3)
+    (tmp_path / "blobs").mkdir()
+    linked = []
+    for number, part in enumerate(parts):
+        part.rename(tmp_path / "blobs" / f"{number:064x}")
+        part.symlink_to(f"../blobs/{number:064x}")
+        linked.append(part)
+    directory, whole = resolve_model(str(linked[0])), GgufWeights(file)
+    weights = open_checkpoint(directory)
+    assert set(weights) == set(whole)
+    assert all(torch.equal(weights[name], whole[name]) for name in whole)
+    assert model_name(str(linked[0])) == "tiny"
+    assert directory.name.startswith("tiny-")
+    data = bytearray((tmp_path / "blobs" / f"{2:064x}").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "blobs" / f"{2:064x}").write_bytes(bytes(data))
+    assert resolve_model(str(linked[0])) != directory, "every part counts"
+
+
+@pytest.mark.parametrize("more", [0, 6000])
+def test_ends_are_found_by_name_in_vocabularies_of_any_size(more: int, tmp_path: Path) -> None:
+    directory = resolve_model(str(write_model_file(tmp_path / "model.gguf", more=more)))
+    tokenizer = Tokenizer.load(directory)
+    names = [tokenizer.text_of_token(token) for token in load_config(directory).eos_token_ids]
+    assert names == ["</s>", "<|im_end|>", "<|eot_id|>"]
+    assert tokenizer.decode([*tokenizer.encode("The sky"), tokenizer.encode_part("<|im_end|>")[0]]).endswith(
+        "sky"
+    )
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_separate_head_is_used(stored: bool, tmp_path: Path) -> None:
+    """Files may store a head of another type although the model's is tied."""
+    file = model_file()
+    assert "output.weight" in file.tensors
+    if not stored:
+        del file.tensors["output.weight"]
+    directory = resolve_model(str(file.write(tmp_path / "model.gguf")))
+    assert load_config(directory).tied_embeddings is not stored
+    runner = ModelRunner.load(directory, FLOAT32)
+    assert runner.config.tied_embeddings is not stored
+
+
+def test_a_wrong_model_is_refused_in_a_process_of_its_own(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specinfer.model.probe.early.LARGE_FILE", 0)
+    directory = resolve_model(str(file))
+    ModelRunner.load(directory, FLOAT32)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    with pytest.raises(IncompatibleError, match=r"k_proj\.weight has shape"):
+        ModelRunner.load(directory, FLOAT32)
+
+
+def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = resolve_model(str(file))
+    ModelRunner.load(directory, FLOAT32)
+    for name in ("probe.check.check_gguf_model", "loading.check_tensors"):
+        monkeypatch.setattr(f"specinfer.model.{name}", lambda *_: pytest.fail("checked again"))
+    ModelRunner.load(directory, FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "no such file"),
+        (b"PK\x03\x04 a zip", r"is no GGUF file: begins with b'PK\\x03\\x04', not b'GGUF'"),
+        (b"", "is no GGUF file: begins with b''"),
+    ],
+)
+@pytest.mark.parametrize("command", [["generate", "hi", "--local"], ["up"], ["models", "check"]])
+def test_what_is_no_file_is_named_at_once(
+    command: list[str], content: bytes | None, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    arguments = [*command, str(path)] if command[0] == "models" else [*command, "--model", str(path)]
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, SettingError), error
+    assert str(error).startswith(f"model = '{path}': ")
+    with pytest.raises(SettingError, match=why):
+        resolve_model(str(path))
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + os.urandom(200))
+    with pytest.raises(IncompatibleError, match=r"cannot read .*model\.gguf as a GGUF file"):
+        resolve_model(str(path))
+    assert list((cache / "gguf").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/models/Qwen2.5-Coder-1.5B.Q4_K_M.gguf", "Qwen2.5-Coder-1.5B.Q4_K_M"),
+        ("big-00001-of-00003.gguf", "big"),
+        ("smollm2-135m", "smollm2-135m"),
+        ("owner/model", "owner/model"),
+    ],
+)
+def test_a_model_is_served_under_a_plain_name(model: str, name: str) -> None:
+    assert model_name(model) == name
+
+
+def test_a_directory_is_served_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "some" / "model")
+    assert model_name(".") == model_name(str(tmp_path / "some" / "model") + "/") == "model"

@@ -1,0 +1,116 @@
+"""The metrics ports of real processes."""
+
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gateway.settings import GatewaySettings
+from specinfer import __version__
+from specinfer.cli.local.processes import DEFAULT_METRICS_PORT, free_ports
+from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.errors import InvalidInputError
+from specinfer.v1 import generation_pb2_grpc
+from speculator_svc.settings import SpeculatorSettings
+from tests.support.models.saved_model import save_target
+from tests.support.network.scrape import Scrape
+from tests.support.preloaded import run_preloaded
+from tests.support.system import request_for
+from verifier_svc.settings import VerifierSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+PROCESS = {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"}
+PORT = "SPECINFER_{}_METRICS_PORT"
+
+
+def test_each_service_has_a_port_of_its_own_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = (GatewaySettings, VerifierSettings, SpeculatorSettings)
+    for name in ("GATEWAY", "VERIFIER", "SPECULATOR"):
+        monkeypatch.delenv(PORT.format(name), raising=False)
+    settings = [kind.load("x", []) for kind in kinds]
+    assert [each.metrics_port for each in settings] == [DEFAULT_METRICS_PORT, 9465, 9466]
+    assert DEFAULT_METRICS_PORT == 9464
+    assert {each.metrics_host for each in settings} == {"127.0.0.1"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("model"))
+
+
+def test_real_services_are_scraped_after_a_request(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`specinfer up` with ports for all of them."""
+    ports = dict(zip(("GATEWAY", "VERIFIER", "SPECULATOR"), free_ports(3), strict=True))
+    for name, port in ports.items():
+        monkeypatch.setenv(PORT.format(name), str(port))
+    options = LocalOptions(
+        model=str(model), dtype="float32", speculators={"ngram": {"drafter": "ngram"}}, metrics=True
+    )
+    with LocalSystem(options) as system, grpc.insecure_channel(system.address) as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        replies = list(stub.Generate(request_for([5, 6, 7] * 8, max_new_tokens=12)))
+        assert sum(len(reply.token_ids) for reply in replies) == 12
+        found = {name: Scrape.at(f"127.0.0.1:{port}") for name, port in ports.items()}
+    for scrape in found.values():
+        assert scrape.names >= PROCESS
+        assert scrape.value("build_info", version=__version__) == 1
+        assert not any(name.endswith("_created") for name in scrape.names)
+        assert not any(name.startswith("python_") for name in scrape.names)
+    gateway, verifier, speculator = found.values()
+    assert gateway.value("generation_tokens_total") == 12
+    assert verifier.value("verifier_step_seconds_count") == sum(
+        gateway.by("planner_steps_total", "reason").values()
+    )
+    assert gateway.by("model_info", "dtype") == verifier.by("model_info", "dtype") == {"float32": 1}
+    assert (speculator.value("speculator_step_seconds_count") or 0) > 0
+
+
+def test_local_systems_serve_metrics_only_where_they_should(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway of `up`; and whatever the user sets a port for."""
+    from specinfer.cli.local import system as local
+
+    seen: dict[str, dict[str, str]] = {}
+
+    class Child:
+        def __init__(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
+            seen[name] = environment
+
+    monkeypatch.setattr(local, "Child", Child)
+    for name in ("GATEWAY", "VERIFIER", "SPECULATOR"):
+        monkeypatch.delenv(PORT.format(name), raising=False)
+
+    def off(metrics: bool) -> set[str]:
+        system = LocalSystem(LocalOptions(model=str(model), metrics=metrics))
+        for name, module in (("v", "verifier_svc"), ("s", "speculator_svc"), ("g", "gateway")):
+            system._spawn(name, module, {})
+        return {name for name, told in seen.items() if "0" in {told.get(k) for k in told if "METRICS" in k}}
+
+    assert off(metrics=False) == {"v", "s", "g"}
+    assert off(metrics=True) == {"v", "s"}
+    monkeypatch.setenv(PORT.format("VERIFIER"), "9465")
+    assert off(metrics=True) == {"s"}
+
+
+def test_up_sees_that_its_metrics_port_is_taken_before_it_starts_anything(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specinfer.cli.local.system.Child", lambda *_: pytest.fail("a process was started"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv(PORT.format("GATEWAY"), str(other.getsockname()[1]))
+        with pytest.raises(InvalidInputError, match=r"SPECINFER_GATEWAY_METRICS_PORT = .*in use"):
+            LocalSystem(LocalOptions(model=str(model), metrics=True)).__enter__()
+
+
+@pytest.mark.parametrize("service", ["gateway", "verifier_svc", "speculator_svc"])
+def test_a_taken_port_ends_a_service_before_it_loads_anything(service: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = run_preloaded(service, "--metrics-port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"{service}: error: metrics_port = {port}: in use by another program; choose another port, "
+        "or 0 for no metrics\n"
+    )

@@ -1,0 +1,167 @@
+"""`specinfer train speculator`: from prompts to a checkpoint whose drafts a real verifier accepts, in seconds."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specinfer.drafters import DrafterOptions, make_drafter
+from specinfer.errors import InvalidInputError, SettingError
+from specinfer.model.weights.config import load_config
+from speculator_svc.training import make_corpus as making
+from speculator_svc.training import train_speculator as training
+from speculator_svc.training.corpus import finished_jobs
+from speculator_svc.training.run import InterruptionError
+from speculator_svc.training.train_speculator import SpeculatorMethod, train_speculator
+from tests.support.models.saved_model import save_target
+from tests.support.oracle import greedy
+from tests.support.system import ascii_tokenizer, running_system
+from tests.support.tiny_models import tiny_transformers
+
+PROMPTS = [f"prompt {i}: {'abc' * i}" for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def train(target: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Run the command in a directory of its own; return the checkpoint."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in PROMPTS))
+
+    def run(**options: Any) -> Path:
+        given = {"prompts": prompts, "model": str(target), "out": tmp_path / "out", "minutes": 0.05}
+        train_speculator(**(given | {"device": "cpu"} | options))
+        return tmp_path / "out"
+
+    return run
+
+
+@pytest.mark.parametrize("method", [SpeculatorMethod.EAGLE, SpeculatorMethod.MEDUSA])
+async def test_what_it_trains_is_served_and_accepted(
+    method: SpeculatorMethod, train: Callable[..., Path], redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An SSM is trained and served by `tests/docs/test_own_model.py`."""
+    out = train(method=method)
+    name = method.value
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines() if line.endswith("%")]
+    assert [row[0] for row in rows] == ["1", "2", "3", "4"]
+    for row in rows:
+        shares = [float(value) for value in row[1::2]]
+        assert shares == sorted(shares)
+    assert f" --speculator {name},model={out}\n" in shown
+    drafter = make_drafter(name, DrafterOptions(model=str(out), dtype="float32", kv_tokens=2048))
+    prompt = ascii_tokenizer().encode(PROMPTS[3])
+    async with running_system(redis_url, {name: drafter}) as system:
+        replies = await system.generate(prompt, max_new_tokens=40)
+        assert [t for reply in replies for t in reply.token_ids] == greedy(prompt, 40)
+        assert replies[-1].summary.stats.accepted > 0
+
+
+def test_it_goes_on_where_it_was_interrupted(
+    request: pytest.FixtureRequest,
+    train: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    work, whole = making.continue_prompts, tmp_path / "out.work"
+
+    def interrupted(*arguments: Any) -> Iterator[Any]:
+        for number, found in enumerate(work(*arguments)):
+            yield found
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(making, "continue_prompts", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    with pytest.raises(InterruptionError, match=r"while corpus prompts, 4 of 12 are in .*; the same command"):
+        train(minutes=5.0)
+    monkeypatch.setattr(making, "continue_prompts", work)
+    kept = finished_jobs(whole / "corpus.jsonl")
+    for changed in ({"minutes": 0.1}, {"seed": 1}, {"method": SpeculatorMethod.MEDUSA}):
+        (name,) = changed
+        with pytest.raises(SettingError, match=rf"{name} = .*holds a run that began with .*; --overwrite"):
+            train(**({"minutes": 5.0} | changed))
+    monkeypatch.setattr(
+        training, "_TRAINERS", {SpeculatorMethod.SSM: lambda **given: interrupt(given["minutes"])}
+    )
+    minutes = []
+
+    def interrupt(given: float) -> None:
+        minutes.append(given)
+        raise InterruptionError("in training")
+
+    for _ in range(2):
+        with pytest.raises(InterruptionError, match="in training"):
+            train(minutes=5.0)
+    assert finished_jobs(whole / "corpus.jsonl").items() > kept.items()
+    assert minutes[0] == minutes[1] < 5.0, "what corpus and features took is not given twice"
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "going on with 4 continuations" in said
+    assert "corpus: 12 continuations are in" in said
+    monkeypatch.undo()
+    train(minutes=0.05, overwrite=True)
+    with pytest.raises(SettingError, match="holds a finished speculator; --overwrite"):
+        train()
+
+
+def test_what_cannot_work_is_refused_at_once(
+    train: Callable[..., Path], target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, few = tmp_path / "empty.jsonl", tmp_path / "few.jsonl"
+    empty.touch()
+    few.write_text('{"turns": ["a"]}\n' * 9)
+    monkeypatch.setattr(making, "continue_prompts", None)
+    for options, error, message in (
+        ({"model": "no/such/model"}, SettingError, "model = 'no/such/model': no such directory"),
+        ({"prompts": empty}, InvalidInputError, "prompts = .*: no prompts in it"),
+        ({"prompts": few}, InvalidInputError, "prompts = .*: has 9 prompts; needs 10 or more"),
+        ({"minutes": 1e-5}, SettingError, "minutes = 1e-05: too little: a pass of the target takes"),
+        ({"minutes": -1.0}, SettingError, "minutes = -1.0: too little"),
+        ({"device": "abacus"}, SettingError, "device = 'abacus'"),
+    ):
+        with pytest.raises(error, match=message):
+            train(**options)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "method"),
+    [
+        ("llama", {}, SpeculatorMethod.SSM),
+        (
+            "llama",
+            {"vocab_size": 40_000, "hidden_size": 4096, "head_dim": 1024, "num_hidden_layers": 12},
+            SpeculatorMethod.EAGLE,
+        ),
+        (
+            "gpt_neox",
+            {"vocab_size": 40_000, "head_dim": 1024, "num_hidden_layers": 12},
+            SpeculatorMethod.MEDUSA,
+        ),
+    ],
+)
+def test_the_size_of_the_target_chooses_the_method(
+    family: str, shape: dict[str, int], method: SpeculatorMethod, tmp_path: Path
+) -> None:
+    tiny_transformers(family).config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    widths = {"intermediate_size": 4 * 4096} if shape else {}
+    sizes = shape | widths | ({"hidden_size": 4096} if shape else {})
+    path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
+    assert training.choose_method(load_config(tmp_path)).method is method
+
+
+def test_parameters_are_counted(target: Path) -> None:
+    model = tiny_transformers("llama")
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    assert training.parameters(load_config(target)) == matrices

@@ -1,0 +1,89 @@
+"""Parts that know layers like Llama's only refuse the others by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.loading import build_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.parallel.layout import Layout, check_layout
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.draft_checkpoint import KIND, checked_config, target_config
+from tests.support.models.families import save_random
+from tests.support.tiny_models import FAMILIES, SPECIAL, tiny_transformers
+
+REASONS = {
+    "gemma": "factors on embeddings",
+    "gemma2": "norms behind attention and MLP, factors on .*, a factor on attention scores, soft caps",
+    "gemma3": "norms behind .*, rotary positions by layer",
+    "smollm3": "rotary positions by layer",
+    "granite": "factors on .*, a factor on attention scores",
+    "olmo2": "norms behind attention and MLP, norms of whole rows of queries and keys",
+    "olmo3": "norms behind .*, rotary positions by layer",
+}
+LIKE_LLAMA = [name for name in FAMILIES if name not in REASONS]
+
+
+@pytest.mark.parametrize("family", REASONS)
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"kv_window": 64}, "kv_window = 64"),
+        ({"executor": "gpu"}, "executor = 'gpu'"),
+    ],
+)
+def test_options_of_other_parts_are_refused(family: str, options: dict[str, Any], part: str) -> None:
+    model = tiny_transformers(family)
+    weights = dict(model.state_dict())
+    options = {"dtype": "float32", "executor": "torch"} | options
+    with pytest.raises(IncompatibleError, match=f"{part}: {REASONS[family]}.*: not supported"):
+        build_model(from_transformers(model.config), weights, RunnerOptions(**options))
+
+
+@pytest.mark.parametrize("family", REASONS)
+def test_ranks_are_refused(family: str) -> None:
+    config = from_transformers(tiny_transformers(family).config)
+    with pytest.raises(IncompatibleError, match=f"ranks that share a model: {REASONS[family]}"):
+        check_layout(config, Layout(1, 1))
+
+
+@pytest.mark.parametrize("family", LIKE_LLAMA)
+def test_others_are_like_llama_up_to_their_windows(family: str) -> None:
+    config = from_transformers(tiny_transformers(family).config)
+    found = config.like_llama("x")
+    assert (found.windows, found.max_positions) == ((), min([config.max_positions, *config.windows]))
+    assert len({*REASONS, *LIKE_LLAMA}) == len(FAMILIES)
+    assert {*SPECIAL} <= {*FAMILIES}
+
+
+def test_a_window_of_the_cache_is_that_of_a_model_up_to_its_own() -> None:
+    """The layers see nothing that the cache drops."""
+    model = tiny_transformers("mistral-windowed", sliding_window=64)
+    weights = dict(model.state_dict())
+    options = RunnerOptions("float32", executor="torch", kv_window=48)
+    loaded = build_model(from_transformers(model.config), weights, options)
+    assert (loaded.config.windows, loaded.config.max_positions) == ((), 64)
+
+
+def test_drafts_are_trained_and_read_for_targets_like_llama(tmp_path: Path) -> None:
+    save_random("gemma2", tmp_path / "target")
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text(json.dumps({KIND: "eagle3"}))
+    for refused in (
+        lambda: target_config(tmp_path / "target"),
+        lambda: checked_config(tmp_path / "draft", tmp_path / "target", "eagle3"),
+    ):
+        with pytest.raises(IncompatibleError, match="'gemma2': trained drafts: norms behind"):
+            refused()
+
+
+def test_layers_until_every_kind_has_come() -> None:
+    config = from_transformers(tiny_transformers("smollm3").config)
+    assert (config.varied_layers, config.first_layers(1).varied_layers) == (2, 1)
+    assert config.first_layers(2).layer_rotary == config.layer_rotary[:2]
+    assert from_transformers(tiny_transformers("llama").config).varied_layers == 1
+    assert torch.tensor(from_transformers(tiny_transformers("gemma3").config).windows).tolist() == [5, 0, 5]

@@ -1,0 +1,362 @@
+"""A GGUF file is read with all that its metadata says about arithmetic, or refused by name."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.account import check_tensors
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.files import MATRICES, GgufWeights, TensorSlice
+from specinfer.model.weights.gguf_files.reader import QuickReader
+from tests.support.models.gguf_files import Gguf
+from tests.support.tiny_models import reference_logits
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+LONG = torch.randint(3, 97, (200,), generator=torch.Generator().manual_seed(2)).tolist()
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+
+
+def random_llama(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SHAPE | changes))).eval()
+
+
+def factors_of(model: Any) -> np.ndarray:
+    """`rope_freqs.weight` as llama.cpp's converter computes it."""
+    plain = 1 / 1e4 ** (np.arange(0, 16, 2) / 16)
+    return (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+
+
+SCALINGS: dict[str, tuple[dict[str, Any], Callable[[Gguf, Any], None]]] = {
+    "none": ({}, lambda file, model: None),
+    "rope_freqs": (LLAMA3, lambda file, model: file.tensors.update({"rope_freqs.weight": factors_of(model)})),
+    "linear": (
+        LINEAR,
+        lambda file, model: file.values.update({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+    ),
+    "scale_linear": (LINEAR, lambda file, model: file.values.update({"rope.scale_linear": 4.0})),
+    "yarn": (
+        YARN,
+        lambda file, model: file.values.update(
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 128,
+                "rope.scaling.finetuned": True,
+            }
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_positions_are_scaled_as_the_file_says(scaling: str, tmp_path: Path) -> None:
+    rope, change = SCALINGS[scaling]
+    model = random_llama(**({"rope_parameters": rope} if rope else {}))
+    file = Gguf.of(model)
+    change(file, model)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    runner = ModelRunner.build(
+        from_transformers(weights.config()), weights, RunnerOptions(dtype="float32", kv_tokens=256)
+    )
+    (logits,) = runner.forward([Segment(runner.open(), LONG, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, LONG)[-1], rtol=1e-3, atol=1e-3)
+
+
+def test_a_configuration_that_lost_the_scaling_is_refused(tmp_path: Path) -> None:
+    model = random_llama(rope_parameters=LLAMA3)
+    file = Gguf.of(model)
+    file.tensors["rope_freqs.weight"] = factors_of(model)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    lost = from_transformers(random_llama().config)
+    with pytest.raises(IncompatibleError, match=r"scales positions otherwise than config\.json"):
+        ModelRunner.build(lost, weights, RunnerOptions(dtype="float32", kv_tokens=256))
+
+
+CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
+    "unknown key": (
+        lambda f: f.values.update({"attn_logit_softcapping": 50.0}),
+        "llama.attn_logit_softcapping = 50",
+    ),
+    "scale": (lambda f: f.values.update({"logit_scale": 8.0}), "llama.logit_scale = 8"),
+    "experts": (lambda f: f.values.update({"expert_count": 8}), "llama.expert_count = 8"),
+    "long factors": (
+        lambda f: f.values.update({"rope.scaling.type": "longrope"}),
+        "rope.scaling.type = 'longrope'",
+    ),
+    "yarn without factor": (lambda f: f.values.update({"rope.scaling.type": "yarn"}), "without factor"),
+    "head": (lambda f: f.values.update({"rope.dimension_count": 8}), "rope.dimension_count = 8"),
+    "vocabulary": (
+        lambda f: f.values.update({"vocab_size": 90}),
+        "vocab_size = 90: token_embd.weight has 97 rows",
+    ),
+    "both scalings": (
+        lambda f: (
+            f.values.update({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}),
+            f.tensors.update({"rope_freqs.weight": np.ones(8, np.float32)}),
+        ),
+        "rope_freqs.weight of 8 numbers beside rope.scaling.type = 'linear'",
+    ),
+    "unknown tensor": (
+        lambda f: f.tensors.update({"blk.0.attn_sinks.weight": np.ones(4, np.float32)}),
+        "tensor blk.0.attn_sinks.weight is not understood",
+    ),
+    "no norm": (lambda f: f.values.pop("attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon"),
+    "no context": (lambda f: f.values.pop("context_length"), "context_length"),
+    "adapter": (lambda f: f.others.update({"general.type": "adapter"}), "general.type = 'adapter'"),
+    "architecture": (lambda f: setattr(f, "architecture", "mamba"), "GGUF architecture = 'mamba'"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_not_understood_is_refused(change: str, tmp_path: Path) -> None:
+    file = Gguf.of(random_llama())
+    apply, why = CHANGES[change]
+    apply(file)
+    with pytest.raises(IncompatibleError, match=why):
+        GgufWeights(file.write(tmp_path / "model.gguf")).config()
+
+
+def test_every_key_about_arithmetic_is_read(tmp_path: Path) -> None:
+    """Each key that is dropped either has a default that is the file's value, or is missed by name."""
+    whole = GgufWeights(Gguf.of(random_llama()).write(tmp_path / "model.gguf")).config().to_dict()
+    for key in Gguf.of(random_llama()).values:
+        file = Gguf.of(random_llama())
+        file.values.pop(key)
+        found = outcome(file.write(tmp_path / "other.gguf"))
+        assert found == whole or key in str(found), key
+
+
+@pytest.mark.parametrize("value", [0, -1, 4_000_000_000, "x", True, 0.5, [1, 2]])
+def test_a_key_with_an_impossible_value_is_named(value: Any, tmp_path: Path) -> None:
+    for key, right in Gguf.of(random_llama()).values.items():
+        if isinstance(right, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+            continue
+        file = Gguf.of(random_llama())
+        file.values[key] = value if value != -1 else "-1"
+        with pytest.raises(IncompatibleError, match=re.escape(key.rpartition(".")[2])):
+            GgufWeights(file.write(tmp_path / "model.gguf")).config()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_one_tensor_dropped_or_reshaped_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
+    """By the conversion, or when what it wrote is loaded."""
+    file, directory = Gguf.of(random_llama()), tmp_path_factory.mktemp("changed")
+    name = data.draw(st.sampled_from(sorted(file.tensors.keys() - {"output.weight"})))
+    match data.draw(st.sampled_from(["drop", "fewer rows", "fewer columns"])):
+        case "drop":
+            del file.tensors[name]
+        case "fewer rows":
+            file.tensors[name] = np.ascontiguousarray(file.tensors[name][:-1])
+        case "fewer columns":
+            file.tensors[name] = np.ascontiguousarray(file.tensors[name][..., :-1])
+    with pytest.raises(IncompatibleError):
+        account(file.write(directory / "model.gguf"))
+
+
+def account(path: Path) -> None:
+    """Read all of a file, and compare its tensors with its configuration."""
+    weights = GgufWeights(path)
+    hf = weights.config()
+    check_tensors(hf, from_transformers(hf), {name: weights[name] for name in weights})
+
+
+def outcome(path: Path) -> dict[str, Any] | str:
+    """The configuration of a file, or why it is refused."""
+    try:
+        return dict(GgufWeights(path).config().to_dict())
+    except IncompatibleError as error:
+        return str(error)
+
+
+def test_parts_are_joined_or_refused(tmp_path: Path) -> None:
+    model = random_llama()
+    whole = Gguf.of(model)
+    paths = whole.write_parts(tmp_path / "model", 3)
+    joined, single = GgufWeights(paths[0]), GgufWeights(whole.write(tmp_path / "whole.gguf"))
+    assert (joined.parts, single.parts) == (3, 1)
+    assert joined.config().to_dict() == single.config().to_dict()
+    assert set(joined) == set(single)
+    assert all(torch.equal(joined[name], single[name]) for name in joined)
+    with pytest.raises(IncompatibleError, match="is part 2 of 3 of a split model: give the first"):
+        GgufWeights(paths[1])
+    other = paths[1].read_bytes()
+    paths[1].write_bytes(paths[2].read_bytes())
+    with pytest.raises(IncompatibleError, match=r"00002-of-00003\.gguf says that it is part 3 of 3"):
+        GgufWeights(paths[0])
+    paths[1].write_bytes(other)
+    paths[2].unlink()
+    with pytest.raises(IncompatibleError, match=r"00003-of-00003\.gguf is not beside it"):
+        GgufWeights(paths[0])
+
+
+def test_bytes_that_are_no_gguf_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"nothing of that kind" * 10)
+    with pytest.raises(IncompatibleError, match="cannot read"):
+        GgufWeights(tmp_path / "model.gguf")
+
+
+def with_vocabulary(path: Path) -> Path:
+    """A file whose lists of a vocabulary stand before, between and behind metadata that is read."""
+    file = Gguf.of(random_llama())
+    words = [f"word {n} of ÿ" * (n % 3) for n in range(5000)]
+    file.others = {
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.scores": [0.5] * 5000,
+        "general.tags": ["a", "b"],
+        "tokenizer.ggml.token_type": [1] * 5000,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    return file.write(path)
+
+
+def test_long_lists_are_read_only_on_request(tmp_path: Path) -> None:
+    path = with_vocabulary(tmp_path / "model.gguf")
+    ours, theirs = QuickReader(path), gguf.GGUFReader(path)
+    assert list(ours.fields) == list(theirs.fields)
+    assert sum(len(field.data) == 5000 for field in theirs.fields.values()) == 3
+    assert sum(len(field.data) == 5000 for field in ours.fields.values()) == 0
+    for name, field in theirs.fields.items():
+        assert ours.value(name) == field.contents()
+    for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
+        assert mine.name == other.name
+        assert np.array_equal(mine.data, other.data)
+
+
+def test_a_file_that_ends_in_its_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = with_vocabulary(tmp_path / "model.gguf")
+    whole = path.read_bytes()
+    for part in (0.1, 0.2, 0.5, 0.9):
+        path.write_bytes(whole[: round(part * whole.index(b"token_embd.weight"))])
+        with pytest.raises(IncompatibleError, match="cannot read"):
+            GgufWeights(path)
+    lengths = whole.index(b"word 1 of") - 8
+    path.write_bytes(whole[:lengths] + b"\xff" * 7 + b"\x7f" + whole[lengths + 8 :])
+    with pytest.raises(IncompatibleError, match="cannot read"):
+        GgufWeights(path)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0"])
+def test_quantised_matrices_are_what_their_blocks_say(kind: str, tmp_path: Path) -> None:
+    model = random_llama()
+    weights = GgufWeights(Gguf.of(model, gguf.GGMLQuantizationType[kind]).write(tmp_path / "model.gguf"))
+    exact = random_llama()
+    exact.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    runner = ModelRunner.build(
+        from_transformers(weights.config()),
+        weights,
+        RunnerOptions("float32", kv_tokens=256, executor="torch"),
+    )
+    (logits,) = runner.forward([Segment(runner.open(), LONG[:20], want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(exact, LONG[:20])[-1], rtol=1e-3, atol=1e-3)
+
+
+def test_gemma3_is_read(tmp_path: Path) -> None:
+    """Norms are stored with one added; windows and two kinds of positions come from the metadata."""
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(
+        **(
+            SHAPE
+            | {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
+        )
+    )
+    model = transformers.Gemma3ForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    weights = GgufWeights(Gguf.of(model).write(tmp_path / "model.gguf"))
+    found = weights.config()
+    assert found.layer_types == config.layer_types
+    read = transformers.Gemma3ForCausalLM(found).eval()
+    read.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    torch.testing.assert_close(
+        reference_logits(read, LONG), reference_logits(model, LONG), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(MATRICES))
+def test_blocks_are_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
+    """Every type is; rows of queries and keys in the order of `transformers`, parts as the whole has them."""
+    model, of_kind = random_llama(hidden_size=256, intermediate_size=512), gguf.GGMLQuantizationType[kind]
+    file = Gguf.of(model)
+    path = file.write(tmp_path / "plain.gguf")
+    path = with_random_blocks(path, file, of_kind, tmp_path / "model.gguf")
+    weights, numbers = GgufWeights(path), GgufWeights(path, blocks=False)
+    for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"):
+        found = weights.blocks(name)
+        assert found is not None
+        assert found[0] == kind
+        dequantised = torch.from_numpy(gguf.dequantize(found[1].numpy(), of_kind))
+        assert torch.equal(dequantised, weights[name])
+        assert numbers.blocks(name) is None
+        for span in (TensorSlice(0, 3, 40), TensorSlice(1, 8, 24)):
+            wanted = weights[name].narrow(span.dim, span.start, span.stop - span.start)
+            assert torch.equal(weights.part(name, span), wanted)
+    assert weights.blocks("model.norm.weight") is None
+
+
+def with_random_blocks(path: Path, file: Gguf, kind: Any, to: Path) -> Path:
+    """The same file with matrices of random blocks: `gguf` cannot quantise to all types."""
+    rows = np.random.default_rng(0)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    writer = gguf.GGUFWriter(to, file.architecture)
+    for name, value in file.values.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{file.architecture}.{name}", value)
+    for name, array in file.tensors.items():
+        if array.ndim == 2:
+            blocks = rows.integers(0, 60, (len(array), array.shape[1] // block * size), np.uint8)
+            writer.add_tensor(name, blocks, raw_dtype=kind)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return to
+
+
+def test_a_question_for_a_name_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping's own answer would dequantise the tensor."""
+    weights = GgufWeights(Gguf.of(random_llama()).write(tmp_path / "model.gguf"))
+    monkeypatch.setattr(gguf, "dequantize", lambda *_: pytest.fail("read"))
+    assert "model.norm.weight" in weights
+    assert "model.norm.bias" not in weights
+    assert weights.shape("lm_head.weight") == (97, 64)

@@ -1,0 +1,133 @@
+"""GGUF files of every family compute what `transformers` computes, as numbers and as blocks."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.batch import Segment
+from specinfer.model.families import FAMILIES, GGUF
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.account import check_tensors
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.families import RenamedWeights, in_llama_names
+from specinfer.model.weights.files import GgufWeights
+from tests.support.models.families import random_model
+from tests.support.models.gguf_files import Gguf
+from tests.support.tiny_models import reference_logits
+
+pytestmark = pytest.mark.native
+TOKENS = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(2)).tolist()
+FILES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral, sliding window": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma": {},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3_text": {"query_pre_attn_scalar": 16},
+    "phi3": {},
+    "phi3, longrope": {},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+    "granite": {},
+    "olmo2": {},
+    "olmo3": {},
+}
+"""Entries of the table of families, with what a file has no key for as readers take it."""
+
+
+def file_of(name: str, **kind: Any) -> tuple[Any, Gguf]:
+    model = random_model(name, intermediate_size=96, **FILES[name])
+    model.set_attn_implementation("eager")
+    file = Gguf.of(model, **kind)
+    if name == "gemma3_text":
+        file.values["attention.sliding_window_pattern"] = 2
+    return model, file
+
+
+def test_every_layout_has_a_file() -> None:
+    assert {file_of(name)[1].architecture for name in FILES} == GGUF.keys()
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_path: Path) -> None:
+    model, file = file_of(name)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    hf = weights.config()
+    config = from_transformers(hf)
+    check_tensors(hf, config, in_llama_names(config, weights))
+    runner = ModelRunner.build(config, weights, RunnerOptions("float32", kv_tokens=256, executor=executor))
+    (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
+    expected = reference_logits(model, TOKENS)[-1]
+    assert float((logits[0] - expected).abs().max() / expected.std()) < 5e-5
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma3_text", "olmo3", "granite"])
+def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, tmp_path: Path) -> None:
+    model, file = file_of(name, kind=gguf.GGMLQuantizationType.Q8_0)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    config = from_transformers(weights.config())
+    model.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    runner = ModelRunner.build(config, weights, RunnerOptions(kv_tokens=256, executor="native"))
+    (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
+    expected = reference_logits(model, TOKENS)[-1]
+    assert float((logits[0] - expected).abs().max() / expected.std()) < 0.3
+
+
+def test_float32_takes_numbers_in_place_of_blocks(tmp_path: Path) -> None:
+    model, file = file_of("gemma3_text", kind=gguf.GGMLQuantizationType.Q8_0)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    model.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    options = RunnerOptions("float32", kv_tokens=256, executor="native")
+    runner = ModelRunner.build(from_transformers(weights.config()), weights, options)
+    (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, TOKENS)[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
+    _, file = file_of("phi3", kind=gguf.GGMLQuantizationType.Q8_0)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    renamed = in_llama_names(from_transformers(weights.config()), weights)
+    assert isinstance(renamed, RenamedWeights)
+    for part in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up", "mlp.down"):
+        name = f"model.layers.1.{part}_proj.weight"
+        found = renamed.blocks(name)
+        assert found is not None
+        numbers = gguf.dequantize(found[1].numpy(), gguf.GGMLQuantizationType.Q8_0)
+        assert torch.equal(torch.from_numpy(numbers), renamed[name]), part
+    assert renamed.blocks("model.layers.1.input_layernorm.weight") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("granite", {"residual_scale": None}, "no field granite.residual_scale"),
+        ("phi3", {"rope.scaling.type": "yarn"}, "none and longrope are supported"),
+        ("phi3", {"rope.scaling.type": "longrope"}, "'longrope' with factors"),
+        ("olmo3", {"attention.sliding_window_pattern": [True]}, "has 1 entries: must be 4"),
+        ("olmo2", {"rope.scaling.attn_factor": 1.2}, "attn_factor = 1.2.*: is not understood"),
+        ("gemma2", {"attention.temperature_scale": 0.5}, "temperature_scale = 0.5: is not understood"),
+    ],
+)
+def test_keys_of_a_family_are_read_or_refused(
+    name: str, change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    _, file = file_of(name)
+    file.values |= change
+    file.values = {key: value for key, value in file.values.items() if value is not None}
+    with pytest.raises(IncompatibleError, match=reason):
+        GgufWeights(file.write(tmp_path / "model.gguf")).config()
+
+
+def test_families_are_named_once() -> None:
+    names = [
+        name
+        for family in {id(family): family for family in FAMILIES.values()}.values()
+        for name in family.model_types
+    ]
+    assert len(names) == len(set(names)) == len(FAMILIES)

@@ -1,0 +1,216 @@
+"""Quantised checkpoints are what their numbers say, or refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.batch import Segment
+from specinfer.model.loading import load_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.packed import open_checkpoint
+from specinfer.model.weights.packed.scheme import scheme_of
+from tests.support.tiny_models import reference_logits, tiny_transformers
+
+PROMPT = [3, 14, 15, 92, 65]
+OPTIONS = RunnerOptions(dtype="float32", kv_tokens=256)
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+Tensors = dict[str, torch.Tensor]
+
+
+def nibbles_in_words(values: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """[A, 8 B] numbers of four bits -> [A, B] words, place k of a word holding number order[k]."""
+    groups = values.view(len(values), -1, 8)
+    words = sum(groups[..., number].long() << (4 * place) for place, number in enumerate(order))
+    assert isinstance(words, torch.Tensor)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def grouped(weight: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers of four bits [in, out], zeros and scales [groups, out] of a matrix [out, in]."""
+    inputs, count = weight.T, int(groups.max()) + 1
+    low = torch.stack([inputs[groups == g].amin(0) for g in range(count)])
+    high = torch.stack([inputs[groups == g].amax(0) for g in range(count)])
+    scales = ((high - low) / 15).half().float().clamp(min=1e-4)
+    zeros = (-low / scales).round().clamp(1, 15)
+    return (inputs / scales[groups] + zeros[groups]).round().clamp(0, 15).int(), zeros.int(), scales
+
+
+def as_gptq(name: str, weight: torch.Tensor, act_order: bool) -> tuple[Tensors, torch.Tensor]:
+    """GPTQ's tensors of a matrix, and what they mean."""
+    base, groups = name.removesuffix("weight"), torch.arange(weight.shape[1]) // 32
+    if act_order:
+        groups = groups[torch.randperm(len(groups))]
+    numbers, zeros, scales = grouped(weight, groups)
+    in_order = list(range(8))
+    tensors = {
+        f"{base}qweight": nibbles_in_words(numbers.T.contiguous(), in_order).T.contiguous(),
+        f"{base}qzeros": nibbles_in_words(zeros - 1, in_order),
+        f"{base}scales": scales.half(),
+        f"{base}g_idx": groups.int(),
+    }
+    return tensors, ((numbers - zeros[groups]) * scales[groups]).T.contiguous()
+
+
+def as_awq(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    base, groups = name.removesuffix("weight"), torch.arange(weight.shape[1]) // 32
+    numbers, zeros, scales = grouped(weight, groups)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    tensors = {
+        f"{base}qweight": nibbles_in_words(numbers, order),
+        f"{base}qzeros": nibbles_in_words(zeros, order),
+        f"{base}scales": scales.half(),
+    }
+    return tensors, ((numbers - zeros[groups]) * scales[groups]).T.contiguous()
+
+
+def as_fp8(name: str, weight: torch.Tensor, scale_name: str, block: bool) -> tuple[Tensors, torch.Tensor]:
+    if block:
+        height, width = (-(-size // 32) for size in weight.shape)
+        scale = torch.rand(height, width) + 0.5
+        spread = scale.repeat_interleave(32, 0).repeat_interleave(32, 1)[: weight.shape[0], : weight.shape[1]]
+    else:
+        scale = weight.abs().amax(1, keepdim=True) / 448
+        spread = scale
+    stored = (weight / spread).to(torch.float8_e4m3fn)
+    base = name.removesuffix("weight")
+    return {name: stored, f"{base}{scale_name}": scale}, stored.float() * spread
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+def as_fp8_whole(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """One scale for a matrix."""
+    scale = weight.abs().max().reshape(1) / 448
+    stored = (weight / scale).to(torch.float8_e4m3fn)
+    return {
+        name: stored,
+        f"{name}_scale": scale,
+        f"{name.removesuffix('weight')}input_scale": scale.clone(),
+    }, stored.float() * scale
+
+
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gptq": (lambda n, w: as_gptq(n, w, act_order=False), GPTQ),
+    "gptq, order of activations": (lambda n, w: as_gptq(n, w, act_order=True), GPTQ),
+    "awq": (as_awq, AWQ),
+    "fp8, matrices": (as_fp8_whole, FP8),
+    "fp8, rows": (lambda n, w: as_fp8(n, w, "weight_scale", block=False), FP8),
+    "fp8, blocks": (
+        lambda n, w: as_fp8(n, w, "weight_scale_inv", block=True),
+        FP8 | {"weight_block_size": [32, 32]},
+    ),
+}
+
+
+def quantised(kind: str, directory: Path, **changes: Any) -> tuple[Any, Tensors]:
+    """Write a checkpoint of this kind; return the model that its numbers mean, and its tensors."""
+    torch.manual_seed(0)
+    model = tiny_transformers("llama-untied", **SHAPE)
+    quantise, config = KINDS[kind]
+    tensors: Tensors = {}
+    for name, parameter in model.named_parameters():
+        if "_proj." in name:
+            parts, meaning = quantise(name, parameter.detach())
+            parameter.data = meaning
+            tensors |= parts
+        else:
+            tensors[name] = parameter.detach()
+    (directory / "config.json").write_text(
+        json.dumps(model.config.to_dict() | {"quantization_config": config | changes})
+    )
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors"
+    )
+    return model, tensors
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantised_checkpoint_is_what_its_numbers_say(kind: str, tmp_path: Path) -> None:
+    model, _ = quantised(kind, tmp_path)
+    runner = ModelRunner.load(tmp_path, OPTIONS)
+    (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, PROMPT)[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_that_is_missing_or_of_another_size_is_refused(kind: str, tmp_path: Path) -> None:
+    _, tensors = quantised(kind, tmp_path)
+    parts = [
+        name
+        for name in tensors
+        if "layers.1.mlp.up_proj" in name and "g_idx" not in name and "input_scale" not in name
+    ]
+    for name in parts:
+        for other in ({}, {name: tensors[name][:-1]}):
+            rest = {key: tensor.contiguous() for key, tensor in tensors.items() if key != name}
+            save_file(
+                rest | {key: tensor.contiguous() for key, tensor in other.items()},
+                tmp_path / "model.safetensors",
+            )
+            with pytest.raises(IncompatibleError, match=r"up_proj|group_size|scales of shape"):
+                load_model(tmp_path, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method = 'bitsandbytes'"),
+        (GPTQ | {"bits": 3}, "bits = 3"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
+        (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic = .*: is not understood"),
+        (GPTQ | {"group_size": "all"}, "group_size = 'all'"),
+        (AWQ | {"version": "gemv"}, "version = 'gemv'"),
+        (AWQ | {"zero_point": False}, "zero_point = False"),
+        (FP8 | {"fmt": "e5m2"}, "fmt = 'e5m2'"),
+        (FP8 | {"weight_block_size": [128]}, "weight_block_size"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "format = 'pack-quantized'"),
+    ],
+)
+def test_what_is_not_understood_is_refused(config: dict[str, Any], why: str) -> None:
+    with pytest.raises(IncompatibleError, match=f"quantization_config: {why}"):
+        scheme_of(config)
+
+
+def test_float8_without_scales_is_refused(tmp_path: Path) -> None:
+    _, tensors = quantised("fp8, rows", tmp_path)
+    save_file({n: t for n, t in tensors.items() if not n.endswith("scale")}, tmp_path / "model.safetensors")
+    with pytest.raises(IncompatibleError, match="is float8 without a scale"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_without_what_its_configuration_says_is_refused(kind: str, tmp_path: Path) -> None:
+    plain = tiny_transformers("llama-untied", **SHAPE)
+    quantised(kind, tmp_path)
+    save_file(dict(plain.state_dict()), tmp_path / "model.safetensors")
+    with pytest.raises(IncompatibleError, match=r"quantization_config says .*, but no tensor is quantised"):
+        load_model(tmp_path, OPTIONS)
+
+
+def test_an_order_of_activations_must_be_there(tmp_path: Path) -> None:
+    _, tensors = quantised("gptq, order of activations", tmp_path)
+    rest = {name: tensor.contiguous() for name, tensor in tensors.items() if not name.endswith("g_idx")}
+    save_file(rest, tmp_path / "model.safetensors")
+    with pytest.raises(IncompatibleError, match=r"lack .*g_idx"):
+        load_model(tmp_path, OPTIONS)
+
+
+def test_a_quantised_checkpoint_of_another_family_is_refused(tmp_path: Path) -> None:
+    from tests.support.models.families import save_random
+
+    save_random("cohere", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": GPTQ}))
+    with pytest.raises(
+        IncompatibleError, match="quant_method = 'gptq': not supported for model_type = 'cohere'"
+    ):
+        load_model(tmp_path, OPTIONS)

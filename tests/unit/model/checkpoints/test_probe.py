@@ -1,0 +1,182 @@
+"""A checkpoint is served if it computes what `transformers` computes, in every way of serving; all else is refused."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.batch import Segment
+from specinfer.model.loading import load_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe import records
+from specinfer.model.probe.check import probe_generic, probe_loaded
+from specinfer.model.probe.reference import few_layers
+from specinfer.model.runner import ModelRunner
+from specinfer.model.torch import generic_attention
+from tests.support.models.families import FAMILIES, SHAPE, random_model, save_random
+from tests.support.models.models_table import row, stored_rows
+
+OPTIONS = RunnerOptions(dtype="float32", kv_tokens=512)
+RIGHT = (
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "llama4_text",
+    "deepseek_v3",
+    "qwen3_moe",
+    "phi3, longrope",
+    "gpt2",
+)
+"""Some of each kind: soft caps, windows, sinks, chunks, latent attention, experts, odd rotation, positions learnt."""
+REFUSED = {
+    "lfm2": r"token by token .* 0 \(Lfm2MLP, Lfm2ShortConv\)",
+    "granitemoehybrid": "token by token",
+    "mamba": "takes no positions",
+    "bloom": "attention interface",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(records, "cache_directory", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "probes"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_families_that_cannot_be_right_are_refused_at_load(name: str, tmp_path: Path) -> None:
+    save_random(name, tmp_path)
+    with pytest.raises(IncompatibleError, match=REFUSED[name]):
+        ModelRunner.load(tmp_path, OPTIONS)
+
+
+@pytest.mark.parametrize("lost", ["softcap", "s_aux", "scaling", "mask"])
+def test_an_attention_that_drops_an_argument_is_found(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe itself: each fault that this executor could have is one that it sees."""
+    model = random_model(
+        {"softcap": "gemma2", "s_aux": "gpt_oss", "scaling": "granite", "mask": "gemma3_text"}[lost]
+    )
+    right = generic_attention.GenericPass.attend
+
+    def forgetful(self: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+        kept = {name: value for name, value in options.items() if name != lost}
+        return right(self, module, query, key, value, None if lost == "mask" else mask, kept)
+
+    probe_generic(copy.deepcopy(model))
+    monkeypatch.setattr(generic_attention.GenericPass, "attend", forgetful)
+    with pytest.raises(IncompatibleError, match="logits differ from those of transformers"):
+        probe_generic(model)
+
+
+def test_an_argument_of_attention_that_is_not_known_is_refused() -> None:
+    module = torch.nn.Identity()
+    with pytest.raises(IncompatibleError, match="Identity: attention with position_bias is not supported"):
+        generic_attention._understood(
+            module, {"scaling": 1.0, "position_bias": torch.zeros(1), "other": None}
+        )
+    with pytest.raises(IncompatibleError, match="is_causal"):
+        generic_attention._understood(module, {"is_causal": False})
+
+
+def test_what_was_found_right_is_not_examined_again(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_random("gemma", tmp_path / "model")
+    examined: list[Path] = []
+
+    def counted(directory: Path, loaded: Any) -> Any:
+        examined.append(directory)
+        return probe_loaded(directory, loaded)
+
+    monkeypatch.setattr("specinfer.model.probe.check.probe_loaded", counted)
+    for _ in range(2):
+        ModelRunner.load(tmp_path / "model", OPTIONS)
+    assert len(examined) == 1
+    (record,) = own_cache.iterdir()
+    assert max(json.loads(record.read_text())["distances"].values()) < 1e-4
+    path = tmp_path / "model" / "model.safetensors"
+    save_file({name: tensor * 1.5 for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    ModelRunner.load(tmp_path / "model", OPTIONS)
+    assert len(examined) == 2, "other weights are another model"
+
+
+def test_a_cache_that_cannot_be_written_keeps_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_random("gemma", tmp_path / "model")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(records, "cache_directory", lambda: tmp_path / "file")
+    ModelRunner.load(tmp_path / "model", OPTIONS)
+    assert "the result of the probe is not kept" in caplog.text
+
+
+def test_few_layers_have_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specinfer.model.probe.reference.WHOLE_BYTES", 0)
+    small = few_layers(
+        random_model(
+            "gemma3_text", num_hidden_layers=6, layer_types=["sliding_attention"] * 3 + ["full_attention"] * 3
+        )
+    )
+    assert len(small.model.layers) == 4
+    probe_generic(random_model("gemma3_text"))
+
+
+def test_longrope_is_served_up_to_its_original_length(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond it `transformers` turns all keys otherwise, those before the end too."""
+    save_random("phi3, longrope", tmp_path)
+    assert ModelRunner.load(tmp_path, OPTIONS).config.max_positions == 64
+    assert "'phi3': served up to 64 positions (rope_type = 'longrope')" in caplog.text
+    caplog.clear()
+    runner = ModelRunner.load(tmp_path, replace(OPTIONS, executor="generic"))
+    assert runner.config.max_positions == 64 < SHAPE["max_position_embeddings"]
+    with pytest.raises(IncompatibleError, match=r"position 64: .* up to 64, its original_max.*longrope"):
+        runner.forward([Segment(runner.open(), [5] * 65, want_last=True)])
+    assert caplog.text.count("'phi3': served up to 64, its original_max_position_embeddings") == 1
+
+
+def test_the_table_has_more_than_forty_families() -> None:
+    assert list(stored_rows()) == list(FAMILIES)
+    assert len({family for family, _ in FAMILIES.values()}) > 80
+
+
+@pytest.mark.parametrize("name", [*RIGHT, *REFUSED])
+def test_the_table_says_what_the_probe_finds(name: str, tmp_path: Path) -> None:
+    assert row(name, tmp_path) == stored_rows()[name]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_whole_table_says_what_greedy_decoding_finds(name: str, tmp_path: Path) -> None:
+    """Prompts of two lengths, longer than windows, read in chunks; then token by token, side by side."""
+    assert row(name, tmp_path) == stored_rows()[name]
+    if "| right |" not in stored_rows()[name]:
+        return
+    model = random_model(name)
+    model.set_attn_implementation("eager")
+    runner = ModelRunner(*load_model(tmp_path, OPTIONS))
+    longest = min(40, runner.config.max_positions - 6)
+    draw = torch.Generator().manual_seed(5)
+    texts = [torch.randint(3, 97, (length,), generator=draw).tolist() for length in (longest, 7)]
+    wanted = [list(text) for text in texts]
+    sequences = [runner.open() for _ in texts]
+    runner.forward([Segment(sequences[0], texts[0][: longest // 2])])
+    logits = runner.forward(
+        [Segment(s, text[s.length :], want_last=True) for s, text in zip(sequences, texts, strict=True)]
+    )
+    for _ in range(4):
+        for text, right, found in zip(texts, wanted, logits, strict=True):
+            with torch.inference_mode():
+                expected = model(torch.tensor([right]), use_cache=False).logits[0, -1]
+            right.append(int(expected.argmax()))
+            text.append(int(found[0].argmax()))
+        logits = runner.forward(
+            [Segment(s, text[-1:], want_last=True) for s, text in zip(sequences, texts, strict=True)]
+        )
+    assert texts == wanted

@@ -1,0 +1,232 @@
+"""EAGLE's trees in one compiled call: those that the layer in torch operations grows, node for node."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.drafters.eagle import EagleRunner
+from specinfer.errors import SettingError
+from specinfer.model.batch import Batch
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.loading import hold
+from specinfer.model.native.eagle_layer import NativeEagle
+from specinfer.model.native.executor import pass_of
+from specinfer.model.options import DTYPES, RunnerOptions
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.families import EMBEDDING
+from specinfer.sampling import GREEDY, Sampling
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from speculator_svc.training.eagle_student import starting_tensors
+from tests.support.models.growth_rounds import assert_same, contexts
+from tests.support.tiny_models import tiny_transformers
+
+pytestmark = pytest.mark.native
+
+LAYERS, HIDDEN = 3, 96
+TOKENS = 512
+VOCABULARY = torch.arange(5, 85)[torch.randperm(80, generator=torch.Generator().manual_seed(4))]
+"""Draft token -> target token; not ascending, so that mixing them up shows."""
+LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3), TreeLimits(9, 7)]
+CHAINS = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
+SAMPLED = Sampling(temperature=0.8, seed=11)
+CUT = Sampling(temperature=1.3, top_k=20, top_p=0.8, seed=4)
+SUMS = 2e-3
+"""Apart may be what sums of float32 in another order make, level after level."""
+POINT, WITHOUT = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
+
+
+def weights_of(family: str = "llama", residual_normed: bool = False) -> EagleWeights:
+    """Random ones, so that the token one ahead and all hidden states count."""
+    model = tiny_transformers(family, head_dim=32, hidden_size=HIDDEN, intermediate_size=152)
+    config, weights = from_transformers(model.config), model.state_dict()
+    tensors = starting_tensors(config, weights, LAYERS, VOCABULARY)
+    generator = torch.Generator().manual_seed(1)
+    noisy = {n: t + 0.2 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
+    own = replace(config, layers=1, vocab_size=len(VOCABULARY), tied_embeddings=False)
+    return EagleWeights(own, noisy, weights["model.embed_tokens.weight"], residual_normed)
+
+
+class CompiledPasses:
+    """The compiled layer pass by pass, for the growth that is the reference: so its trees must agree in every
+    type of number."""
+
+    def __init__(self, layer: NativeEagle) -> None:
+        self._layer, self._logits = layer, torch.empty(0)
+
+    def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
+        return states.contiguous()
+
+    def run(self, batch: Batch, read: torch.Tensor) -> torch.Tensor:
+        layer, rows = self._layer, len(batch.token_ids)
+        outs, one = torch.empty(rows, layer.config.hidden_size), np.array([1], np.int32)
+        self._logits = torch.empty(len(batch.logit_rows), layer.config.vocab_size)
+        call, _numbers = pass_of(batch)
+        layer.memory.put(call)
+        if read.dim() == 3:
+            call.states = read.data_ptr()
+        else:
+            call.hidden = read.data_ptr()
+        call.logits_out, call.threads, call.end_layer = self._logits.data_ptr(), 2, 1
+        call.features, call.feature_layers, call.features_out = 1, one.ctypes.data, outs.data_ptr()
+        layer.model.library.si_forward(layer.model.address, ctypes.byref(call))
+        return outs
+
+    def logits(self, _: torch.Tensor) -> torch.Tensor:
+        return self._logits
+
+
+def compiled(weights: EagleWeights, dtype: str = "float32") -> EagleRunner:
+    return EagleRunner.build(weights, native_options(dtype))
+
+
+def native_options(dtype: str) -> RunnerOptions:
+    if dtype == "q8_0":
+        return RunnerOptions(executor="native", weights="q8_0", kv_tokens=TOKENS)
+    return RunnerOptions(dtype, executor="native", kv_tokens=TOKENS)
+
+
+def in_torch(weights: EagleWeights) -> EagleRunner:
+    return EagleRunner.build(weights, RunnerOptions(dtype="float32", executor="torch", kv_tokens=TOKENS))
+
+
+def by_passes(weights: EagleWeights, dtype: str) -> EagleRunner:
+    options, blocks = native_options(dtype), TOKENS // 16
+    _, held = hold(weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options)
+    layer = NativeEagle(weights, held, DTYPES[options.dtype], blocks)
+    return EagleRunner(cast(EagleModel, CompiledPasses(layer)), blocks)
+
+
+def tasks_for(
+    sequences: list[KVSequence],
+    round_: int,
+    limits: list[TreeLimits],
+    sampling: Sampling,
+    blind: float | None,
+) -> list[EagleTask]:
+    """Return what is new in each request, with hidden states of the target."""
+    generator = torch.Generator().manual_seed(round_)
+    tasks = []
+    for sequence, delta, own in zip(sequences, contexts(round_), limits, strict=True):
+        states = torch.randn((len(delta), LAYERS, HIDDEN), generator=generator).to(torch.bfloat16)
+        tasks.append(EagleTask(GrowthTask(sequence, delta, own, sampling, blind, offset=1), states))
+    return tasks
+
+
+def grow_both(
+    weights: EagleWeights,
+    shape: GrowthShape,
+    limits: list[TreeLimits],
+    sampling: Sampling,
+    reference: Callable[[EagleWeights], EagleRunner] = in_torch,
+    dtype: str = "float32",
+    blind: float | None = None,
+) -> list[tuple[TokenTree, TokenTree]]:
+    """(compiled, reference) trees of two rounds of drafting, on two caches."""
+    runners = compiled(weights, dtype), reference(weights)
+    sequences = [[runner.cache.open() for _ in limits] for runner in runners]
+    pairs: list[tuple[TokenTree, TokenTree]] = []
+    for round_ in range(2):
+        grown = []
+        for runner, own in zip(runners, sequences, strict=True):
+            tasks = tasks_for(own, round_, limits, sampling, blind)
+            for item in tasks:
+                rows = len(item.task.delta) + shape.scored_nodes(item.task.limits)
+                runner.cache.reserve(item.task.sequence, rows)
+            grown.append(runner.grow(tasks, shape, VOCABULARY))
+            runner.cache.check()
+        pairs += zip(*grown, strict=True)
+    return pairs
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-biased", "llama-rope3", "qwen3"])
+@pytest.mark.parametrize("residual_normed", [False, True])
+def test_trees_are_those_of_the_layer_in_torch(family: str, residual_normed: bool) -> None:
+    pairs = grow_both(weights_of(family, residual_normed), GrowthShape(), LIMITS, GREEDY)
+    for found, expected in pairs:
+        assert_same(found, expected, SUMS)
+    trees = [found for found, _ in pairs]
+    assert [len(tree) - 1 for tree in trees] == [limits.nodes for limits in LIMITS] * 2
+    assert max(len(tree.path_to(n)) for tree in trees for n in range(len(tree))) >= 4
+    assert len({tuple(tree.token_ids[1:3].tolist()) for tree in trees if len(tree) > 2}) > 5
+
+
+@pytest.mark.parametrize(
+    ("shape", "limits", "sampling", "blind"),
+    [
+        (GrowthShape(), LIMITS, SAMPLED, None),
+        (GrowthShape(), LIMITS, CUT, None),
+        (GrowthShape(), LIMITS, GREEDY, 0.8),
+        (GrowthShape(kind=WITHOUT, q_support=24), LIMITS, SAMPLED, None),
+        (GrowthShape(kind=WITHOUT, q_support=24), LIMITS, CUT, None),
+        (GrowthShape(kind=ProposalKind.WITH_REPLACEMENT), LIMITS, SAMPLED, None),
+        (GrowthShape(), CHAINS, GREEDY, None),
+        (GrowthShape(kind=WITHOUT), CHAINS, SAMPLED, None),
+        (GrowthShape(ExpansionVector((2, 1, 3, 1))), LIMITS, GREEDY, None),
+        (GrowthShape(min_path_probability=0.1), LIMITS, GREEDY, None),
+        (GrowthShape(beam=1), LIMITS, GREEDY, None),
+    ],
+)
+def test_points_noise_and_draws_are_those_of_the_layer_in_torch(
+    shape: GrowthShape, limits: list[TreeLimits], sampling: Sampling, blind: float | None
+) -> None:
+    for found, expected in grow_both(weights_of(), shape, limits, sampling, blind=blind):
+        assert_same(found, expected, SUMS)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
+@pytest.mark.parametrize("kind", [POINT, WITHOUT])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_a_whole_draft_is_what_its_passes_say(dtype: str, kind: ProposalKind, sampling: Sampling) -> None:
+    """In few bits, where the layer in torch operations rounds elsewhere."""
+    weights = weights_of()
+
+    def reference(weights: EagleWeights) -> EagleRunner:
+        return by_passes(weights, dtype)
+
+    for found, expected in grow_both(weights, GrowthShape(kind=kind), LIMITS, sampling, reference, dtype):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
+def test_few_bits_say_nearly_the_same(dtype: str) -> None:
+    """Little probability of first guesses lies elsewhere, on average."""
+    apart = []
+    for found, expected in grow_both(
+        weights_of(), GrowthShape(), [TreeLimits(40, 1)] * 5, GREEDY, dtype=dtype
+    ):
+        ours = dict(zip(found.token_ids[1:].tolist(), found.scores[1:], strict=True))
+        theirs = dict(zip(expected.token_ids[1:].tolist(), expected.scores[1:], strict=True))
+        common = ours.keys() & theirs.keys()
+        assert len(common) > 35
+        apart.append(sum(abs(ours[token] - theirs[token]) for token in common) / 2)
+    assert sum(apart) / len(apart) < (0.02 if dtype == "bfloat16" else 0.1)
+
+
+def test_a_batch_does_not_change_its_members() -> None:
+    weights, shape = weights_of(), GrowthShape()
+    together = grow_both(weights, shape, LIMITS, SAMPLED, dtype="bfloat16")
+    for index in range(len(LIMITS)):
+        alone = compiled(weights, "bfloat16")
+        item = tasks_for([alone.cache.open() for _ in LIMITS], 0, LIMITS, SAMPLED, None)[index]
+        rows = len(item.task.delta) + shape.scored_nodes(item.task.limits)
+        alone.cache.reserve(item.task.sequence, rows)
+        (tree,) = alone.grow([item], shape, VOCABULARY)
+        assert_same(together[index][0], tree)
+
+
+def test_what_cannot_run_is_refused() -> None:
+    weights = weights_of()
+    for options, told in (
+        (RunnerOptions(executor="gpu"), "an EAGLE layer runs in native or torch"),
+        (RunnerOptions(weights="q8_0", executor="torch"), "weights = 'q8_0': needs the native executor"),
+        (RunnerOptions(dtype="float16", executor="native"), "float32 and bfloat16 are supported"),
+    ):
+        with pytest.raises(SettingError, match=told):
+            EagleRunner.build(weights, options)
