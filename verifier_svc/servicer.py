@@ -53,7 +53,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         self._metrics, self._description, self._tracer = metrics, description, tracer
         self._observing, self._fence = Observing(), Fence()
         self._faults = 0
-        """Faults of the engine counted so far."""
+        """Faults counted so far."""
         metrics.describe(description)
         metrics.show_memory(self._engine.runner.memory)
         self._observe_cache()
@@ -177,8 +177,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         self._observing(lambda: self._observe(done))
 
     def _observe(self, done: _Step) -> None:
-        if self._engine.faults > self._faults:
-            self._faults = self._engine.faults
+        faults = self._engine.faults + self._host.failed_steps
+        if faults > self._faults:
+            self._faults = faults
             self._metrics.failed_steps.inc()
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)

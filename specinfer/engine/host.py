@@ -107,6 +107,8 @@ class Host:
         self.calibration = Calibration()
         self.failed_drafts = 0
         """Steps that decoded plainly because drafting failed."""
+        self.failed_steps = 0
+        """Steps of grants that failed behind others."""
         self._clock = clock
         self._put_off: dict[str, tuple[int, list[tuple[int, TokenTree]]]] = {}
         """Tokens and drafts of requests that the verifier put off: to draft them anew could select by token."""
@@ -139,13 +141,22 @@ class Host:
         """Repeat a plan as often as a grant allows; apply the verdicts of all steps to the requests.
 
         It ends with a step after which a request has ended, a verdict is not OK, somebody waits, or the next step
-        would rather end after the grant's time than within it.
+        would rather end after the grant's time than within it; or before one that fails by a fault of ours, which
+        forgets its requests.
         """
         steps: list[HostStep] = []
         began = self._clock()
         while True:
             started = self._clock()
-            steps.append(step := self.step(plan))
+            try:
+                steps.append(step := self.step(plan))
+            except Exception:
+                if not steps:
+                    raise
+                log.exception("a step of %d requests failed behind others", len(plan.entries))
+                self.failed_steps += 1
+                self.verifier.abandon([entry.request_id for entry in plan.entries])
+                return steps
             goes_on = self._apply(step)
             now = self._clock()
             late = now - began + (now - started) / 2 > grant.seconds
