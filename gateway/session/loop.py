@@ -11,22 +11,30 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.events import Events
+from gateway.events import Events, TraceOfStep
 from gateway.session.constraints import Constraints
 from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
-from gateway.session.verifier import VerifierClient
+from gateway.session.verifier import Verdicts, VerifierClient
+from specinfer.engine.step import (
+    Answer,
+    AskDrafts,
+    AskVerdicts,
+    Committed,
+    Drafted,
+    StepMachine,
+    StepPlan,
+    Verified,
+)
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
-from specinfer.planning.feedback import FinishedStep, StepTimes
+from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.learned_training import NO_RECORDER, StepRecorder
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.remote.pool import SpeculatorPool
-from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
 from specinfer.statuses import EntryStatus
-from specinfer.step import StepMachine, StepPlan, Verified
 from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
@@ -67,8 +75,6 @@ class SessionLoop:
         self._unreleased: list[str] = []
         """Preempted requests that the verifier may still hold."""
         self._outage = Outage("the verifier")
-        self._last_done = 0.0
-        """Time when the last step ended; 0 after a pause."""
         self.steps = 0
 
     @property
@@ -145,7 +151,7 @@ class SessionLoop:
             if entry.state.finish is not None:
                 continue
             try:
-                await self._iterate(StepPlan(PLAIN, PLAIN, [entry], []))
+                await self._iterate(StepPlan(PLAIN, [entry], []))
             except (FencedError, ServiceChangedError):
                 raise
             except UnavailableError as error:
@@ -173,7 +179,6 @@ class SessionLoop:
             if step.entries:
                 return step
             await self._wake.wait()
-            self._last_done = 0.0
 
     async def _fail_unplannable(self, error: Exception) -> None:
         """End the requests that no step can be planned with.
@@ -188,39 +193,64 @@ class SessionLoop:
         for state, fault in culprits:
             await self._fail(state, fault)
 
-    async def _iterate(self, step: StepPlan) -> None:
+    async def _iterate(self, plan: StepPlan) -> None:
         await self._release_preempted()
-        with self._events.traced(step.entries) as trace:
-            finished, progress = await self._do(step, trace.traceparent if trace else "")
-            await self.persistence.put(progress, finished)  # a fault of a listener must not cost tokens
+        with self._events.traced(plan.entries) as trace:
+            committed = await self._decode(plan, trace)
+            for step, progress in committed:
+                await self.persistence.put(progress, step)  # a fault of a listener must not cost tokens
             if trace is not None:
-                trace.end(finished)
-        if all(verdict.status is EntryStatus.EXHAUSTED for verdict in finished.verdicts.values()):
+                trace.end(committed[0].step)
+        if all(verdict.status is EntryStatus.EXHAUSTED for verdict in committed[0].step.verdicts.values()):
             await asyncio.sleep(_PUT_OFF_S)
-            self._last_done = 0.0
+            self.machine.paused()
 
-    async def _do(self, step: StepPlan, traceparent: str) -> tuple[FinishedStep, list[Progress]]:
-        """Draft, merge, verify, commit; `traceparent` is the trace context for the services."""
-        entries = step.entries
-        started = time.perf_counter()
-        drafts, draft_times = await self.pool.draft(entries, step.choice.speculators, traceparent)
-        drafted = time.perf_counter()
-        self._constraints.match([entry.state for entry in entries])
-        trees = self.machine.merge(step, drafts)
-        merged = time.perf_counter()
-        wanted, orders = self.pool.wanted(entries), self.pool.order(entries, step.following)
-        verdicts, pass_s, reply = await self.verifier.verify(entries, trees, traceparent, wanted, orders)
-        self.pool.keep(wanted, trees, verdicts)
-        next_draft_s = self.pool.arrived(reply)
-        verified = time.perf_counter()
+    async def _decode(self, plan: StepPlan, trace: TraceOfStep | None) -> list[Committed]:
+        """Answer the questions of a step: speculators draft, the verifier verifies."""
+        traceparent = trace.traceparent if trace is not None else ""
+        decoding = self.machine.decode(plan)
+        question = next(decoding)
+        try:
+            while True:
+                if isinstance(question, AskDrafts):
+                    answer: Answer = await self._drafted(plan, traceparent)
+                else:
+                    answer = await self._verified(question, traceparent)
+                question = decoding.send(answer)
+        except StopIteration as done:
+            committed: list[Committed] = done.value
+        self.steps += len(committed)
+        return committed
+
+    async def _drafted(self, plan: StepPlan, traceparent: str) -> Drafted:
+        """Ask the speculators of a plan that are not the verifier's."""
+        chosen = plan.choice.speculators
+        drafts, times = await self.pool.draft(plan.entries, chosen, traceparent)
+        if not drafts:
+            return Drafted({}, times, merged_by_host=True)
+        self._constraints.match([entry.state for entry in plan.entries])
+        return Drafted(drafts, times)
+
+    async def _verified(self, question: AskVerdicts, traceparent: str) -> list[Verified]:
+        """Ask the verifier, which goes on by itself as far as it may."""
+        entries, trees = question.plan.entries, question.trees
+        wanted = self.pool.wanted(entries)
+        order = self.pool.order(entries, question.plan.choice, bool(trees), wanted, not traceparent)
+        answers = await self.verifier.verify(entries, trees, traceparent, wanted, order)
         self._outage.over(time.monotonic())
-        progress = self.machine.commit(step, trees, verdicts, time.monotonic())
-        self.steps += 1
-        done = time.perf_counter()
-        times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
-        self._last_done = done
-        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times, next_draft_s)
-        return self.machine.finished(step, found, progress), progress
+        self.pool.keep(wanted, answers[0].trees, answers[0].by_request)
+        return [self._of_host(answer) for answer in answers]
+
+    def _of_host(self, answer: Verdicts) -> Verified:
+        own = self.pool.resident
+        times, nodes = (
+            own.note(answer.drafts) if own is not None and answer.drafts is not None else (None, {})
+        )
+        host_s = answer.compute_s + answer.draft_s
+        drafted = [times] if times is not None else []
+        return Verified(
+            *(answer.trees, answer.by_request, answer.compute_s, host_s, answer.draft_s, drafted, nodes)
+        )
 
     async def _release_preempted(self) -> None:
         """Release preempted requests at the verifier.

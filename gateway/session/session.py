@@ -36,6 +36,7 @@ from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.text import StopStrings
 from specinfer.service.channel import open_channel
 from specinfer.service.stream import MeteredChannel
 from specinfer.tokenizer import Tokenizer
@@ -207,7 +208,7 @@ class VerifierSession:
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve)
         log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
-        scheduler = Scheduler(limits, budget)
+        scheduler = Scheduler(limits, budget, StopStrings(shared.tokenizer))
 
         def persistence(
             learn: Callable[[FinishedStep], None], release: Callable[[list[str]], None]
@@ -216,7 +217,6 @@ class VerifierSession:
                 scheduler,
                 shared.store,
                 shared.token_streams,
-                shared.tokenizer,
                 shared.events,
                 pool.names,
                 shared.watches,

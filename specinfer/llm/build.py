@@ -13,10 +13,12 @@ from specinfer.drafters import Drafter
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.pools import Flags, default_speculators, load_drafters, read_speculators
+from specinfer.engine.host import Host
+from specinfer.engine.local_pool import LocalPool
+from specinfer.engine.step import StepMachine
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
-from specinfer.llm.pool import LocalPool
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.registry import AUTO
 from specinfer.model.options import RunnerOptions
@@ -28,7 +30,7 @@ from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Planner, derive_budget
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.step import StepMachine
+from specinfer.scheduling.text import StopStrings
 from specinfer.tokenizer import Tokenizer
 from specinfer.verification.acceptance import DEFAULT_RULE, find_rule
 from specinfer.verification.engine import VerifierEngine
@@ -155,8 +157,9 @@ def assemble(
         curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
     )
     planner = Planner(curve, budget, options.adaptive)
-    machine = StepMachine(Scheduler(limits, budget), planner)
-    return LocalEngine(machine, LocalPool(engines, runner.config.hidden_size), verifier, compiler)
+    machine = StepMachine(Scheduler(limits, budget, StopStrings(tokenizer)), planner)
+    pool = LocalPool(engines, runner.config.hidden_size, runner.config.vocab_size)
+    return LocalEngine(machine, Host(pool, verifier, compiler))
 
 
 def _specs(model: str, speculators: Speculators, options: LLMOptions) -> list[Flags | Function]:

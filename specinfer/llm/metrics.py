@@ -27,6 +27,8 @@ class Totals:
     draft_seconds: float = 0.0
     step_seconds: float = 0.0
     failed_steps: int = 0
+    """Steps from which nothing was learnt."""
+    failed_drafts: int = 0
     """Steps that decoded plainly because drafting failed."""
     accepted_by_depth: list[int] = field(default_factory=list)
     """[d]: steps in which the node at depth d + 1 was accepted."""
@@ -57,7 +59,7 @@ class Totals:
                 for depth, count in enumerate(self.accepted_by_depth)
             ),
             Metric("steps", self.steps),
-            Metric("failed_steps", self.failed_steps),
+            Metric("failed_steps", self.failed_steps + self.failed_drafts),
             Metric("pass_seconds", self.pass_seconds),
             Metric("draft_seconds", self.draft_seconds),
             Metric("step_seconds", self.step_seconds),

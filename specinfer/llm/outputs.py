@@ -81,7 +81,7 @@ class RequestOutput:
 
 
 class CompletionBuilder:
-    """One answer as it grows: tokens become text, a stop string ends it."""
+    """One answer as it grows: tokens become text."""
 
     def __init__(self, state: RequestState, tokenizer: Tokenizer, index: int) -> None:
         self.state, self._tokenizer = state, tokenizer
@@ -89,12 +89,8 @@ class CompletionBuilder:
         self._text = TextStream(tokenizer, asked.stop_strings, asked.prompt, asked.stop_token_ids)
         self.output = CompletionOutput(index, logprobs=[] if state.request.logprobs else None)
 
-    def add(self, progress: Progress) -> int | None:
-        """Append new tokens.
-
-        Returns:
-            How many of them count, if a stop string ended the text; else None.
-        """
+    def add(self, progress: Progress) -> None:
+        """Append new tokens, of which none is behind a stop string."""
         piece = self._text.push(progress.tokens, progress.final)
         self.output.text += piece.text
         tokens = progress.tokens[: piece.used]
@@ -102,7 +98,6 @@ class CompletionBuilder:
         if self.output.logprobs is not None:
             rows = progress.logprobs[: piece.used]
             self.output.logprobs += [self._row(t, row) for t, row in zip(tokens, rows, strict=True)]
-        return piece.used if piece.stopped else None
 
     def end(self) -> SpecInferError | None:
         """Take the finish reason of its request; return the fault that ended it, if one did."""

@@ -6,7 +6,7 @@ all steps but the last.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specinfer.planning.acceptance import Outcomes
@@ -44,6 +44,7 @@ class FinishedStep:
     choice: Choice
     entries: Sequence[StepEntry]
     drafts: Drafts
+    """Drafts of speculators that are not where the verifier is."""
     trees: Mapping[str, TokenTree]
     """Trees as they were verified."""
     verdicts: Mapping[str, VerdictEntry]
@@ -52,8 +53,8 @@ class FinishedStep:
     times: StepTimes
     outcomes: Sequence[TreeOutcome] = ()
     """Outcomes of the verified trees."""
-    next_draft_s: float = 0.0
-    """Seconds in which the verifier's own speculators drafted for the next step."""
+    proposed: Mapping[int, int] = field(default_factory=dict)
+    """Nodes of drafts, roots excluded, by speculator."""
 
     @property
     def seconds(self) -> float:
@@ -62,13 +63,15 @@ class FinishedStep:
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of the step besides the pass and drafting, that for the next step included.
+        """Seconds of the step besides the pass and drafting.
 
         Where no draft came in time, the wait counts as neither a drafter's nor plain decoding's.
         """
-        waited = self.times.drafted - self.times.started
-        drafting = max((draft.total_s for draft in self.draft_times if not draft.resident), default=waited)
-        return self.seconds - self.pass_s - self.next_draft_s - drafting
+        drafting = self.times.drafted - self.times.started
+        if self.draft_times:
+            resident = sum([draft.total_s for draft in self.draft_times if draft.resident])
+            drafting = resident + max([d.total_s for d in self.draft_times if not d.resident], default=0.0)
+        return self.seconds - self.pass_s - drafting
 
 
 def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> None:

@@ -61,9 +61,8 @@ class StepCounts:
 def count_step(step: FinishedStep) -> StepCounts:
     """Count a finished step."""
     counts = StepCounts()
-    for drafts in step.drafts.values():
-        for speculator, draft in drafts:
-            counts.of(speculator).proposed += len(draft) - 1
+    for speculator, nodes in step.proposed.items():
+        counts.of(speculator).proposed += nodes
     for outcome in step.outcomes:
         counts.tokens += outcome.accepted + 1
         if outcome.drafted:

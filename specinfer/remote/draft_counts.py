@@ -31,6 +31,12 @@ class DraftCounts:
             list(names),
         )
 
+    def add(self, speculator: int, nodes: int, failures: int, seconds: float) -> None:
+        """Count one speculator's drafts of a step."""
+        self._seconds.observe(seconds, self._names[speculator])
+        self._nodes[speculator].inc(nodes)
+        self._failures[speculator].inc(failures)
+
     def observe(self, outcomes: Sequence[DraftOutcome], seconds: Sequence[float]) -> None:
         """Count the drafts of one step; `seconds` of every speculator, 0 if it did not draft."""
         for name, drafting in zip(self._names, seconds, strict=True):

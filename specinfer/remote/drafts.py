@@ -11,9 +11,8 @@ from specinfer.errors import MalformedTreeError, ServiceChangedError, Unavailabl
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import Predicted
 from specinfer.service.stream import MessageStream
-from specinfer.tree import TokenTree, TreeLimits, check_tree
+from specinfer.tree import TokenTree, TreeLimits, check_draft
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
-from specinfer.tree.topology import depths
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc, tree_pb2, verifier_pb2
 from specinfer.wire.tree_codec import decode_tree, most_bytes
 
@@ -129,12 +128,7 @@ def sound_draft(
         MalformedTreeError: naming the first broken invariant.
     """
     tree = decode_tree(message, speculator)
-    check_tree(tree, vocab_size, limits.nodes + 1)
-    if tree.root_token_id != root:  # the state may have moved on since
-        raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
-    depth = int(depths(tree.parents).max())
-    if depth > limits.depth:
-        raise MalformedTreeError("tree.depth", depth, f"deeper than {limits.depth}")
+    check_draft(tree, root, limits, vocab_size)
     return tree
 
 

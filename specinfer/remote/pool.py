@@ -23,14 +23,14 @@ from specinfer.remote.drafts import (
 )
 from specinfer.remote.policy import PoolPolicy, UsualStepTime
 from specinfer.remote.replicas import SpeculatorReplicas
-from specinfer.remote.resident import NO_ORDERS, DraftOrders, ResidentDrafts
+from specinfer.remote.resident import HostOrder, ResidentDrafts, grant_of
 from specinfer.remote.round import NO_DRAFTS, DraftRound, Drafts
 from specinfer.remote.service import DraftQuery, SpeculatorService
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
 from specinfer.tree import TokenTree
-from specinfer.v1 import speculator_pb2, verifier_pb2
+from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SpeculatorPool:
         self._policy = policy
         self._replicas = SpeculatorReplicas(services, open_channel)
         self.resident: ResidentDrafts | None = None
-        """Drafts of the verifier's own speculators, if it has any."""
+        """The verifier's own speculators, if it has any."""
         self.services = self._replicas.known
         """Every replica of every service, those that are away included; the list itself stays the same."""
         self._directory = SpeculatorDirectory(policy)
@@ -110,11 +110,6 @@ class SpeculatorPool:
         return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
 
     @property
-    def drafts_ahead(self) -> bool:
-        """True if any speculator has drafted, or is drafting, for the step that is planned next."""
-        return self.resident is not None
-
-    @property
     def draws(self) -> bool:
         """True if any speculator draws for requests that are sampled."""
         return any(service.drawing for service in self.services)
@@ -139,13 +134,36 @@ class SpeculatorPool:
         if wanted is not NOTHING_WANTED:
             self._target.arrived(wanted, trees, verdicts)
 
-    def order(self, entries: Sequence[StepEntry], following: Choice) -> DraftOrders:
-        """Return what the verifier's own speculators are to draft behind a step, for the choice of the next."""
-        return self.resident.order(entries, following) if self.resident is not None else NO_ORDERS
+    def order(
+        self,
+        entries: Sequence[StepEntry],
+        choice: Choice,
+        drafted: bool,
+        wanted: WantedOutputs,
+        repeats: bool,
+    ) -> HostOrder:
+        """Return what the verifier does beside verifying the trees of a step.
 
-    def arrived(self, reply: verifier_pb2.VerifyReply) -> float:
-        """Keep the drafts that came with verdicts for the next step; return the seconds that they took."""
-        return self.resident.arrived(reply) if self.resident is not None else 0.0
+        Args:
+            entries: all requests of the step.
+            choice: the planner's.
+            drafted: whether services have drafted for the step.
+            wanted: outputs of the target that services read.
+            repeats: whether the plan may be repeated without a message; it is not where services draft or read.
+        """
+        chosen, references = frozenset[int](), dict[str, Sequence[Sequence[int]]]()
+        if self.resident is not None:
+            chosen = self.resident.chosen(choice.speculators)
+            references = dict(self.resident.references(entries))
+        if drafted and not chosen:
+            return HostOrder(references=references)
+        repeats = repeats and not drafted and wanted is NOTHING_WANTED
+        return HostOrder(*grant_of(choice, chosen, entries, repeats), references)
+
+    def asks(self, chosen: SpeculatorSet) -> bool:
+        """Return whether any of these speculators is one of a service, not of the verifier."""
+        services = [service for service in self.services if service.stream is not None]
+        return any(chosen & frozenset(service.members) for service in services)
 
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
@@ -159,20 +177,19 @@ class SpeculatorPool:
         taken for dead.
         """
         self._step_times.begins(time.perf_counter())
-        resident = self._take_resident(entries, chosen)
-        if not any(
-            service.stream is not None and chosen & frozenset(service.members) for service in self.services
-        ):
+        if not self.asks(chosen):
             self._end_round()
             self._step_times.drafted(time.perf_counter())
-            return resident
+            return NO_DRAFTS
         round_ = self._begin_round(len(entries), traceparent)
         shares = self._replicas.divide(entries)
         questions = [
             (service, asked)
             # whoever takes longest is called first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
-            if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
+            if service.stream is not None
+            and (asked := service.asked(shares.get(service.address, ()), chosen))
+            and _available(service)
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
         running = [self._spawn(self._ask(round_, service, asked)) for service, asked in questions]
@@ -183,22 +200,14 @@ class SpeculatorPool:
         if late:
             log.debug("%d services missed the deadline", len(late))
         self._step_times.drafted(time.perf_counter())
-        return round_.drafts(resident)
-
-    def _take_resident(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> Drafts:
-        """Return the drafts that came with the verdicts of the step before."""
-        if self.resident is None or self.resident.empty:
-            return NO_DRAFTS
-        return Drafts(
-            *self.resident.take(entries, chosen, self._policy.vocab_size, self._share(len(entries)))
-        )
+        return round_.drafts()
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Let all services forget requests; their time-to-live covers lost calls."""
         self._target.forget(request_ids)
         self._replicas.forget(request_ids)
         if self.resident is not None:
-            self.resident.forget(request_ids)  # the verifier forgets them with its own
+            self.resident.service.forget(request_ids)  # the verifier forgets them with its own
         services = [(s.address, s.stub) for s in self.services if s.description and s.stub]
         client = self._policy.client
         await asyncio.gather(*(release_at(address, stub, request_ids, client) for address, stub in services))

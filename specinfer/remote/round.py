@@ -46,11 +46,10 @@ class DraftRound:
         self.over = False
         """True once the next step has begun."""
 
-    def drafts(self, more: Drafts = NO_DRAFTS) -> Drafts:
-        """Return the answers so far, and those that are there already: copies, as more may arrive."""
-        found = {name: [*more.trees.get(name, ()), *trees] for name, trees in self._trees.items()}
-        in_order = {name: sorted(trees, key=lambda item: item[0]) for name, trees in found.items()}
-        return Drafts(more.trees | in_order, [*more.times, *self._times])
+    def drafts(self) -> Drafts:
+        """Return the answers so far: copies, as more may arrive."""
+        in_order = {name: sorted(trees, key=lambda item: item[0]) for name, trees in self._trees.items()}
+        return Drafts(in_order, list(self._times))
 
     async def ask(self, service: SpeculatorService, asked: Mapping[str, DraftQuery]) -> None:
         """Exchange one message with one service; add its trees, and its time, when they arrive.

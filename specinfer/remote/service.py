@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from specinfer.drafters.refusals import Refusals
 from specinfer.errors import MalformedTreeError
 from specinfer.planning.latency import DraftTime, SpeculatorSet
 from specinfer.remote.consent import consent_of
 from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
-from specinfer.remote.faults import DraftFaults, DraftStatistics, Refusals
+from specinfer.remote.faults import DraftFaults, DraftStatistics
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.target_outputs import TargetOutputs
@@ -230,7 +231,7 @@ class SpeculatorService:
                     raise MalformedTreeError("tree.proposals", "drawn", "it may only send points here")
             except MalformedTreeError as error:
                 wrong.add(speculator)
-                self._malformed(speculator, error)
+                self.note_malformed(speculator, error)
             else:
                 self.faults.note_sound(speculator)
                 found[speculator] = tree
@@ -252,15 +253,20 @@ class SpeculatorService:
         state = entry.state
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
-    def _failed(self, request_id: str, speculator: int, status: int, why: str) -> None:
+    def note_failed(self, speculator: int, why: str) -> None:
+        """Count a draft that failed."""
         self.statistics.count("failed")
         self.faults.note(speculator, self._name(speculator), why, self.clock())
+
+    def _failed(self, request_id: str, speculator: int, status: int, why: str) -> None:
+        self.note_failed(speculator, why)
         if status == int(EntryStatus.EXHAUSTED):
             self.refusals.put_off(request_id, speculator)
         else:
             self.refusals.refuse(request_id, speculator)
 
-    def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
+    def note_malformed(self, speculator: int, error: MalformedTreeError) -> None:
+        """Count a tree that broke a rule; a speculator with many is left out for a while."""
         self.statistics.count("malformed")
         if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
             self.statistics.quarantines[speculator] += 1

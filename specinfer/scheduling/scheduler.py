@@ -24,6 +24,7 @@ from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import FinishRate
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.request_table import RequestTable
+from specinfer.scheduling.text import StopStrings
 from specinfer.statuses import FinishReason
 from specinfer.tree import TokenTree
 
@@ -33,8 +34,9 @@ log = logging.getLogger(__name__)
 class Scheduler:
     """Holds every request between submission and finish."""
 
-    def __init__(self, limits: SchedulerLimits, budget: NodeBudget) -> None:
-        self._limits, self._room = limits, CacheRoom(limits, budget)
+    def __init__(self, limits: SchedulerLimits, budget: NodeBudget, stops: StopStrings | None = None) -> None:
+        """Start empty; `stops` finds the stop strings that end requests, None finds none."""
+        self._limits, self._room, self._stops = limits, CacheRoom(limits, budget), stops
         self._batch = RunningBatch(self._room)
         self._held = RequestTable()
         self._arrivals = 0
@@ -77,7 +79,7 @@ class Scheduler:
     ) -> RequestState:
         """Queue a request: a new one, or one that another gateway began.
 
-        If its generated tokens end it, it is not queued, and the state that is returned has its `finish` set.
+        If its generated tokens end it, it is not held, and the state that is returned has its `finish` set.
 
         Args:
             draws: whether any speculator draws for requests that are sampled.
@@ -98,7 +100,10 @@ class Scheduler:
             return state
         self._check_room(request, now)
         self._arrivals += 1
+        stopped = self._stops is not None and self._stops.begin(request, generated)
         self._hold(state, now)
+        if stopped:
+            self.finish(state, FinishReason.STOP_STRING, now)  # only its end was not written
         return state
 
     def could_hold(self, request: GenerationRequest) -> bool:
@@ -197,6 +202,7 @@ class Scheduler:
                 continue
             moved = self._apply(entry, trees.get(entry.request_id), verdict, now)
             if moved is not None:
+                self._stop_at_string(moved, now)
                 progress.append(moved)
             if entry.state.finish is not None:
                 self._finished(entry.state, now)
@@ -214,11 +220,23 @@ class Scheduler:
             entry.state.end(FinishReason.ERROR, now, why, retryable=False)
             return Progress(entry.state, [], [], entry.state.new_tokens, True)
 
-    def cut(self, progress: Progress, keep: int, now: float) -> None:
-        """End a request by a stop string after `keep` of its newest tokens."""
-        progress.cut(keep)
-        progress.final = True
-        self.finish(progress.state, FinishReason.STOP_STRING, now)
+    def _stop_at_string(self, progress: Progress, now: float) -> None:
+        """End a request at its first stop string; one whose text cannot be read ends with a fault of ours."""
+        if self._stops is None:
+            return
+        try:
+            keep = self._stops.find(progress.request_id, progress.tokens, last=progress.final)
+        except Exception as error:
+            log.exception("the text of request %s cannot be read", progress.request_id)
+            progress.cut(0)
+            progress.final = True
+            why = FaultError("internal error", error).for_logs
+            progress.state.end(FinishReason.ERROR, now, why, retryable=False)
+            return
+        if keep is not None:
+            progress.cut(keep)
+            progress.final = True
+            progress.state.end(FinishReason.STOP_STRING, now)
 
     def fail(
         self, states: Sequence[RequestState], message: str, now: float, retryable: bool = True
@@ -260,3 +278,5 @@ class Scheduler:
     def _release(self, state: RequestState) -> None:
         self._held.remove(state)
         self._batch.remove(state)
+        if self._stops is not None:
+            self._stops.forget(state.request.request_id)

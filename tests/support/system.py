@@ -26,6 +26,7 @@ from specinfer.cli.local.processes import free_ports
 from specinfer.constraints.compiler import Compiler
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.engine.host import Host
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.remote.description import describe
@@ -229,12 +230,8 @@ async def running_system(
     engine_limits = engine_limits or EngineLimits(max_context_len=512)
     model = model or tiny_transformers("llama")
     runners = [runner_of(model, kv_tokens=kv_tokens, kv_window=kv_window) for _ in range(verifiers)]
-    engines = [
-        VerifierEngine(
-            runner, acceptance, engine_limits, compiler=Compiler(tokenizer.to_json(), VOCABULARY, [eos])
-        )
-        for runner in runners
-    ]
+    compiler = Compiler(tokenizer.to_json(), VOCABULARY, [eos])
+    engines = [VerifierEngine(runner, acceptance, engine_limits, compiler=compiler) for runner in runners]
     drafters = drafters or {}
     hosted = {
         name: drafters[name] for name in drafters if resident is True or (resident and name in resident)
@@ -277,12 +274,12 @@ async def running_system(
             own.CopyFrom(description)
             own.instance_id = secrets.token_hex(4)
             metrics = VerifierMetrics(registries[thread.name], list(hosted))
-            residents = None
+            drafters = SpeculatorEngine(list(hosted.values()), max_nodes=64) if hosted else None
+            residents = ResidentSpeculators(drafters, list(hosted), engine.runner)
             if hosted:
-                own_engine = SpeculatorEngine(list(hosted.values()), max_nodes=64)
-                residents = ResidentSpeculators(own_engine, list(hosted), engine)
                 own.resident.CopyFrom(residents.description)
-            servicer = VerifierServicer(engine, thread, metrics, own, tracer, residents)
+            host = Host(residents.pool, engine, compiler)
+            servicer = VerifierServicer(host, thread, metrics, own, tracer)
             verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
 
         name = f"verifier-{number}" if number else "verifier"

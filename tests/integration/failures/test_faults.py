@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 import pytest
+import specinfer.step
 
 import gateway.store.requests
-import specinfer.step
 from gateway.observability.metrics.requests import RequestCounters
 from gateway.session.token_stream import TokenStream
 from specinfer.planning.planner import PLAIN, Planner

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from specinfer.remote.faults import LONGEST_PAUSE, Refusals
+from specinfer.drafters.refusals import LONGEST_PAUSE, Refusals
 
 
 def tries(refusals: Refusals, steps: int, request_id: str = "r") -> list[int]:
