@@ -75,7 +75,9 @@ def test_a_tree_never_reaches_beyond_what_the_request_may_have() -> None:
     host = host_of(ScriptedDrafter(first(5)))
     steps = host.run(begin(host, [state], 5, 1), Grant(50, FOREVER))
     assert answers([state]) == [greedy(PROMPTS[0], 12)]
-    assert [len(step.trees["a"]) - 1 for step in steps] == [5, 4], "one token more than the tree is the verifier's"
+    assert [len(step.trees["a"]) - 1 for step in steps] == [5, 4], (
+        "one token more than the tree is the verifier's"
+    )
 
 
 @pytest.mark.parametrize("drafters", [0, 1])
