@@ -28,11 +28,7 @@ from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2
 from tests.support.network.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, fake_gateways
 
-EXAMPLES = sorted(
-    path
-    for path in (Path(__file__).resolve().parents[3] / "examples").glob("*.py")
-    if path.stem != "ray_serve"  # not of the client: tests/clients/test_ray_serve.py runs it
-)
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.py"))
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)
 
 
