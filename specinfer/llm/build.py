@@ -24,6 +24,7 @@ from specinfer.model.formats.registry import AUTO
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
 from specinfer.planning.pass_times import PassCurve
@@ -192,7 +193,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
     )
     if layout.ranks == 1:
         limit_threads()
-        return ModelRunner.load(directory, own), lambda: None
+        return load_checked(directory, own), lambda: None
     ranks = LocalRanks(directory, own, layout)
     return ranks.runner, ranks.close
 
