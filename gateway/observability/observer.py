@@ -15,7 +15,6 @@ from gateway.observability.traces import RequestTraces, StepTrace
 from gateway.session.totals import GatewayTotals, Named
 from specinfer.errors import FaultError
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.step_counts import count_step
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
@@ -120,10 +119,9 @@ class Observer:
         self.metrics.requests.progress(item)
 
     def _count_step(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        counts = count_step(step)
-        self.metrics.steps.count(step, counts, names)
-        self._totals.add(step, counts, names)
-        self._acceptance.count(counts, names)
+        self.metrics.steps.count(step, names)
+        self._totals.add(step, names)
+        self._acceptance.count(step.counts, names)
 
     def _count_services(self, pool: SpeculatorPool) -> None:
         speculation = self.metrics.steps.speculation

@@ -75,7 +75,9 @@ def test_a_tree_never_reaches_beyond_what_the_request_may_have() -> None:
     host = host_of(ScriptedDrafter(first(5)))
     steps = host.run(begin(host, [state], 5, 1), Grant(50, FOREVER))
     assert answers([state]) == [greedy(PROMPTS[0], 12)]
-    assert [len(step.trees["a"]) - 1 for step in steps] == [5, 4], "one token more than the tree is the verifier's"
+    assert [len(step.trees["a"]) - 1 for step in steps] == [5, 4], (
+        "one token more than the tree is the verifier's"
+    )
 
 
 @pytest.mark.parametrize("drafters", [0, 1])
@@ -148,7 +150,7 @@ def test_a_step_that_was_put_off_uses_its_drafts_again() -> None:
 
 
 def test_trees_of_others_are_merged_with_its_own() -> None:
-    """The first drafter is here, the second elsewhere; a request that is verified as it comes has the latter's alone."""
+    """The first drafter is here, the second elsewhere; what is verified as it comes has the latter alone."""
     state, other = request(PROMPTS[0], "a"), request(PROMPTS[1], "b")
     host = host_of(ScriptedDrafter(first(1)))
     plan = begin(host, [state, other], 4, 1)
