@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from specinfer.drafters import DrafterDescription
-from specinfer.drafters.eagle import EagleDrafter
+from specinfer.drafters.eagle import EagleDrafter, EagleRunner
 from specinfer.model.batch import Segment
-from specinfer.model.drafting.eagle import EagleWeights
+from specinfer.model.drafting.eagle_layer import EagleWeights
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.eagle import EagleRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import ProposalKind

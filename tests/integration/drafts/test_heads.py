@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 from specinfer.drafters import DrafterDescription
-from specinfer.drafters.blockwise import BlockwiseDrafter
-from specinfer.drafters.medusa import HeadsDrafter, MedusaDrafter
+from specinfer.drafters.heads import BlockwiseDrafter, HeadsDrafter, HeadsRunner, MedusaDrafter
+from specinfer.drafters.heads_layers import MedusaSource
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.heads import HeadsRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
-from specinfer.model.weights.heads_checkpoint import MedusaSource
 from specinfer.tree import ProposalKind
 from specinfer.v1 import generation_pb2
 from tests.support.forgetting import forget_once
