@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-import specinfer.step
+from specinfer.engine import step as engine_step
 
 import gateway.store.requests
 from gateway.observability.metrics.requests import RequestCounters
@@ -23,14 +23,14 @@ PROMPT = [5, 17, 3, 88, 41]
 
 def _poisoned(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """From now on a function of the loop raises in every step that holds the request "poison"."""
-    original = getattr(specinfer.step, where)
+    original = getattr(engine_step, where)
 
     def raises(entries: Any, *rest: Any) -> Any:
         if any(entry.request_id == "poison" for entry in entries):
             raise IndexError("a fault of ours")
         return original(entries, *rest)
 
-    monkeypatch.setattr(specinfer.step, where, raises)
+    monkeypatch.setattr(engine_step, where, raises)
 
 
 async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
@@ -164,6 +164,6 @@ async def test_a_fault_in_what_is_learnt_costs_no_request(
     def raises(*_: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(specinfer.step, "learn", raises)
+    monkeypatch.setattr(engine_step, "learn", raises)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
