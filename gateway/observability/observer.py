@@ -28,8 +28,20 @@ log = logging.getLogger(__name__)
 class Observer:
     """Listener of one gateway."""
 
-    def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
-        """Create a listener; `traces` is None without tracing."""
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        traces: RequestTraces | None = None,
+        record: Callable[[FinishedStep, Sequence[str]], None] = lambda step, names: None,
+    ) -> None:
+        """Create a listener.
+
+        Args:
+            metrics: receives the counts.
+            traces: None without tracing.
+            record: receives every step, and the names of the speculators by number.
+        """
+        self._record = record
         self.metrics, self._totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
         self._steps: list[tuple[FinishedStep, SpeculatorPool]] = []
@@ -92,6 +104,7 @@ class Observer:
     def step(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         """Note a finished step."""
         self._steps.append((step, pool))
+        self._record(step, pool.names)
 
     def count(self) -> None:
         """Count what was noted since the last call; it is called twice a second, and when a request ends."""

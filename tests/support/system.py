@@ -131,6 +131,8 @@ class System:
     address: str
     verifier_address: str
     servers: dict[str, ServiceServer] = field(default_factory=dict)
+    servicers: list[VerifierServicer] = field(default_factory=list)
+    """Those of the verifiers."""
     verifiers: Sequence[VerifierEngine] = ()
     registries: dict[str, CollectorRegistry] = field(default_factory=dict)
     """Metrics of "gateway", "verifier" and each speculator service."""
@@ -140,6 +142,11 @@ class System:
         """The loop of the session that there is."""
         (session,) = self.gateway.sessions
         return session.loop
+
+    @property
+    def host(self) -> Host:
+        """The host of the first verifier."""
+        return self.servicers[0]._host
 
     @property
     def store(self) -> RequestStore:
@@ -264,7 +271,7 @@ async def running_system(
         hidden_size=runners[0].config.hidden_size,
         feature_layers=runners[0].feature_layers,
     )
-    verifier_addresses = []
+    verifier_addresses, servicers = [], list[VerifierServicer]()
     for number, engine in enumerate(engines):
 
         def add_verifier(
@@ -280,6 +287,7 @@ async def running_system(
                 own.resident.CopyFrom(residents.description)
             host = Host(residents.pool, engine, compiler)
             servicer = VerifierServicer(host, thread, metrics, own, tracer)
+            servicers.append(servicer)
             verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
 
         name = f"verifier-{number}" if number else "verifier"
@@ -312,7 +320,15 @@ async def running_system(
         registry = registries["gateway"]
         async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):
             system = System(
-                stub, gateway, engines[0], address, verifier_addresses[0], servers, engines, registries
+                stub,
+                gateway,
+                engines[0],
+                address,
+                verifier_addresses[0],
+                servers,
+                servicers,
+                engines,
+                registries,
             )
             yield system
             if system.gateway is gateway:  # unless the test has ended it

@@ -88,7 +88,9 @@ async def test_a_plain_step_is_one_exchange_and_at_most_one_write(
     assert messages["DraftRequest"] == 0
     replies = [len(each) for each in found]
     assert messages["GenerateReply"] == sum(replies)
-    assert len(rows) <= exchanges + batch, "a write beside those of the steps only where a request ends between"
+    assert len(rows) <= exchanges + batch, (
+        "a write beside those of the steps only where a request ends between"
+    )
     assert sum(rows) <= batch * TOKENS + batch
     assert max(replies) <= 1 + len(rows), (
         "a client gets at most one message for a write, behind the one that accepts"
