@@ -1,7 +1,7 @@
 """Settings of the gateway (environment prefix SPECINFER_GATEWAY_)."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -27,6 +27,8 @@ class GatewaySettings(SecuritySettings):
     """Settings of the gateway, which owns every request, merges speculators' trees and calls the verifier."""
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
+    hung_seconds: ClassVar[float] = 5.0
+    """Silence after which a service counts as dead in a step that has draws. A constant."""
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
     metrics_port: int = Field(
@@ -85,11 +87,6 @@ class GatewaySettings(SecuritySettings):
         "biases the "
         "output; --no-trust-draws takes only points.",
     )
-    hung_seconds: float = Field(
-        5.0,
-        gt=0,
-        description="Silence after which a speculator service is taken for dead in a step that has draws.",
-    )
     max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
     max_waiting: int = Field(
         _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
@@ -104,10 +101,6 @@ class GatewaySettings(SecuritySettings):
         0,
         ge=0,
         description="Most nodes verified in one iteration, all trees together; 0: what passes allow.",
-    )
-    tree_depth: int = Field(0, ge=0, description="Deepest tree; 0: as deep as it has nodes.")
-    sequence_length: int = Field(
-        _LIMITS.sequence_length, ge=1, description="Tokens drafted in sequence speculation."
     )
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."

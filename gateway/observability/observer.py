@@ -54,7 +54,7 @@ class Observer:
         self.count()
         return self._totals
 
-    def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
+    def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
         """Note a request that has come and is recorded."""
         name = request.request_id
         if self._traces is not None:
@@ -65,43 +65,43 @@ class Observer:
             extra=self._about(name),
         )
 
-    def waits(self, request: GenerationRequest) -> None:
+    def request_waiting(self, request: GenerationRequest) -> None:
         """Note a recorded request that no session of this gateway can run."""
         name = request.request_id
         log.info("request %s waits for a gateway that serves", name, extra=about(name))
 
-    def adopted(self, request: GenerationRequest, tokens: int) -> None:
+    def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
         """Note a request, with so many tokens, that goes on at this gateway."""
         name = request.request_id
         self.metrics.system.adopted_requests.inc()
         log.info("request %s goes on here, from token %d", name, tokens, extra=about(name))
 
-    def left(self, request_ids: Iterable[str], why: str) -> None:
+    def requests_released(self, request_ids: Iterable[str], why: str) -> None:
         """Note requests that this gateway does not run any more, though they have not ended."""
         for name in request_ids:
             log.info("request %s leaves this gateway: %s", name, why, extra=self._about(name))
             if self._traces is not None:
                 self._traces.left([name], time.monotonic(), why)
 
-    def fault(self, request_id: str, error: Exception) -> str:
+    def report_fault(self, request_id: str, error: Exception) -> str:
         """Note a request that suffers from a fault of ours; return the message for its client."""
         log.error("request %s failed", request_id, exc_info=error, extra=self._about(request_id))
         self.step_failed()
         return FaultError("internal error", error).for_logs
 
-    def admitted(self, states: Iterable[RequestState]) -> None:
+    def requests_admitted(self, states: Iterable[RequestState]) -> None:
         """Note requests that begin to run, for the first time."""
         for state in states:
             self.metrics.requests.admitted(state)
 
-    def progress(self, item: Progress) -> None:
+    def progress_stored(self, item: Progress) -> None:
         """Note that new tokens of a request, or its end, are stored."""
         self._progress.append(item)
         if item.final and item.state.finish is not None:
             self.count()
             self._ended(item.state, item.state.finish)
 
-    def step(self, step: FinishedStep, pool: SpeculatorPool) -> None:
+    def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         """Note a finished step."""
         self._steps.append((step, pool))
         self._record(step, pool.names)
@@ -145,7 +145,7 @@ class Observer:
                 speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)
 
     @contextmanager
-    def traced(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
+    def trace_step(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
         """Open the spans of a step that begins; None if it is not traced."""
         trace = self._traces.step(entries, time.perf_counter()) if self._traces else None
         try:
@@ -159,7 +159,7 @@ class Observer:
         """Count a step that a fault of ours cost its drafts or its batch."""
         self.metrics.steps.failed_steps.inc()
 
-    def preempted(self, requests: int) -> None:
+    def requests_preempted(self, requests: int) -> None:
         """Count requests that gave their cache to others."""
         self.metrics.steps.preemptions.inc(requests)
 
@@ -167,7 +167,7 @@ class Observer:
         """Count a call that the verifier did not answer."""
         self.metrics.steps.verifier_failures.inc()
 
-    def fenced(self, requests: int) -> None:
+    def requests_fenced(self, requests: int) -> None:
         """Count requests that belong to another gateway."""
         self.metrics.system.fenced_requests.inc(requests)
 
@@ -179,7 +179,7 @@ class Observer:
         """Count a Redis that came back without its data."""
         self.metrics.system.redis_losses.inc()
 
-    def cluster_fault(self) -> None:
+    def cluster_failed(self) -> None:
         """Count a fault of ours in leases, rebalancing or following."""
         self.metrics.system.keeper_faults.inc()
 

@@ -165,7 +165,7 @@ class SessionLoop:
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
         """End a request that causes a fault of ours."""
-        why = self._events.fault(state.request.request_id, error)
+        why = self._events.report_fault(state.request.request_id, error)
         await self.persistence.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
 
     async def _next_step(self) -> StepPlan:
@@ -178,7 +178,7 @@ class SessionLoop:
             except Exception as error:  # noqa: BLE001  # as above
                 await self._fail_unplannable(error)
                 continue
-            self._events.admitted(step.admitted)
+            self._events.requests_admitted(step.admitted)
             if step.entries:
                 return step
             await self._wake.wait()
@@ -198,7 +198,7 @@ class SessionLoop:
 
     async def _iterate(self, plan: StepPlan) -> None:
         await self._release_preempted()
-        with self._events.traced(plan.entries) as trace:
+        with self._events.trace_step(plan.entries) as trace:
             committed = await self._decode(plan, trace)
             for step, progress in committed:
                 await self.persistence.put(progress, step)  # a fault of a listener must not cost tokens
@@ -264,7 +264,7 @@ class SessionLoop:
         preempted = self.scheduler.take_preempted()
         if preempted:
             log.info("preempting %d requests", len(preempted))
-            self._events.preempted(len(preempted))
+            self._events.requests_preempted(len(preempted))
             self._unreleased += preempted
         if self._unreleased:
             await self.verifier.release(self._unreleased)
@@ -275,7 +275,7 @@ class SessionLoop:
         await self._releases.close()
 
     def _learn(self, step: FinishedStep) -> None:
-        self._events.step(step, self.pool)
+        self._events.step_finished(step, self.pool)
         self.machine.learn(step)
 
     def _unchosen(self, error: Exception) -> None:

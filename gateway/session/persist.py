@@ -169,7 +169,7 @@ class Persistence:
         state, name = progress[0].state, progress[0].request_id
         if name not in self.unfinished:
             return
-        why = self._events.fault(name, error)
+        why = self._events.report_fault(name, error)
         self._scheduler.fail([state], why, time.monotonic(), retryable=False)
         self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
         self._publisher.break_off(name, why)
@@ -232,12 +232,12 @@ class Persistence:
         fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
         if fenced:
             log.warning("%d requests belong to another gateway now", len(fenced))
-            self._events.fenced(len(fenced))
+            self._events.requests_fenced(len(fenced))
             self.let_go(fenced)
 
     def let_go(self, request_ids: Sequence[str]) -> None:
         """Leave these requests to another gateway; their streams here follow it."""
-        self._events.left(request_ids, "another gateway goes on with it")
+        self._events.requests_released(request_ids, "another gateway goes on with it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
                 self._scheduler.drop(request_id)

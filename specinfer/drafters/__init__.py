@@ -138,7 +138,6 @@ class DrafterOptions:
     min_path_probability: float = 0.05
     proposal: str = "point"
     suffix_learn: bool = False
-    lookahead_share: bool = False
     datastore: str = ""
     function: str = ""
 

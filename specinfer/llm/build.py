@@ -81,11 +81,9 @@ class LLMOptions:
     """Most nodes of one tree; 0: the limit of a pass."""
     adaptive: bool = True
     """Choose speculators and nodes by the results of steps; False: all speculators, `tree_nodes` nodes."""
-    sequence_length: int = 5
-    """Nodes of a chain in sequence speculation."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "kv_tokens", "sequence_length", *_RANKS):
+        for name in ("max_num_seqs", "kv_tokens", *_RANKS):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be positive")
         for name in ("max_model_len", "tree_nodes"):
@@ -238,7 +236,6 @@ def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:
         max_context_len=own.max_context_len,
         max_waiting=_UNLIMITED,
         tree_depth=own.max_nodes,
-        sequence_length=options.sequence_length,
         max_step_tokens=own.max_step_tokens,
         kv_capacity_tokens=cache.capacity_tokens,
         kv_block_tokens=cache.block_tokens,

@@ -9,8 +9,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -18,6 +20,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from gateway.app import Gateway, build_gateway
+from gateway.session.limits import scheduler_limits
 from gateway.session.loop import SessionLoop
 from gateway.settings import GatewaySettings
 from gateway.store.records import Record
@@ -30,6 +33,7 @@ from specinfer.engine.host import Host
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.remote.description import describe
+from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import channel_options
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
@@ -63,13 +67,13 @@ DEFAULTS: dict[str, Any] = {
     "max_batch": 8,
     "tree_nodes": 8,
     "step_nodes": 64,
-    "tree_depth": 4,
-    "sequence_length": 3,
     "linger_seconds": 0.0,
     "drain_seconds": 0.2,
     "redis_patience_seconds": 60.0,
 }
 """Settings of the gateway, unless a test says otherwise."""
+SHAPE = {"tree_depth": 4, "sequence_length": 3}
+"""Limits of trees that are no settings, unless a test says otherwise; a depth of 0: as deep as the verifier's nodes."""
 FIRST_CHARACTER = 2
 VOCABULARY = 97
 CHAT_TEMPLATE = (
@@ -304,13 +308,13 @@ async def running_system(
         else:
             addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
 
+    shape = {name: options.pop(name, usual) for name, usual in SHAPE.items()}
     gateway_settings = GatewaySettings(
         listen="127.0.0.1:0",
         verifiers=",".join(verifier_addresses),
         speculators=",".join(addresses),
         redis_url=redis_url,
         draft_deadline_ms=1000 * deadline_s,
-        hung_seconds=hung_s,
         verifier_patience_seconds=patience_s,
         lease_seconds=lease_s,
         adaptive=adaptive,
@@ -318,21 +322,25 @@ async def running_system(
     )
     try:
         registry = registries["gateway"]
-        async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):
-            system = System(
-                stub,
-                gateway,
-                engines[0],
-                address,
-                verifier_addresses[0],
-                servers,
-                servicers,
-                engines,
-                registries,
-            )
-            yield system
-            if system.gateway is gateway:  # unless the test has ended it
-                assert not gateway.running.done(), gateway.running
+        with (
+            patch.object(GatewaySettings, "hung_seconds", hung_s),
+            patch("gateway.session.session.scheduler_limits", partial(limits_of, shape)),
+        ):
+            async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):
+                system = System(
+                    stub,
+                    gateway,
+                    engines[0],
+                    address,
+                    verifier_addresses[0],
+                    servers,
+                    servicers,
+                    engines,
+                    registries,
+                )
+                yield system
+                if system.gateway is gateway:  # unless the test has ended it
+                    assert not gateway.running.done(), gateway.running
     finally:
         for server in reversed(servers.values()):
             await server.stop()
@@ -341,6 +349,12 @@ async def running_system(
         for engine in engines:
             engine.release(list(engine._held))
             engine.runner.cache.check()
+
+
+def limits_of(shape: Mapping[str, int], *described: Any) -> SchedulerLimits:
+    """The gateway's limits with other shapes of trees."""
+    limits = scheduler_limits(*described)
+    return replace(limits, **{name: size or getattr(limits, name) for name, size in shape.items()})
 
 
 @asynccontextmanager

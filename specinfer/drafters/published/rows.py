@@ -15,7 +15,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, blocks_for
 from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
-from specinfer.model.torch.attention.reference import ReferenceAttention
+from specinfer.model.torch.attention import ReferenceAttention
 from specinfer.model.torch.layer import Attend
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.draft_checkpoint import checked_tokens, own_tensors

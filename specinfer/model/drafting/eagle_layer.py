@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.task import GrowthTask
-from specinfer.model.torch.attention import make_attention
+from specinfer.model.torch.attention import ReferenceAttention
 from specinfer.model.torch.layer import Layer
 from specinfer.model.torch.linear import make_linear
 from specinfer.model.torch.parts import Parts
@@ -52,7 +52,7 @@ class EagleModel:
         self._layer, self._hidden_norm = Layer(0, config, parts), parts.norm("hidden_norm")
         self._norm, self._head = parts.norm("model.norm"), make_linear(parts.tensor("lm_head.weight"))
         self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(config))
-        self._attention = make_attention("reference", device)
+        self._attention = ReferenceAttention(device)
         shape = (num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
 
