@@ -87,6 +87,7 @@ class VerifierMetrics:
             "verifier_window_dropped_tokens", "Context tokens that windowed caches (`--kv-window`) dropped."
         )
         self._held = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
+        self.messages = counter("verifier_messages", "Messages of steps; a grant has several steps.")
         self.failed_steps = counter("verifier_failed_steps", "Steps that failed by a fault of the verifier.")
         self.fenced_steps = counter(
             "verifier_fenced_steps", "Steps refused because their sender's lease was over."

@@ -70,26 +70,12 @@ class HostedRequests:
         seen: set[str] = set()
         for place, part in enumerate(message.entries):
             name = part.request_id
-            try:
-                if name in seen:
-                    raise InvalidInputError("request_id", name, "is in the message twice")
-                if part.HasField("features_from") and no_features is not None:
-                    raise no_features
-                tree = decode_tree(part.tree) if part.HasField("tree") else None
-                entry = self._entry(part)
-            except SpecInferError as error:
-                refused[place] = VerifyOutcome(name, EntryStatus.ERROR, error.for_logs)
+            found = self._decoded(part, name in seen, no_features)
+            seen.add(name)
+            if isinstance(found, VerifyOutcome):
+                refused[place] = found
                 continue
-            except _UnknownError:
-                refused[place] = VerifyOutcome(name, EntryStatus.RESYNC)
-                continue
-            except Exception as error:
-                log.exception("an entry could not be read", extra=about(name))
-                why = FaultError("internal error", error).for_logs
-                refused[place] = VerifyOutcome(name, EntryStatus.ERROR, why)
-                continue
-            finally:
-                seen.add(name)
+            entry, tree = found
             entries.append(entry)
             if not part.HasField("tree_plan"):
                 verbatim.add(name)
@@ -99,6 +85,27 @@ class HostedRequests:
         speculators = frozenset(grant.speculators)
         plan = HostPlan(entries, speculators, _keeps(grant), given, frozenset(verbatim), asked)
         return DecodedStep(plan, Grant(max(1, grant.steps), grant.microseconds / 1e6), refused)
+
+    def _decoded(
+        self, part: verifier_pb2.VerifyEntry, twice: bool, no_features: SpecInferError | None
+    ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
+        """Return an entry with the tree that came with it, or the outcome of one that is not served."""
+        name = part.request_id
+        try:
+            if twice:
+                raise InvalidInputError("request_id", name, "is in the message twice")
+            if part.HasField("features_from") and no_features is not None:
+                raise no_features
+            tree = decode_tree(part.tree) if part.HasField("tree") else None
+            return self._entry(part), tree
+        except _UnknownError:
+            return VerifyOutcome(name, EntryStatus.RESYNC)
+        except SpecInferError as error:
+            return VerifyOutcome(name, EntryStatus.ERROR, error.for_logs)
+        except Exception as error:
+            log.exception("an entry could not be read", extra=about(name))
+            why = FaultError("internal error", error).for_logs
+            return VerifyOutcome(name, EntryStatus.ERROR, why)
 
     def note(self, outcomes: Iterable[VerifyOutcome]) -> None:
         """Forget requests that were not served and of which the cache has nothing: they start over."""
@@ -115,7 +122,13 @@ class HostedRequests:
 
     def _entry(self, part: verifier_pb2.VerifyEntry) -> StepEntry:
         """Return a request's part of the step; its tokens are the message's from now on."""
-        delta = tuple(part.delta_token_ids)
+        delta, longest = tuple(part.delta_token_ids), self._host.verifier.limits.max_context_len
+        if not delta:
+            raise InvalidInputError("delta_token_ids", [], "must not be empty")
+        if part.prompt_len > longest:
+            raise InvalidInputError(
+                "prompt_len", part.prompt_len, f"longer than the {longest} positions served"
+            )
         state = self._states.get(part.request_id)
         if part.base_len == 0:
             state = self._begin(part, delta, state)

@@ -185,6 +185,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         masks = self._engine.masks
         self._metrics.observe_masks(masks.seconds, masks.put_off, masks.cut)
+        self._metrics.messages.inc()
         for step in done.steps:
             if step.jobs:
                 self._metrics.observe(step)

@@ -76,7 +76,9 @@ async def service_counters(
     ]
     found["pass"] = sum(passes)
     found["verifier_step"] = verifier["specinfer_verifier_step_seconds_sum"]
-    found["messages.verifier"] = 2 * verifier["specinfer_verifier_step_seconds_count"]
+    found["messages.verifier"] = 2 * verifier.get(
+        "specinfer_verifier_messages_total", verifier["specinfer_verifier_step_seconds_count"]
+    )
     for name, value in gateway.items():
         if name.startswith("specinfer_wire_bytes_total."):
             peer = name.split(".")[1]

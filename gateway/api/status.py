@@ -55,9 +55,9 @@ class StatusReporter:
             steps=totals.steps,
             new_tokens=totals.tokens,
             finished=totals.finished,
-            trees=totals.trees,
-            drafted=totals.drafted,
-            accepted=totals.accepted,
+            trees=totals.counts.trees,
+            drafted=totals.counts.drafted,
+            accepted=totals.counts.accepted,
             phases=[
                 generation_pb2.PhaseState(name=name, seconds=seconds)
                 for name, seconds in zip(PHASES, totals.phases, strict=True)

@@ -15,7 +15,6 @@ from gateway.observability.traces import RequestTraces, StepTrace
 from gateway.session.totals import GatewayTotals, Named
 from specinfer.errors import FaultError
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.step_counts import count_step
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
@@ -29,8 +28,20 @@ log = logging.getLogger(__name__)
 class Observer:
     """Listener of one gateway."""
 
-    def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
-        """Create a listener; `traces` is None without tracing."""
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        traces: RequestTraces | None = None,
+        record: Callable[[FinishedStep, Sequence[str]], None] = lambda step, names: None,
+    ) -> None:
+        """Create a listener.
+
+        Args:
+            metrics: receives the counts.
+            traces: None without tracing.
+            record: receives every step, and the names of the speculators by number.
+        """
+        self._record = record
         self.metrics, self._totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
         self._steps: list[tuple[FinishedStep, SpeculatorPool]] = []
@@ -93,6 +104,7 @@ class Observer:
     def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         """Note a finished step."""
         self._steps.append((step, pool))
+        self._record(step, pool.names)
 
     def count(self) -> None:
         """Count what was noted since the last call; it is called twice a second, and when a request ends."""
@@ -120,10 +132,9 @@ class Observer:
         self.metrics.requests.progress(item)
 
     def _count_step(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        counts = count_step(step)
-        self.metrics.steps.count(step, counts, names)
-        self._totals.add(step, counts, names)
-        self._acceptance.count(counts, names)
+        self.metrics.steps.count(step, names)
+        self._totals.add(step, names)
+        self._acceptance.count(step.counts, names)
 
     def _count_services(self, pool: SpeculatorPool) -> None:
         speculation = self.metrics.steps.speculation

@@ -28,7 +28,6 @@ from specinfer.engine.step import (
 )
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.learned_training import NO_RECORDER, StepRecorder
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.request import GenerationRequest, RequestState
@@ -56,16 +55,14 @@ class SessionLoop:
         persistence: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Persistence],
         constraints: Constraints,
         verifier_patience_seconds: float = 3.0,
-        recorder: StepRecorder = NO_RECORDER,
     ) -> None:
         """Create a loop.
 
         `persistence` makes the queue of outcomes, given the functions that learn from a step and that release
-        requests. After `verifier_patience_seconds` without an answer the loop ends. `recorder` receives every
-        finished step.
+        requests. After `verifier_patience_seconds` without an answer the loop ends.
         """
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
-        self._constraints, self._recorder = constraints, recorder
+        self._constraints = constraints
         self._events, self._pace = events, LogPace()
         self.machine = StepMachine(scheduler, planner, self._unchosen)
         self._patience_s = verifier_patience_seconds
@@ -104,13 +101,19 @@ class SessionLoop:
             arrived_ago_s=arrived_ago_s,
         )
         self.persistence.open(state, adoption)
-        self._wake.set()
+        self._interrupt()
         return state
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next iteration."""
         self.scheduler.cancel(request_id)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Let the next plan come soon; a verifier that goes on by itself ends its grant when a call waits."""
         self._wake.set()
+        if self.verifier.granted:
+            self._releases.begin([])
 
     async def run(self) -> None:
         """Iterate until cancelled, or until it cannot go on with this verifier.
@@ -274,7 +277,6 @@ class SessionLoop:
     def _learn(self, step: FinishedStep) -> None:
         self._events.step_finished(step, self.pool)
         self.machine.learn(step)
-        self._recorder.write(step, self.pool.names)
 
     def _unchosen(self, error: Exception) -> None:
         """Report a fault of the planner, which costs a step its drafts."""

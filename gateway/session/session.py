@@ -30,7 +30,6 @@ from specinfer.errors import SpecInferError
 from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.learned import LearnedAcceptance, LinearModel, TextMatches
-from specinfer.planning.learned_training import StepRecorder
 from specinfer.planning.planner import Planner
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
@@ -56,7 +55,6 @@ class Shared:
     token_streams: TokenStreams
     constraints: Constraints
     watches: Watches
-    recorder: StepRecorder
     trained: Mapping[str, LinearModel]
     """Weights of the learned planner by speculator set, as in `specinfer.planning.learned`."""
 
@@ -238,5 +236,4 @@ class VerifierSession:
             *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,
             settings.lease_seconds,
-            shared.recorder,
         )

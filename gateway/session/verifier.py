@@ -95,6 +95,8 @@ class VerifierClient:
             "verifier", lambda: self._stub.Verify()
         )
         self._steps = 0
+        self.granted = False
+        """True while the verifier may go on with further steps."""
 
     async def describe(self) -> verifier_pb2.DescribeVerifierReply:
         """Return the model and its limits; replies are expected of this process and model from now on.
@@ -158,7 +160,11 @@ class VerifierClient:
         granted_s = order.grant.microseconds / 1e6 if order.grant is not None else 0.0
         patience_s = self._hung_s + granted_s + _SLOW * self._pass_curve.at(max(1, tokens))
         started = time.perf_counter()
-        reply = await self._stream.exchange(request, patience_s)
+        self.granted = request.grant.steps > 1
+        try:
+            reply = await self._stream.exchange(request, patience_s)
+        finally:
+            self.granted = False
         waited_s = time.perf_counter() - started
         if reply.step_id != self._steps:
             self._stream.reset()

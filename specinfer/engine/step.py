@@ -22,6 +22,7 @@ from specinfer.planning.trees import trees_to_verify
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.statistics import count_all
 from specinfer.tree import TokenTree
 
 
@@ -229,6 +230,5 @@ def _finished(
         [*found.times, *verified.draft_times],
         verified.pass_s,
         times,
-        [item.outcome for item in progress if item.outcome is not None],
-        proposed,
+        count_all([item.counts for item in progress if item.counts is not None], proposed),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from specinfer.errors import ConstraintError, SpecInferError
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
-from specinfer.scheduling.statistics import RequestSpeculation
+from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.scheduling.text import TextStream
 from specinfer.statuses import FinishReason, LogprobRow
 from specinfer.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class RequestMetrics:
     total_seconds: float
     seed: int
     """Seed of the first answer."""
-    speculative_decoding: RequestSpeculation
+    speculative_decoding: SpeculationCounts
     """Steps, drafted and accepted nodes, accepted nodes by step and by speculator."""
 
 
@@ -117,9 +117,9 @@ def metrics_of(states: Sequence[RequestState]) -> RequestMetrics:
     """Return the metrics of a finished request, from the states of its answers."""
     first = states[0]
     end = max((state.finished_at or state.queued_at) for state in states)
-    speculation = RequestSpeculation()
+    speculation = SpeculationCounts()
     for state in states:
-        speculation.add(state.stats)
+        speculation += state.stats
     return RequestMetrics(
         (first.admitted_at or end) - first.queued_at,
         (first.first_token_at or end) - first.queued_at,

@@ -15,7 +15,7 @@ from specinfer.planning.latency import DraftTime
 from specinfer.planning.planner import Choice, Planner, StepReport
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
-from specinfer.scheduling.statistics import TreeOutcome
+from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree
 
@@ -51,10 +51,8 @@ class FinishedStep:
     draft_times: Sequence[DraftTime]
     pass_s: float
     times: StepTimes
-    outcomes: Sequence[TreeOutcome] = ()
-    """Outcomes of the verified trees."""
-    proposed: Mapping[int, int] = field(default_factory=dict)
-    """Nodes of drafts, roots excluded, by speculator."""
+    counts: SpeculationCounts = field(default_factory=SpeculationCounts)
+    """Counts of the verified trees and of the drafts."""
 
     @property
     def seconds(self) -> float:

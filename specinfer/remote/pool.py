@@ -157,12 +157,12 @@ class SpeculatorPool:
             references = dict(self.resident.references(entries))
         if drafted and not chosen:
             return HostOrder(references=references)
-        repeats = repeats and not drafted and wanted is NOTHING_WANTED
+        repeats = repeats and not self.asks(choice.speculators) and wanted is NOTHING_WANTED
         return HostOrder(*grant_of(choice, chosen, entries, repeats), references)
 
     def asks(self, chosen: SpeculatorSet) -> bool:
-        """Return whether any of these speculators is one of a service, not of the verifier."""
-        services = [service for service in self.services if service.stream is not None]
+        """Return whether any of these speculators is one of a present service, not of the verifier."""
+        services = [service for service in self.services if service.stream is not None and service.description]
         return any(chosen & frozenset(service.members) for service in services)
 
     async def draft(

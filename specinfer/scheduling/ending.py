@@ -7,7 +7,7 @@ from typing import Any
 
 from specinfer.errors import ConstraintError, SpecInferError, UnavailableError
 from specinfer.scheduling.request import RequestState
-from specinfer.scheduling.statistics import RequestSpeculation
+from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.statuses import FinishReason
 
 _NEVER_S = -1.0
@@ -85,7 +85,7 @@ class Ending:
         return cls(**{**values, "finish": FinishReason[values["finish"].upper()]})
 
 
-def _by_name(stats: RequestSpeculation, names: Sequence[str]) -> dict[str, list[int]]:
+def _by_name(stats: SpeculationCounts, names: Sequence[str]) -> dict[str, list[int]]:
     return {
         names[index]: [counts.drafted, counts.accepted, counts.wins]
         for index, counts in sorted(stats.speculators.items())

@@ -26,6 +26,7 @@ from specinfer.scheduling.request import GenerationRequest, RequestState, Specul
 from specinfer.scheduling.request_table import RequestTable
 from specinfer.scheduling.text import StopStrings
 from specinfer.statuses import FinishReason
+from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -227,7 +228,8 @@ class Scheduler:
         try:
             keep = self._stops.find(progress.request_id, progress.tokens, last=progress.final)
         except Exception as error:
-            log.exception("the text of request %s cannot be read", progress.request_id)
+            name = progress.request_id
+            log.exception("request %s failed: its text cannot be read", name, extra=about(name))
             progress.cut(0)
             progress.final = True
             why = FaultError("internal error", error).for_logs

@@ -135,6 +135,8 @@ class System:
     address: str
     verifier_address: str
     servers: dict[str, ServiceServer] = field(default_factory=dict)
+    servicers: list[VerifierServicer] = field(default_factory=list)
+    """Those of the verifiers."""
     verifiers: Sequence[VerifierEngine] = ()
     registries: dict[str, CollectorRegistry] = field(default_factory=dict)
     """Metrics of "gateway", "verifier" and each speculator service."""
@@ -144,6 +146,11 @@ class System:
         """The loop of the session that there is."""
         (session,) = self.gateway.sessions
         return session.loop
+
+    @property
+    def host(self) -> Host:
+        """The host of the first verifier."""
+        return self.servicers[0]._host
 
     @property
     def store(self) -> RequestStore:
@@ -268,7 +275,7 @@ async def running_system(
         hidden_size=runners[0].config.hidden_size,
         feature_layers=runners[0].feature_layers,
     )
-    verifier_addresses = []
+    verifier_addresses, servicers = [], list[VerifierServicer]()
     for number, engine in enumerate(engines):
 
         def add_verifier(
@@ -284,6 +291,7 @@ async def running_system(
                 own.resident.CopyFrom(residents.description)
             host = Host(residents.pool, engine, compiler)
             servicer = VerifierServicer(host, thread, metrics, own, tracer)
+            servicers.append(servicer)
             verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
 
         name = f"verifier-{number}" if number else "verifier"
@@ -320,7 +328,15 @@ async def running_system(
         ):
             async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):
                 system = System(
-                    stub, gateway, engines[0], address, verifier_addresses[0], servers, engines, registries
+                    stub,
+                    gateway,
+                    engines[0],
+                    address,
+                    verifier_addresses[0],
+                    servers,
+                    servicers,
+                    engines,
+                    registries,
                 )
                 yield system
                 if system.gateway is gateway:  # unless the test has ended it

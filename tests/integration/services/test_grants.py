@@ -1,5 +1,7 @@
 """Grants: the verifier goes on by itself between two messages. What clients get is the same, messages are fewer."""
 
+import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -147,6 +149,39 @@ async def test_a_fault_within_a_grant_loses_no_token(redis_url: str, monkeypatch
         monkeypatch.setattr(system.verifier, "verify", failing)
         assert await system.tokens(OTHER, max_new_tokens=TOKENS) == greedy(OTHER, TOKENS)
     assert seen["passes"] > 40
+
+
+async def test_a_request_that_arrives_ends_a_grant(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, messages: list[Any]
+) -> None:
+    """The verifier's fifth pass lasts until a call waits for its thread: that of the request that arrives in it."""
+    async with running_system(redis_url) as system:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        verify, seen, steps = system.verifier.verify, Counter[str](), list[int]()
+        (servicer,) = system.servicers
+
+        def slow(jobs: Any) -> Any:
+            seen["passes"] += 1
+            if seen["passes"] == 5:
+                loop.call_soon_threadsafe(arrived.set)
+                while not servicer._thread.waiting:
+                    threading.Event().wait(0.001)
+            return verify(jobs)
+
+        run = system.host.run
+
+        def counted(*arguments: Any) -> Any:
+            found = run(*arguments)
+            steps.append(len(found))
+            return found
+
+        monkeypatch.setattr(system.verifier, "verify", slow)
+        monkeypatch.setattr(system.host, "run", counted)
+        first_one = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=TOKENS))
+        await arrived.wait()
+        assert await system.tokens(OTHER, max_new_tokens=TOKENS) == greedy(OTHER, TOKENS)
+        assert await first_one == greedy(PROMPT, TOKENS)
+    assert steps[:2] == [1, 4], "the prompt's, and the grant that was ended"
 
 
 async def test_constraints_force_tokens_within_a_grant(redis_url: str, messages: list[Any]) -> None:

@@ -150,7 +150,7 @@ def test_a_step_that_was_put_off_uses_its_drafts_again() -> None:
 
 
 def test_trees_of_others_are_merged_with_its_own() -> None:
-    """The first drafter is here, the second elsewhere; a request that is verified as it comes has the latter's alone."""
+    """The first drafter is here, the second elsewhere; what is verified as it comes has the latter alone."""
     state, other = request(PROMPTS[0], "a"), request(PROMPTS[1], "b")
     host = host_of(ScriptedDrafter(first(1)))
     plan = begin(host, [state, other], 4, 1)
