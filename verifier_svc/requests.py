@@ -91,9 +91,10 @@ class HostedRequests:
     ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
         """Return an entry with the tree that came with it, or the outcome of one that is not served."""
         name = part.request_id
+        if twice:
+            error = InvalidInputError("request_id", name, "is in the message twice")
+            return VerifyOutcome(name, EntryStatus.ERROR, str(error))
         try:
-            if twice:
-                raise InvalidInputError("request_id", name, "is in the message twice")
             if part.HasField("features_from") and no_features is not None:
                 raise no_features
             tree = decode_tree(part.tree) if part.HasField("tree") else None
