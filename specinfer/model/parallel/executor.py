@@ -25,9 +25,8 @@ from specinfer.model.executor import TorchExecutor
 from specinfer.model.parallel.layout import ShardedWeights, check_layout
 from specinfer.model.parallel.ranks import Ranks, end_process
 from specinfer.model.parallel.stage import Stage, micro_batches
-from specinfer.model.torch.linear import Linear
+from specinfer.model.torch.linear import Linear, Surgery
 from specinfer.model.torch.parts import Weights
-from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
 
 
