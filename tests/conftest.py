@@ -1,6 +1,11 @@
 """Fixtures shared by all tests: a real Redis, and the default model if it is pulled."""
 
 import os
+import sys
+
+# of workers and of all programs that tests start, too: each would compile a thousand files
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _THREADS = max(1, (os.cpu_count() or 1) // WORKERS)

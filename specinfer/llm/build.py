@@ -145,11 +145,15 @@ def assemble(
 
     Raises:
         IncompatibleError: if a drafter has another tokenizer than the model.
+        SettingError: if a drafter reads hidden states that the model does not have.
     """
     verifier, compiler = _verifier(runner, tokenizer, options)
     engines = [(SpeculatorEngine(list(g.values()), idle_seconds=math.inf), list(g)) for g in groups]
     for engine, _ in engines:
         engine.check_tokenizer(tokenizer.fingerprint())
+    runner.check_layers(
+        sorted({layer for engine, _ in engines for layer in engine.description.feature_layers})
+    )
     limits = _limits(verifier, options)
     curve = curve or PassCurve(measure_passes(runner, most_tokens=limits.max_step_tokens))
     budget = derive_budget(

@@ -1,14 +1,13 @@
-"""Plain greedy decoding of a `transformers` model, and drafters that know its text."""
+"""Plain greedy decoding of the default target, and drafters that know its text."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
 from threading import RLock
 from typing import Any
 
-import torch
-
 from specinfer.drafters import DraftJob
 from specinfer.tree import TokenTree, TreeBuilder
+from tests.support.tiny_llama import TinyLlama
 from tests.support.tiny_models import tiny_transformers
 
 _LOCK = RLock()
@@ -27,18 +26,14 @@ def default_target() -> Any:
 
 
 @cache
-def _continuation(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    tokens = torch.tensor([list(prompt)])
-    out = default_target().generate(
-        tokens, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    return tuple(out[0, len(prompt) :].tolist())
+def _oracle() -> TinyLlama:
+    return TinyLlama(default_target())
 
 
 def greedy(prompt: Sequence[int], count: int) -> list[int]:
-    """The first `count` greedy tokens after a prompt, by `transformers.generate`."""
+    """Return the first `count` greedy tokens of the default target after a prompt."""
     with _LOCK:
-        return list(_continuation(tuple(prompt), count))
+        return _oracle().greedy(prompt, count)
 
 
 def chain(root: int, tokens: Sequence[int], score: float = 0.9) -> TokenTree:

@@ -111,7 +111,7 @@ async def test_draws_follow_the_masked_target(
                 for s in range(REQUESTS)
             )
         )
-        assert system.gateway.observer.totals.accepted > LENGTH * REQUESTS / 10
+        assert system.gateway.observer.totals.counts.accepted > LENGTH * REQUESTS / 10
     texts = ["".join([reply.text for reply in replies]) for replies in answers]
     assert {len(text) for text in texts} == {LENGTH}
     assert (p_value(target, texts) > 1e-4) == (prune is without_forbidden)

@@ -13,7 +13,7 @@ from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.remote.faults import IN_A_ROW
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.clients import request_id_of
-from tests.support.exactness.markov import REQUESTS, markov, p_value, sampled, serving
+from tests.support.exactness.markov import REQUESTS, TOKENS, markov, p_value, sampled, serving
 from tests.support.oracle import always, greedy
 from tests.support.system import ScriptedDrafter, running_system, until
 
@@ -160,7 +160,7 @@ def table_drafter(seed: int, kind: ProposalKind, lies: bool = False) -> Scripted
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("budget", "lies"),
-    [(1, False), pytest.param(2, False, marks=pytest.mark.thorough), (4, False), (4, True)],
+    [*(pytest.param(n, False, marks=pytest.mark.thorough) for n in (1, 2)), (4, False), (4, True)],
 )
 async def test_two_drawing_services_and_one_of_points_follow_the_target(
     redis_url: str, budget: int, lies: bool
@@ -175,7 +175,7 @@ async def test_two_drawing_services_and_one_of_points_follow_the_target(
     kinds = {"a": WITHOUT, "b": ProposalKind.WITH_REPLACEMENT, "c": ProposalKind.POINT}
     drafters = {name: table_drafter(seed, kind, lies) for seed, (name, kind) in enumerate(kinds.items())}
     async with serving(redis_url, drafters, target, budget) as system:
-        texts = await sampled(system, [i % 5 for i in range(REQUESTS)])
+        texts = await sampled(system, [i % 5 for i in range(REQUESTS)], TOKENS // 4 if lies else TOKENS)
         services = system.loop.pool.services
     assert all(service.counters.answered and not service.faults.malformed for service in services)
     assert (p_value(target, texts) > 1e-4) != lies

@@ -3,24 +3,16 @@ whatever is restarted; nothing is computed where nobody reads."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from specinfer.drafters import DrafterDescription
-from specinfer.drafters.eagle import EagleDrafter, EagleRunner
 from specinfer.model.batch import Segment
-from specinfer.model.drafting.eagle_layer import EagleWeights
-from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.options import RunnerOptions
-from specinfer.model.weights.config import from_transformers
-from specinfer.tree import ProposalKind
-from speculator_svc.training.eagle_student import starting_tensors
 from tests.support.forgetting import forget_once
 from tests.support.oracle import always, greedy
-from tests.support.system import ScriptedDrafter, running_system, until
+from tests.support.system import ScriptedDrafter, running_system
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
@@ -124,36 +116,3 @@ async def test_what_was_read_before_anybody_asked_is_missing_and_the_rest_comes(
     assert start == 32, "the shared blocks have none"
     assert start + len(states) == len(reader.last_context()) - 1
     assert_are_the_targets(start, states, reader.last_context(), [2])
-
-
-@pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=pytest.mark.native)])
-@pytest.mark.parametrize("kind", list(ProposalKind))
-async def test_an_eagle_speculator_drafts_and_changes_nothing(
-    redis_url: str, kind: ProposalKind, executor: str
-) -> None:
-    model = tiny_transformers("llama")
-    config, weights = from_transformers(model.config), model.state_dict()
-    own = replace(config, layers=1, tied_embeddings=False)
-    if executor == "native":  # the same tensors as half as many heads, of a size that the kernels know
-        angles = tuple(2.0**-i for i in range(8))
-        own = replace(own, heads=own.heads // 2, kv_heads=own.kv_heads // 2, head_dim=16, inv_freq=angles)
-    tensors = starting_tensors(config, weights, 2, torch.arange(97))
-    runner = EagleRunner.build(
-        EagleWeights(own, tensors, weights["model.embed_tokens.weight"]),
-        RunnerOptions(dtype="float32", executor=executor, kv_tokens=2048),
-    )
-    description = DrafterDescription("eagle", 97, feature_layers=(1, 3), feature_size=HIDDEN)
-    drafter = EagleDrafter(runner, description, GrowthShape(kind=kind), torch.arange(97))
-    async with running_system(redis_url, {"eagle": drafter}) as system:
-        prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
-        found = await asyncio.gather(*(system.tokens(prompt) for prompt in prompts))
-        assert found == [greedy(prompt, 16) for prompt in prompts]
-        replies = await system.generate(PROMPT)
-        drafted = replies[-1].summary.stats.drafted
-        assert drafted > 8, "it drafts in every step but the first"
-        if kind is ProposalKind.POINT:
-            sampled = {"temperature": 1.0, "seed": 3}
-            plain = await system.tokens(PROMPT, speculation=3, **sampled)
-            assert await system.tokens(PROMPT, **sampled) == plain
-    await until(lambda: not drafter._held)
-    runner.cache.check()

@@ -1,7 +1,5 @@
-"""Published drafts through the real services, in one of their own and in the verifier: what they draft changes
-nothing, and what they guess right is accepted."""
+"""Published drafts in the verifier: what they guess right is accepted."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,8 @@ import torch
 
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.feature_rows import FeatureRowsDrafter
-from specinfer.v1 import generation_pb2
 from tests.support.models.published import METHODS, save_published, save_target
-from tests.support.system import System, running_system, until
+from tests.support.system import System, running_system
 from tests.support.tiny_models import silence_attention, tiny_transformers
 
 PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
@@ -32,30 +29,6 @@ async def run(system: System, prompt: list[int], **fields: Any) -> tuple[list[in
     """Tokens of an answer and its statistics."""
     replies = await system.generate(prompt, max_new_tokens=TOKENS, **fields)
     return [t for reply in replies for t in reply.token_ids], replies[-1].summary.stats
-
-
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_published_draft_changes_nothing(redis_url: str, tmp_path: Path, method: str) -> None:
-    """Random weights: trees of the service and of the verifier's own copy are verified in every step."""
-    model = tiny_transformers("qwen3")
-    directory = save_published(tmp_path / method, method, save_target(tmp_path / "target", model))
-    drafters = {"remote": loaded(directory), "resident": loaded(directory)}
-    async with running_system(redis_url, drafters, model=model, resident={"resident"}) as system:
-        plain = {"speculation": generation_pb2.SPECULATION_OFF}
-        prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
-        wanted = [(await run(system, prompt, **plain))[0] for prompt in prompts]
-        found = await asyncio.gather(*(run(system, prompt) for prompt in prompts))
-        assert [tokens for tokens, _ in found] == wanted
-        for _, stats in found:
-            drafted = {each.name: each.drafted for each in stats.speculators}
-            assert set(drafted) == {"remote", "resident"}
-            assert min(drafted.values()) > 8, "each drafts in every step but the first"
-        sampled = {"temperature": 1.0, "seed": 3}
-        wanted_draws = (await run(system, PROMPT, **sampled, **plain))[0]
-        assert (await run(system, PROMPT, **sampled))[0] == wanted_draws != wanted[0]
-    await until(lambda: not any(drafter._held for drafter in drafters.values()))
-    for drafter in drafters.values():
-        drafter._runner.cache.check()
 
 
 @pytest.mark.parametrize("method", METHODS)

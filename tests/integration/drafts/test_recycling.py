@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
-from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.model.sampling.distributions import most_probable
 from specinfer.tree import TokenTree
 from speculator_svc.clients import request_id_of
-from tests.support.exactness.markov import assert_points_follow
-from tests.support.exactness.merging import assert_all_are_accepted
 from tests.support.oracle import always, default_target, first, greedy
 from tests.support.system import VOCABULARY, ScriptedDrafter, running_system
 from tests.support.tiny_models import reference_logits
@@ -80,26 +77,3 @@ async def test_nothing_is_computed_where_nobody_reads(
         assert computed == [], "neither without readers nor for a request without speculation"
         steps = (await system.generate(PROMPT))[-1].summary.stats.steps
         assert computed == [4] * steps
-
-
-async def test_recycled_tokens_are_accepted_and_change_nothing(redis_url: str) -> None:
-    async with running_system(redis_url, {"recycling": recycler()}) as system:
-        prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
-        for _ in range(2):
-            found = await asyncio.gather(*(system.tokens(prompt) for prompt in prompts))
-            assert found == [greedy(prompt, 16) for prompt in prompts]
-        again = (await system.generate(PROMPT))[-1].summary.stats
-        assert again.accepted >= 4, "what other requests were told is proposed to this one"
-        sampled_too = {"temperature": 1.0, "seed": 3}
-        plain = await system.tokens(PROMPT, speculation=3, **sampled_too)
-        assert await system.tokens(PROMPT, **sampled_too) == plain
-
-
-async def test_merged_with_ngrams_both_are_accepted_and_change_nothing(redis_url: str) -> None:
-    """Prompts that repeat themselves: n-grams know what may follow, recycling what the target said."""
-    await assert_all_are_accepted(redis_url, {"ngram": NgramDrafter(1, 4, 3), "recycling": recycler()})
-
-
-@pytest.mark.statistical
-async def test_recycled_tokens_follow_the_target(redis_url: str) -> None:
-    await assert_points_follow(redis_url, {"recycling": recycler(k=3), "ngram": NgramDrafter(1, 3, 2)}, 4)

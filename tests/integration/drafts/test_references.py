@@ -11,7 +11,6 @@ from gateway.store.keys import request_key
 from specinfer import AsyncClient
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
-from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.remote.contract.examined import Examined
 from specinfer.service.channel import open_channel
@@ -25,7 +24,6 @@ from tests.support.network.http_service import CHAT, http_service
 from tests.support.oracle import first, greedy
 from tests.support.services import speculator_service
 from tests.support.system import (
-    VOCABULARY,
     ScriptedDrafter,
     System,
     another_gateway,
@@ -202,23 +200,6 @@ async def test_a_gateway_without_a_lane_keeps_them_for_the_one_that_has_one(redi
         found = [token async for reply in stub.Generate(request) for token in reply.token_ids]
         assert found == greedy(PROMPT, 16)
     assert drafter.texts == {"r": {(67, 68, 69, -1)}}
-
-
-async def test_merged_with_other_methods_all_are_accepted(redis_url: str) -> None:
-    reads = DrafterDescription(vocab_size=VOCABULARY, target_top_k=4)
-    drafters = {
-        "ngram": NgramDrafter(1, 4, 3),
-        "suffix": SuffixDrafter(),
-        "recycling": RecyclingDrafter(reads),
-    }
-    answer = greedy(PROMPT, 40)
-    async with running_system(redis_url, drafters) as system:
-        for _ in range(2):
-            replies = await system.generate(PROMPT, max_new_tokens=40, references=[text_of(answer[:20])])
-            assert [token for reply in replies for token in reply.token_ids] == answer
-        stats = replies[-1].summary.stats
-        assert min(each.accepted for each in stats.speculators) > 0
-        assert len(stats.speculators) == 3
 
 
 async def test_the_client_and_the_http_service_pass_them_on(redis_url: str, tokenized: list[str]) -> None:

@@ -255,16 +255,6 @@ def _point(job: DraftJob) -> TokenTree:
     return builder.build()
 
 
-async def test_a_seed_gives_the_text_of_plain_decoding(redis_url: str) -> None:
-    drafters = {"own": ScriptedDrafter(first(2)), "other": ScriptedDrafter(always)}
-    async with running_system(redis_url, drafters, resident=True) as system:
-        for seed in range(4):
-            fields: dict[str, Any] = {"temperature": 0.9, "seed": seed, "max_new_tokens": 24}
-            plain = await system.tokens(PROMPT, speculation=OFF, **fields)
-            assert await system.tokens(PROMPT, speculation=TREE, **fields) == plain
-            assert await system.tokens(PROMPT, speculation=SEQUENCE, **fields) == plain
-
-
 def test_drafters_that_do_not_fit_the_target_are_refused() -> None:
     reader = StateReader([9])
     reader.description = replace(reader.description, feature_size=5)

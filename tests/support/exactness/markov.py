@@ -67,18 +67,3 @@ def p_value(target: Any, texts: list[list[int]]) -> float:
         seen = np.array([counts[before, after] for after in range(4)])
         statistic += float(((seen - seen.sum() * p) ** 2 / (seen.sum() * p)).sum())
     return float(stats.chi2.sf(statistic, 12))
-
-
-async def assert_points_follow(redis_url: str, drafters: Mapping[str, Drafter], budget: int) -> None:
-    """Texts that these drafters propose points for follow the target, through all services.
-
-    Chi-square; a right system fails with probability 1e-4, a total variation of .09 is found with probability
-    .99 (see `p_value`). The negative control is another chain.
-    """
-    target = markov(1)
-    async with serving(redis_url, drafters, target, budget) as system:
-        texts = await sampled(system, range(16), 80)
-        services = system.loop.pool.services
-    assert all(service.counters.answered and not service.faults.malformed for service in services)
-    assert p_value(target, texts) > 1e-4
-    assert p_value(markov(2), texts) < 1e-4

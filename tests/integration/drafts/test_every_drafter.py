@@ -1,0 +1,217 @@
+"""Every drafter, in one process, as a service and in the verifier's process: what it drafts changes no token.
+
+Requests are greedy and sampled, as trees and as sequences. Where nothing is drawn, a seed gives the text of plain
+decoding. Where drafts are drawn, it gives one text for a request's id, whoever runs it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from specinfer.drafters import Drafter, DrafterDescription, DraftJob
+from specinfer.drafters.lookahead import LookaheadDrafter, LookaheadShape
+from specinfer.drafters.recycling import RecyclingDrafter
+from specinfer.llm import LLM, SamplingParams
+from specinfer.tree import TokenTree
+from tests.integration.drafts.rows import PROMPT, ROWS, THOROUGH, Row
+from tests.support.exactness.markov import markov, p_value, sampled, serving
+from tests.support.local import tiny_llm
+from tests.support.oracle import greedy
+from tests.support.system import System, running_system, until
+from tests.support.tiny_models import tiny_transformers
+
+MODES = {"off": 3, "sequence": 2, "tree": 1}
+PROMPTS = [PROMPT * 3, PROMPT, PROMPT[::-1]]
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 0.9, "seed": 11, "top_k": 30},
+    {"temperature": 1.2, "seed": 5, "top_p": 0.9},
+]
+TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of the table."""
+
+    prompt: list[int]
+    mode: str
+    sampling: dict[str, Any]
+    request_id: str = ""
+
+
+Answer: TypeAlias = Callable[[Sequence[Asked]], Awaitable[list[list[int]]]]
+
+
+def recorded(drafter: Drafter) -> list[int]:
+    """Note from now on how many nodes the drafter proposes in each tree."""
+    draft, sizes = drafter.draft, list[int]()
+
+    def noting(jobs: Sequence[DraftJob]) -> Any:
+        trees = draft(jobs)
+        sizes.extend(len(tree) - 1 for tree in trees if isinstance(tree, TokenTree))
+        return trees
+
+    drafter.draft = noting  # type: ignore[method-assign]
+    return sizes
+
+
+def in_process(llm: LLM) -> Answer:
+    """Return a function that answers requests in this process, in one batch where they have no names."""
+
+    async def answer(requests: Sequence[Asked]) -> list[list[int]]:
+        params = [
+            SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=asked.mode, **asked.sampling)
+            for asked in requests
+        ]
+        if not requests[0].request_id:
+            outputs = llm.generate([asked.prompt for asked in requests], params)
+            return [output.outputs[0].token_ids for output in outputs]
+        streams = [
+            llm.stream(asked.prompt, each, request_id=asked.request_id)
+            for asked, each in zip(requests, params, strict=True)
+        ]
+        return [[token for delta in stream for token in delta.token_ids] for stream in streams]
+
+    return answer
+
+
+def through(system: System) -> Answer:
+    """Return a function that answers requests through the services, in one batch."""
+
+    async def answer(requests: Sequence[Asked]) -> list[list[int]]:
+        fields = [
+            {"max_new_tokens": TOKENS, "speculation": MODES[asked.mode], **asked.sampling}
+            | ({"request_id": asked.request_id} if asked.request_id else {})
+            for asked in requests
+        ]
+        tokens = [system.tokens(asked.prompt, **each) for asked, each in zip(requests, fields, strict=True)]
+        return await asyncio.gather(*tokens)
+
+    return answer
+
+
+@asynccontextmanager
+async def host(kind: str, row: Row, drafter: Drafter, redis_url: str) -> AsyncIterator[Answer]:
+    """One process, or a system whose speculator is a service or lives in the verifier."""
+    model = tiny_transformers(row.family)
+    if kind == "LLM":
+        yield in_process(tiny_llm({"it": drafter}, model, max_num_seqs=16))
+    else:
+        resident = kind == "resident"
+        async with running_system(
+            redis_url, {"it": drafter}, model=model, resident=resident, max_batch=16
+        ) as system:
+            yield through(system)
+            (service,) = system.loop.pool.services
+            assert not service.faults.malformed
+
+
+async def assert_greedy_is_plain(row: Row, answer: Answer) -> None:
+    """All prompts in every mode, at once."""
+    found = await answer([Asked(prompt, mode, {"temperature": 0.0}) for prompt in PROMPTS for mode in MODES])
+    for place, prompt in enumerate(PROMPTS):
+        plain, *others = found[place * len(MODES) :][: len(MODES)]
+        assert row.family != "llama" or plain == greedy(prompt, TOKENS)
+        assert others == [plain] * len(others), prompt
+
+
+async def assert_a_seed_gives_the_plain_text(answer: Answer) -> None:
+    """Nothing is drawn: drafts are proposed to a target whose choice is fixed by its noise."""
+    found = await answer([Asked(PROMPT, mode, sampling) for sampling in SAMPLED for mode in MODES])
+    plain = [found[0], found[len(MODES)]]
+    assert found == [text for text in plain for _ in MODES]
+    assert greedy(PROMPT, TOKENS) not in plain
+
+
+async def assert_an_id_gives_a_text(answer: Answer, elsewhere: Answer) -> None:
+    """Drafts are drawn by streams that depend on the request's id, whoever draws."""
+    same, other = [Asked(PROMPT, "tree", SAMPLED[0], name) for name in ("same", "other")]
+    (drawn,) = await answer([same])
+    assert await elsewhere([same]) == [drawn]
+    assert await elsewhere([other]) != [drawn]
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    thorough = [pytest.mark.thorough] if name in THOROUGH else []
+    return [pytest.mark.native, *thorough] if "native" in name else thorough
+
+
+@pytest.mark.parametrize("kind", ["LLM", "service", "resident"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ROWS])
+async def test_drafts_change_no_token(redis_url: str, tmp_path: Path, name: str, kind: str) -> None:
+    row = ROWS[name]
+    drafter = row.make(tmp_path)
+    sizes = recorded(drafter)
+    async with host(kind, row, drafter, redis_url) as answer:
+        await assert_greedy_is_plain(row, answer)
+        assert sum(sizes) >= row.drafted * len(PROMPTS)
+        sizes.clear()
+        if row.draws:
+            again = tiny_llm({"it": row.make(tmp_path)}, tiny_transformers(row.family))
+            await assert_an_id_gives_a_text(answer, in_process(again))
+            assert sum(sizes) >= row.drafted
+        else:
+            await assert_a_seed_gives_the_plain_text(answer)
+    await until(lambda: not any(getattr(drafter, name, None) for name in ("_held", "_own")))
+    cache = getattr(getattr(drafter, "_runner", None), "cache", None)
+    if cache is not None:
+        cache.check()
+
+
+@pytest.mark.parametrize(("name", "accepted"), [("recycling", 4), ("lookahead", 4), ("suffix", 11)])
+async def test_a_request_profits_from_those_before_it(
+    redis_url: str, tmp_path: Path, name: str, accepted: int
+) -> None:
+    drafter = ROWS[name].make(tmp_path)
+    async with running_system(redis_url, {name: drafter}, tree_nodes=24, step_nodes=96) as system:
+        await asyncio.gather(*(system.tokens(prompt) for prompt in (PROMPT, PROMPT[3:], PROMPT[::-1])))
+        await until(lambda: not getattr(drafter, "_own", None))  # a finished answer is learnt from then
+        replies = await system.generate(PROMPT)
+    assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPT, TOKENS)
+    assert replies[-1].summary.stats.accepted >= accepted
+
+
+LOOK_UPS = ("ngram", "suffix", "recycling", "lookahead")
+
+
+def look_ups(path: Path) -> dict[str, Drafter]:
+    """Methods without a model of their own, whose trees are merged."""
+    return {name: ROWS[name].make(path) for name in LOOK_UPS}
+
+
+async def test_of_merged_methods_all_are_accepted(redis_url: str, tmp_path: Path) -> None:
+    """In texts that repeat themselves."""
+    accepted: Counter[str] = Counter()
+    async with running_system(redis_url, look_ups(tmp_path), tree_nodes=24, step_nodes=96) as system:
+        for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
+            replies = await system.generate(prompt, max_new_tokens=40)
+            assert [token for reply in replies for token in reply.token_ids] == greedy(prompt, 40)
+            accepted.update({each.name: each.accepted for each in replies[-1].summary.stats.speculators})
+    assert min(accepted[name] for name in LOOK_UPS) > 0
+
+
+@pytest.mark.statistical
+async def test_merged_points_follow_the_target(redis_url: str, tmp_path: Path) -> None:
+    """Chi-square; a right system fails with probability 1e-4, a total variation of .09 is found with .99.
+
+    See `p_value`. The negative control is another chain.
+    """
+    target = markov(1)
+    drafters = {
+        "ngram": ROWS["ngram"].make(tmp_path),
+        "suffix": ROWS["suffix"].make(tmp_path),
+        "recycling": RecyclingDrafter(DrafterDescription(target_top_k=3)),
+        "lookahead": LookaheadDrafter(DrafterDescription(target_top_k=1), LookaheadShape(2, 3, 4)),
+    }
+    async with serving(redis_url, drafters, target, 8) as system:
+        texts = await sampled(system, range(16), 80)
+        services = system.loop.pool.services
+    assert all(service.counters.answered and not service.faults.malformed for service in services)
+    assert p_value(target, texts) > 1e-4
+    assert p_value(markov(2), texts) < 1e-4
