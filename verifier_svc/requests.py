@@ -20,8 +20,7 @@ from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.cut import Keeps
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.verification.jobs import VerifyOutcome
-from specinfer.wire.constraint_codec import decode_constraint
-from specinfer.wire.sampling_codec import decode_sampling
+from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 from specinfer.wire.tree_codec import decode_limits, decode_tree
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,71 @@
-"""Loads a model for use, after it was found to compute what `transformers` does with it."""
+"""Loads a model for use, after it was found to compute what `transformers` does with it.
+
+A GGUF file is checked before its weights take memory; a large one in a process of its own, during loading: what
+`transformers` needs to build a model stays in a process, 200 MB, and as much again for the layers compared.
+"""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.model.backends import BACKENDS
 from specinfer.model.loading import load_model
-from specinfer.model.options import RunnerOptions, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.parallel.ranks import Ranks
-from specinfer.model.probe.early import checked_early
 from specinfer.model.probe.records import record_path
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import from_transformers, load_transformers_config
+from specinfer.model.weights.source import LARGE_FILE, kept_gguf
+from specinfer.system.apart import apart
+from specinfer.system.progress import progress
+
+WHAT = "comparing a few layers with transformers"
+
+
+@contextmanager
+def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
+    """Yield whether the model was found right before or is checked now; if so, the check ends with the block.
+
+    Raises:
+        IncompatibleError: if it is not right.
+    """
+    name, gguf = planned_executor(directory, options), kept_gguf(directory)
+    if name is not None and record_path(directory, name).is_file():
+        yield True
+    elif name is None or gguf is None:
+        yield False
+    elif gguf.stat().st_size < LARGE_FILE:
+        from specinfer.model.probe.check import check_gguf_model
+
+        with progress(WHAT):
+            check_gguf_model(directory, name)
+        yield True
+    else:
+        with apart("specinfer.model.probe", str(directory), name) as wait:
+            try:
+                yield True
+            except SpecInferError:
+                wait()  # its reason is the better one
+                raise
+            with progress(WHAT):
+                wait()
+
+
+def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
+    """Return the name of the executor of ours that will run a model; None if `transformers` will."""
+    if options.executor == "generic":
+        return None
+    try:
+        config = from_transformers(*load_transformers_config(directory))
+    except IncompatibleError:
+        return None
+    if options.executor in ("auto", "native"):
+        refused = BACKENDS["native"].supports(config, DTYPES[options.dtype], options.device)
+        return "torch" if refused else "native"
+    return options.executor
+
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from specinfer.drafters import DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
-from specinfer.wire.constraint_codec import encode_constraint
+from specinfer.wire.sampling_codec import encode_constraint
 from tests.support.constraints.schemas import SCHEMAS, TEXTS
 from tests.support.oracle import chain, default_target, greedy
 from tests.support.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system, until

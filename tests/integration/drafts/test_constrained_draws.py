@@ -15,7 +15,7 @@ from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.tree import ProposalKind, TokenMatcher, TokenTree, TreeBuilder, without_forbidden
 from specinfer.verification.engine import EngineLimits
-from specinfer.wire.constraint_codec import encode_constraint
+from specinfer.wire.sampling_codec import encode_constraint
 from tests.support.system import ScriptedDrafter, ascii_tokenizer, running_system
 from tests.support.tiny_models import reference_logits, silence_attention, tiny_transformers
 

@@ -155,7 +155,7 @@ def test_a_separate_head_is_used(stored: bool, tmp_path: Path) -> None:
 def test_a_wrong_model_is_refused_in_a_process_of_its_own(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specinfer.model.probe.early.LARGE_FILE", 0)
+    monkeypatch.setattr("specinfer.model.probe.load.LARGE_FILE", 0)
     directory = resolve_model(str(file))
     load_checked(directory, FLOAT32)
     config = json.loads((directory / "config.json").read_text())
