@@ -1,4 +1,4 @@
-"""The requests of a verifier's gateway, as messages tell them: entries in, parts of a step out.
+"""The requests of a verifier's gateway: entries of messages in, parts of a step out.
 
 A request is known from the message that starts it over (base_len 0) until it is forgotten; every message says which
 tokens it has. Invariant: a request's tokens are those of the cache and those of the newest message.
@@ -60,7 +60,7 @@ class HostedRequests:
         """Return the plan of a message; of entries with the same id only the first is served.
 
         Args:
-            no_features: why hidden states cannot be told; None if they can.
+            no_features: reason for which hidden states cannot be returned; None if they can.
         """
         entries: list[StepEntry] = []
         given: dict[str, TokenTree] = {}

@@ -110,7 +110,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return _Step(reply, steps, len(decoded.refused))
 
     def _unknown_layers(self, layers: Sequence[int]) -> SpecInferError | None:
-        """Return the error of layers whose hidden states cannot be told."""
+        """Return the error of layers without hidden states; None if all have them."""
         try:
             self._engine.runner.check_layers(layers)
         except SpecInferError as error:

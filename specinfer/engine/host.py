@@ -58,7 +58,7 @@ class HostPlan(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """How often a plan may be repeated without a message."""
+    """Limits of repeating a plan without a message."""
 
     steps: int = 1
     seconds: float = 0.0

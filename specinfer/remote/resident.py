@@ -27,7 +27,7 @@ _SHAPES = {
 
 
 class HostOrder(NamedTuple):
-    """What a step's message says beside its entries and trees."""
+    """Content of a step's message beside its entries and trees."""
 
     grant: verifier_pb2.Grant | None = None
     """None: one step, of the trees of the message."""

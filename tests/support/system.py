@@ -136,7 +136,7 @@ class System:
     verifier_address: str
     servers: dict[str, ServiceServer] = field(default_factory=dict)
     servicers: list[VerifierServicer] = field(default_factory=list)
-    """Those of the verifiers."""
+    """Servicers of the verifiers."""
     verifiers: Sequence[VerifierEngine] = ()
     registries: dict[str, CollectorRegistry] = field(default_factory=dict)
     """Metrics of "gateway", "verifier" and each speculator service."""

@@ -185,7 +185,7 @@ async def test_a_request_that_arrives_ends_a_grant(
 
 
 async def test_constraints_force_tokens_within_a_grant(redis_url: str, messages: list[Any]) -> None:
-    """What must follow is verified as a tree in every step of a grant, not only in that of a message."""
+    """Forced tokens are verified as a tree in every step of a grant, not only in that of a message."""
     text = "the-quick-brown-fox-jumps-over-the-lazy-dog"
     async with running_system(redis_url) as system:
         replies = await system.generate(PROMPT, max_new_tokens=60, constraint={"choice": {"texts": [text]}})
