@@ -18,7 +18,7 @@ class SpeculatorCounts:
     drafted: int = 0
     """Verified nodes that it proposed."""
     duplicate: int = 0
-    """Those of them that another speculator proposed, too."""
+    """Verified nodes that another speculator proposed, too."""
     accepted: int = 0
     wins: int = 0
     """Trees of which it proposed the whole accepted path, of at least one node."""
@@ -40,7 +40,7 @@ class SpeculationCounts:
     steps: int = 0
     """Verified trees."""
     trees: int = 0
-    """Those of them that had nodes below their roots."""
+    """Verified trees with nodes below their roots."""
     drafted: int = 0
     """Nodes, roots excluded."""
     accepted: int = 0
