@@ -61,23 +61,21 @@ sbom: $(STAMP)  ## Bill of materials of what is installed (CycloneDX) -> dist/sp
 	mkdir -p dist
 	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/specinfer.cdx.json $(BIN)/python
 
-bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/runtime-cpu.md
+bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/peers.md
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m benchmarks.runtime_cpu
+	$(BIN)/python -m benchmarks peers
 
-bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,end-to-end}.md, plots
+bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,methods,speed}.md, plots
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m benchmarks.acceptance
-	$(BIN)/python -m benchmarks.methods
-	$(BIN)/python -m benchmarks.end_to_end
+	$(BIN)/python -m benchmarks.paper.acceptance
+	$(BIN)/python -m benchmarks methods
+	$(BIN)/python -m benchmarks speed --weights bf16
 
-bench-figures: $(STAMP)  ## Figures 7 and 11 of the paper -> benchmarks/results/figure-*.{md,png} (PROMPTS=FILE)
+bench-figures: $(STAMP)  ## Figure 11 of the paper -> benchmarks/results/figure-11*.{md,png} (PROMPTS=FILE)
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m benchmarks.widen smollm2-135m 16
-	$(BIN)/python -m benchmarks.figures.figure7 --prompts $(PROMPTS)
-	$(BIN)/python -m benchmarks.figures.figure11 --prompts $(PROMPTS)
-	$(BIN)/python -m benchmarks.figures.figure7 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-7-widened
-	$(BIN)/python -m benchmarks.figures.figure11 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-11-widened
+	$(BIN)/python -m benchmarks widen smollm2-135m 16
+	$(BIN)/python -m benchmarks.paper.figure11 --prompts $(PROMPTS)
+	$(BIN)/python -m benchmarks.paper.figure11 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-11-widened
 
 bench-gpu:  ## On a GPU, in 8 minutes: kernels, passes, steps -> benchmarks/results/gpu.md (GPU_PYTHON=...)
 	"$(or $(GPU_PYTHON),python3)" -m benchmarks.gpu

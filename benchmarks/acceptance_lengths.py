@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.acceptance import KINDS, ROOT, Bench
-from benchmarks.drafts.decoding import DecodingPlan, Result
-from benchmarks.drafts.prompts import load_prompts
+from benchmarks.decoding import DecodingPlan, Result
+from benchmarks.paper.acceptance import KINDS, ROOT, Bench
+from benchmarks.prompts import load_prompts
 from benchmarks.publish import RESULTS, publish, write
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run

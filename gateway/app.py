@@ -128,16 +128,16 @@ async def build_gateway(
     metrics = GatewayMetrics(
         registry, (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
     )
-    observer, token_streams = Observer(metrics, RequestTraces(tracer) if tracer else None), TokenStreams()
+    recorder = StepRecorder(settings.recording)
+    observer = Observer(metrics, RequestTraces(tracer) if tracer else None, recorder.write)
+    token_streams = TokenStreams()
     watches = Watches()
     callers = Callers.load(settings.key_file)
-    weights, recorder = settings.weights_file, StepRecorder(settings.recording)
+    weights = settings.weights_file
     trained = load_weights("planner_weights", weights) if weights is not None else {}
     store, leases, close_store = open_store(settings, gateway_id)
     constraints = Constraints(tokenizer)
-    shared = Shared(
-        settings, tokenizer, observer, store, token_streams, constraints, watches, recorder, trained
-    )
+    shared = Shared(settings, tokenizer, observer, store, token_streams, constraints, watches, trained)
     sessions = VerifierSessions(shared, leases)
     lease_manager = LeaseManager(
         settings, leases, sessions, Rebalancer(settings, store, sessions, token_streams), observer

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeAlias
 
 from specinfer.planning.feedback import FinishedStep
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.stream import WireMeter
-from specinfer.speculators.pool import SpeculatorPool
 
 Peer: TypeAlias = Literal["verifier", "speculator", "client"]
 
@@ -29,43 +29,43 @@ class TraceOfStep(Protocol):
 class Events(Protocol):
     """A listener. Nothing that it does may change what is served."""
 
-    def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
-        """Note a request that was recorded."""
+    def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
+        """Handle the recording of a request."""
 
-    def waits(self, request: GenerationRequest) -> None:
-        """Note a recorded request that no session of this gateway can run."""
+    def request_waiting(self, request: GenerationRequest) -> None:
+        """Handle a recorded request that no session of this gateway can run."""
 
-    def adopted(self, request: GenerationRequest, tokens: int) -> None:
-        """Note a request that goes on here, after so many generated tokens."""
+    def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
+        """Handle a request that continues here, after so many generated tokens."""
 
-    def left(self, request_ids: Iterable[str], why: str) -> None:
-        """Note requests that this gateway runs no more, though they have not ended."""
+    def requests_released(self, request_ids: Iterable[str], why: str) -> None:
+        """Handle requests that this gateway no longer runs, though they have not ended."""
 
-    def fault(self, request_id: str, error: Exception) -> str:
-        """Note a request that suffers from a fault of ours; return the message for its client."""
+    def report_fault(self, request_id: str, error: Exception) -> str:
+        """Log a fault of ours in a request; return the message for its client."""
 
-    def admitted(self, states: Iterable[RequestState]) -> None:
-        """Note requests that begin to run, for the first time."""
+    def requests_admitted(self, states: Iterable[RequestState]) -> None:
+        """Handle requests that begin to run, for the first time."""
 
-    def progress(self, item: Progress) -> None:
-        """Note new tokens of a request, or its end, once they are stored."""
+    def progress_stored(self, item: Progress) -> None:
+        """Handle new tokens of a request, or its end, once they are stored."""
 
-    def step(self, step: FinishedStep, pool: SpeculatorPool) -> None:
+    def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         """Count a finished step."""
 
-    def traced(self, entries: Sequence[StepEntry]) -> AbstractContextManager[TraceOfStep | None]:
+    def trace_step(self, entries: Sequence[StepEntry]) -> AbstractContextManager[TraceOfStep | None]:
         """Open the spans of a step; None if it is not traced."""
 
     def step_failed(self) -> None:
         """Count a step that a fault of ours cost its drafts or its batch."""
 
-    def preempted(self, requests: int) -> None:
+    def requests_preempted(self, requests: int) -> None:
         """Count requests that gave their cache to others."""
 
     def verifier_failed(self) -> None:
         """Count a call that the verifier did not answer."""
 
-    def fenced(self, requests: int) -> None:
+    def requests_fenced(self, requests: int) -> None:
         """Count requests that belong to another gateway."""
 
     def redis_stopped(self) -> None:
@@ -74,7 +74,7 @@ class Events(Protocol):
     def redis_lost_data(self) -> None:
         """Count a Redis that came back without its data."""
 
-    def cluster_fault(self) -> None:
+    def cluster_failed(self) -> None:
         """Count a fault of ours in leases, rebalancing or following."""
 
     def meter(self, peer: Peer) -> WireMeter:

@@ -1,7 +1,7 @@
 """Settings of the gateway (environment prefix SPECINFER_GATEWAY_)."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -9,10 +9,10 @@ from pydantic_settings import SettingsConfigDict
 from gateway.api.security import SecuritySettings
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.remote.replicas import service_addresses
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
 from specinfer.service.settings import as_path
-from specinfer.speculators.replicas import service_addresses
 
 _LIMITS = SchedulerLimits()
 TRACE_RATIO = 0.01
@@ -27,6 +27,8 @@ class GatewaySettings(SecuritySettings):
     """Settings of the gateway, which owns every request, merges speculators' trees and calls the verifier."""
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
+    hung_seconds: ClassVar[float] = 5.0
+    """Silence after which a service counts as dead in a step that has draws. A constant."""
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
     metrics_port: int = Field(
@@ -85,11 +87,6 @@ class GatewaySettings(SecuritySettings):
         "biases the "
         "output; --no-trust-draws takes only points.",
     )
-    hung_seconds: float = Field(
-        5.0,
-        gt=0,
-        description="Silence after which a speculator service is taken for dead in a step that has draws.",
-    )
     max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
     max_waiting: int = Field(
         _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
@@ -104,10 +101,6 @@ class GatewaySettings(SecuritySettings):
         0,
         ge=0,
         description="Most nodes verified in one iteration, all trees together; 0: what passes allow.",
-    )
-    tree_depth: int = Field(0, ge=0, description="Deepest tree; 0: as deep as it has nodes.")
-    sequence_length: int = Field(
-        _LIMITS.sequence_length, ge=1, description="Tokens drafted in sequence speculation."
     )
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
@@ -167,5 +160,5 @@ class GatewaySettings(SecuritySettings):
 
     @property
     def speculator_services(self) -> list[str]:
-        """Speculator services in order of preference, as in `specinfer.speculators.replicas`."""
+        """Speculator services in order of preference, as in `specinfer.remote.replicas`."""
         return service_addresses(self.speculators)

@@ -228,9 +228,7 @@ class Door:
         """
         last = request.headers.get("last-event-id")
         if last is None:
-            in_points = isinstance(body, ChatBody) and body.decomposition == "skeleton"
-            answer = caller.skeleton if in_points else caller.stream
-            return [answer(one) for one in requests], 0 if body.resumable else None
+            return [caller.stream(one) for one in requests], 0 if body.resumable else None
         if not body.resumable:
             raise InvalidInputError("Last-Event-ID", last, "only with resumable")
         request_id, position = read_event_id(last)

@@ -6,7 +6,7 @@ from pydantic_settings import SettingsConfigDict
 from http_svc.entry.hosts import AllowedHosts, is_loopback
 from specinfer.errors import SettingError
 from specinfer.service.channel import split_address, split_targets
-from specinfer.service.settings import MEBIBYTE, ProcessSettings, as_path
+from specinfer.service.settings import ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
 
@@ -41,7 +41,6 @@ class HttpSettings(ProcessSettings):
         "else all.",
     )
     max_calls: int = Field(4096, ge=1, description="Most calls at once; more are refused with 503.")
-    max_body_mebibytes: int = Field(4, ge=1, le=1024, description="Largest request body; 413 above it.")
     gateway_tls_ca: str = Field(
         "", description="PEM file of the authorities of gateways; with it TLS is used."
     )
@@ -87,11 +86,6 @@ class HttpSettings(ProcessSettings):
         names = [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
         listens = split_address("listen", self.listen, lowest_port=0)[0]
         return AllowedHosts(names or (["localhost"] if is_loopback(listens) else ["*"]))
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Largest request body."""
-        return self.max_body_mebibytes * MEBIBYTE
 
     @property
     def gateway_tls(self) -> ClientTls:

@@ -12,12 +12,12 @@ from specinfer.drafters import make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.pools import LEARNT, MODEL_DRAFTERS
 from specinfer.drafters.warm_up import warm_up
+from specinfer.remote.description import describe
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
-from specinfer.speculators.description import describe
 from specinfer.v1 import learning_pb2, learning_pb2_grpc, speculator_pb2, speculator_pb2_grpc
 from speculator_svc.learning.checkpoints import Checkpoints
 from speculator_svc.learning.replay import Replay

@@ -12,9 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from specinfer.drafters.entries import DraftOutcome
-from specinfer.outcomes import EntryStatus
+from specinfer.remote.draft_counts import DraftCounts
 from specinfer.service.metrics import TO_SECONDS_S, StepHistogram, declare_build_info
-from specinfer.speculators.draft_counts import DraftCounts
+from specinfer.statuses import EntryStatus
 
 if TYPE_CHECKING:
     from speculator_svc.learning.learner import Learner

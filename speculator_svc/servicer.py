@@ -12,11 +12,11 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.drafters.failures import DraftFailures
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
-from specinfer.outcomes import EntryStatus
+from specinfer.remote.description import encode_draft
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
-from specinfer.speculators.description import encode_draft
+from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import about
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling

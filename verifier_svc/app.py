@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from specinfer.constraints.compiler import Compiler
+from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
 from specinfer.model.options import RunnerOptions
@@ -13,7 +14,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer
-from specinfer.v1 import verifier_pb2
+from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context
 from specinfer.verification.pass_costs import measure_passes
@@ -49,7 +50,9 @@ def load_runner(settings: VerifierSettings) -> ModelRunner:
     return ModelRunner.load(resolve_model(settings.model), runner_options(settings), join(settings))
 
 
-def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tokenizer) -> VerifierEngine:
+def build_engine(
+    settings: VerifierSettings, runner: ModelRunner, compiler: Compiler | None
+) -> VerifierEngine:
     """Put the engine together."""
     longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
     if settings.kv_window:
@@ -62,7 +65,7 @@ def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tok
         max_step_tokens=settings.max_step_tokens,
         max_context_len=checked_context("max_context_len", settings.max_context_len, longest),
     )
-    return VerifierEngine(runner, settings.acceptance, limits, compiler=_compiler(tokenizer, runner))
+    return VerifierEngine(runner, settings.acceptance, limits, compiler=compiler)
 
 
 def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
@@ -79,7 +82,7 @@ def describe(
     engine: VerifierEngine,
     identity: Identity,
     pass_costs: Sequence[tuple[int, float]],
-    resident: ResidentSpeculators | None = None,
+    resident: speculator_pb2.DescribeSpeculatorReply,
 ) -> verifier_pb2.DescribeVerifierReply:
     """Return the answer of `Describe`; `pass_costs` are (tokens, seconds)."""
     config, limits = engine.runner.config, engine.limits
@@ -106,7 +109,7 @@ def describe(
         text_fingerprint=identity.text_fingerprint,
         hidden_size=config.hidden_size,
         feature_layers=engine.runner.feature_layers,
-        resident=resident.description if resident is not None else None,
+        resident=resident if resident.speculators else None,
     )
 
 
@@ -130,9 +133,10 @@ async def make_servicer(
     directory = resolve_model(settings.model)
     tokenizer = await thread.call(Tokenizer.load, directory)
     identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)
-    engine = build_engine(settings, runner, tokenizer)
-    resident = await thread.call(ResidentSpeculators.load, settings, engine, identity.tokenizer_fingerprint)
+    compiler = _compiler(tokenizer, runner)
+    engine = build_engine(settings, runner, compiler)
+    resident = await thread.call(ResidentSpeculators.load, settings, runner, identity.tokenizer_fingerprint)
     pass_costs = await thread.call(_pass_costs, engine)
-    description = describe(settings, engine, identity, pass_costs, resident)
+    description = describe(settings, engine, identity, pass_costs, resident.description)
     metrics = VerifierMetrics(registry, [each.name for each in description.resident.speculators])
-    return VerifierServicer(engine, thread, metrics, description, tracer, resident)
+    return VerifierServicer(Host(resident.pool, engine, compiler), thread, metrics, description, tracer)

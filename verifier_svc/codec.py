@@ -1,73 +1,18 @@
-"""Messages of the verifier to jobs, and outcomes to messages."""
+"""Steps of a host to messages. Messages to steps: `verifier_svc.requests`."""
 
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 
-from specinfer.errors import FaultError, InvalidInputError, SpecInferError
-from specinfer.outcomes import EntryStatus, LogprobRow
-from specinfer.system.log_lines import about
-from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from specinfer.wire.constraint_codec import decode_constraint
-from specinfer.wire.sampling_codec import decode_sampling
-from specinfer.wire.tree_codec import decode_tree
-
-log = logging.getLogger(__name__)
+from specinfer.engine.host import HostStep
+from specinfer.engine.local_pool import MemberCounts
+from specinfer.statuses import LogprobRow
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2, verifier_pb2
+from specinfer.verification.jobs import VerifyOutcome
+from specinfer.wire.tree_codec import encode_tree
 
 
-def decode_entries(
-    entries: Iterable[verifier_pb2.VerifyEntry], no_features: SpecInferError | None, resident_top_k: int = 0
-) -> list[VerifyJob | VerifyOutcome]:
-    """Return a job or an outcome per entry; of entries with the same id only the first is served.
-
-    `resident_top_k` are the predictions per node that resident speculators read.
-    """
-    found: list[VerifyJob | VerifyOutcome] = []
-    seen: set[str] = set()
-    for entry in entries:
-        twice = entry.request_id in seen
-        found.append(_twice(entry.request_id) if twice else _decode(entry, no_features, resident_top_k))
-        seen.add(entry.request_id)
-    return found
-
-
-def _twice(request_id: str) -> VerifyOutcome:
-    error = InvalidInputError("request_id", request_id, "is in the message twice")
-    return VerifyOutcome(request_id, EntryStatus.ERROR, str(error))
-
-
-def _decode(
-    entry: verifier_pb2.VerifyEntry, no_features: SpecInferError | None, resident_top_k: int
-) -> VerifyJob | VerifyOutcome:
-    """Return the job of an entry, or the outcome with its error."""
-    try:
-        if entry.HasField("features_from") and no_features is not None:
-            raise no_features
-        return VerifyJob(
-            entry.request_id,
-            entry.base_len,
-            list(entry.delta_token_ids),
-            decode_tree(entry.tree) if entry.HasField("tree") else None,
-            decode_sampling(entry.sampling),
-            entry.logprobs,
-            entry.top_logprobs,
-            max(entry.return_top_k, resident_top_k) if entry.HasField("tree") else entry.return_top_k,
-            entry.features_from if entry.HasField("features_from") else None,
-            entry.prompt_len,
-            decode_constraint(entry.constraint),
-        )
-    except SpecInferError as error:
-        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, error.for_logs)
-    except Exception as error:
-        log.exception("an entry could not be read", extra=about(entry.request_id))
-        why = FaultError("internal error", error).for_logs
-        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, why)
-
-
-def encode_outcome(
-    outcome: VerifyOutcome, drafts: Sequence[speculator_pb2.Draft] = ()
-) -> verifier_pb2.Verdict:
-    """Return the verdict of an outcome, with the drafts for the next step."""
+def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> verifier_pb2.Verdict:
+    """Return the verdict of an outcome; `tree` is one that was made here."""
     message = verifier_pb2.Verdict(
         request_id=outcome.request_id,
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
@@ -77,7 +22,7 @@ def encode_outcome(
         held_len=outcome.held_len,
         top_k_token_ids=[token for ids in outcome.top_k for token in ids],
         finished=outcome.finished,
-        next_drafts=drafts,
+        tree=encode_tree(tree) if tree is not None else None,
     )
     if outcome.features.data:
         message.features, message.features_start = outcome.features.data, outcome.features.start
@@ -85,6 +30,36 @@ def encode_outcome(
         message.accepted_nodes.extend(outcome.verdict.accepted)
         message.bonus_token_id = outcome.verdict.bonus
     return message
+
+
+def made_trees(step: HostStep) -> Mapping[str, TokenTree]:
+    """Return the trees with nodes that a step made itself."""
+    verbatim = step.plan.verbatim
+    return {name: tree for name, tree in step.trees.items() if name not in verbatim and len(tree) > 1}
+
+
+def encode_drafts(step: HostStep, speculators: int) -> verifier_pb2.ResidentDrafts | None:
+    """Return the drafts of the verifier's own speculators in a step; None if it asked for none."""
+    if not step.draft_times:
+        return None
+    own = {number: seconds for times in step.draft_times for number, seconds in times.own_s.items()}
+    return verifier_pb2.ResidentDrafts(
+        microseconds=round(step.draft_s * 1e6),
+        read_tokens=sum([times.read for times in step.draft_times]),
+        speculators=[
+            _encode_counts(own.get(number, 0.0), step.drafted.get(number)) for number in range(speculators)
+        ],
+    )
+
+
+def _encode_counts(seconds: float, counts: MemberCounts | None) -> verifier_pb2.ResidentDraft:
+    counts = counts or MemberCounts()
+    return verifier_pb2.ResidentDraft(
+        microseconds=round(seconds * 1e6),
+        nodes=counts.nodes,
+        failed=counts.failed,
+        malformed=counts.malformed,
+    )
 
 
 def _top(row: LogprobRow) -> common_pb2.TopLogprobs:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from specinfer.drafters.entries import DraftOutcome
+from specinfer.engine.host import HostStep
+from specinfer.engine.local_pool import MemberCounts
 from specinfer.model.parallel.executor import RankMemory, StageSeconds
-from specinfer.outcomes import EntryStatus
+from specinfer.remote.draft_counts import DraftCounts
 from specinfer.service.metrics import (
     COUNTS,
     TO_SECONDS_S,
@@ -19,9 +20,8 @@ from specinfer.service.metrics import (
     declare_build_info,
     declare_model_info,
 )
-from specinfer.speculators.draft_counts import DraftCounts
+from specinfer.statuses import EntryStatus
 from specinfer.v1 import verifier_pb2
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 
 _PASS_SIZES = ((1, "1"), (4, "2-4"), (16, "5-16"), (64, "17-64"), (256, "65-256"))
 _LARGEST = "257+"
@@ -87,6 +87,7 @@ class VerifierMetrics:
             "verifier_window_dropped_tokens", "Context tokens that windowed caches (`--kv-window`) dropped."
         )
         self._held = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
+        self.messages = counter("verifier_messages", "Messages of steps; a grant has several steps.")
         self.failed_steps = counter("verifier_failed_steps", "Steps that failed by a fault of the verifier.")
         self.fenced_steps = counter(
             "verifier_fenced_steps", "Steps refused because their sender's lease was over."
@@ -125,32 +126,26 @@ class VerifierMetrics:
         """Show the description of the model."""
         self._model.labels(told.model, told.dtype, told.weights, told.executor, told.device).set(1)
 
-    def observe(
-        self,
-        jobs: Sequence[VerifyJob],
-        outcomes: Sequence[VerifyOutcome],
-        seconds: float,
-        passes: Sequence[tuple[int, float]],
-    ) -> None:
-        """Count one step; `passes` are (tokens, seconds)."""
-        self._step.observe(seconds)
-        self._batch.observe(len(jobs))
-        for tokens, pass_s in passes:
+    def observe(self, step: HostStep) -> None:
+        """Count one step."""
+        self._step.observe(step.verify_s)
+        self._batch.observe(len(step.jobs))
+        for tokens, pass_s in step.passes:
             self._pass.observe(pass_s, _size_name(tokens))
-        for status, count in Tally([outcome.status for outcome in outcomes]).items():
+        for status, count in Tally([outcome.status for outcome in step.outcomes]).items():
             self._entries[status].inc(count)
         verified = [
             (len(job.tree) - 1, len(outcome.verdict.accepted))
-            for job, outcome in zip(jobs, outcomes, strict=True)
+            for job, outcome in zip(step.jobs, step.outcomes, strict=True)
             if job.tree is not None and outcome.verdict is not None
         ]
         self._nodes.inc(sum([nodes for nodes, _ in verified]))
         self._accepted.inc(sum([accepted for _, accepted in verified]))
-
-    def observe_drafts(self, outcomes: Sequence[DraftOutcome], seconds: Sequence[float]) -> None:
-        """Count the drafts behind the verdicts of a step; `seconds` of every speculator."""
-        if self._drafts is not None:
-            self._drafts.observe(outcomes, seconds)
+        if self._drafts is not None and step.draft_times:
+            own = {number: seconds for times in step.draft_times for number, seconds in times.own_s.items()}
+            for number, seconds in own.items():
+                counts = step.drafted.get(number, MemberCounts())
+                self._drafts.add(number, counts.nodes, counts.failed + counts.malformed, seconds)
 
     def show_memory(self, ranks: Sequence[RankMemory]) -> None:
         """Show the memory of each rank."""

@@ -1,27 +1,26 @@
-"""Protobuf in and out of the verifier engine, nothing else."""
+"""Protobuf in and out of the verifier's host, nothing else."""
 
 import logging
-import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
 
+from specinfer.engine.host import Host, HostStep
 from specinfer.errors import FaultError, SpecInferError
-from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
+from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import about
-from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2, verifier_pb2_grpc
-from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.features import with_layers
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from verifier_svc.codec import decode_entries, encode_outcome
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.verification.jobs import VerifyOutcome
+from verifier_svc.codec import encode_drafts, encode_outcome, made_trees
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.metrics import CacheView, VerifierMetrics
-from verifier_svc.resident import NO_DRAFTS, NextDrafts, ResidentSpeculators
+from verifier_svc.requests import HostedRequests
 
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -29,15 +28,12 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Jobs of a message, and their outcomes."""
+    """A message that was served."""
 
     reply: verifier_pb2.VerifyReply
-    jobs: Sequence[VerifyJob]
-    outcomes: Sequence[VerifyOutcome]
-    seconds: float
+    steps: Sequence[HostStep] = ()
     refused: int = 0
     """Number of entries that made no job."""
-    drafts: NextDrafts = NO_DRAFTS
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -45,21 +41,21 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
     def __init__(
         self,
-        engine: VerifierEngine,
+        host: Host,
         thread: EngineThread,
         metrics: VerifierMetrics,
         description: verifier_pb2.DescribeVerifierReply,
         tracer: Tracer | None = None,
-        resident: ResidentSpeculators | None = None,
     ) -> None:
-        """Serve an engine on its thread; `resident` speculators draft behind its verdicts."""
-        self._engine, self._thread, self._metrics = engine, thread, metrics
-        self._description, self._tracer, self._resident = description, tracer, resident
+        """Serve a host on its thread; its drafters draft where a grant asks for them."""
+        self._host, self._engine, self._thread = host, host.verifier, thread
+        self._requests = HostedRequests(host)
+        self._metrics, self._description, self._tracer = metrics, description, tracer
         self._observing, self._fence = Observing(), Fence()
         self._faults = 0
-        """Faults of the engine counted so far."""
+        """Faults counted so far."""
         metrics.describe(description)
-        metrics.show_memory(engine.runner.memory)
+        metrics.show_memory(self._engine.runner.memory)
         self._observe_cache()
 
     async def Verify(
@@ -76,7 +72,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         try:
             if not self._admit(request.fence):
                 self._observing(self._metrics.fenced_steps.inc)
-                return _Step(self._reply(request.step_id, fenced=True), (), (), 0.0)
+                return _Step(self._reply(request.step_id, fenced=True))
             with service_step(self._tracer, "verifier", request.traceparent, len(request.entries)):
                 return self._serve(request)
         except Exception as error:
@@ -94,53 +90,41 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return standing is not Standing.STALE
 
     def _serve(self, request: verifier_pb2.VerifyRequest) -> _Step:
-        started = time.perf_counter()
-        asked = list(request.feature_layers)
-        wrong = self._keep_features(asked)
-        resident = self._resident
-        decoded = decode_entries(request.entries, wrong, resident.target_top_k if resident is not None else 0)
-        jobs = [job for job in decoded if isinstance(job, VerifyJob)]
-        served = self._engine.verify(jobs)
-        seconds = time.perf_counter() - started
-        drafts = resident.draft(request.entries, jobs, served) if resident is not None else NO_DRAFTS
-        results = iter(served)
-        outcomes = [item if isinstance(item, VerifyOutcome) else next(results) for item in decoded]
-        if resident is not None and (resident.feature_layers or resident.target_top_k):
-            pairs = zip(request.entries, outcomes, strict=True)
-            outcomes = [self._as_asked(entry, outcome, asked) for entry, outcome in pairs]
-        encoded = [self._encoded(each, drafts.by_request.get(each.request_id, ())) for each in outcomes]
-        reply = self._reply(request.step_id, encoded, round(seconds * 1e6))
-        if drafts.seconds:
-            reply.draft_us, reply.draft_read_tokens = round(drafts.seconds * 1e6), drafts.tokens_read
-            reply.speculator_us.extend([round(own * 1e6) for own in drafts.own_seconds])
-        return _Step(reply, jobs, served, seconds, len(decoded) - len(jobs), drafts)
+        decoded = self._requests.decode(request, self._unknown_layers(request.feature_layers))
+        steps = self._host.run(decoded.plan, decoded.grant, lambda: self._thread.waiting)
+        first, *more = steps
+        self._requests.note(first.outcomes)
+        entries = self._verdicts(first, decoded.outcomes(first.outcomes))
+        reply = self._reply(request.step_id, entries, round(first.verify_s * 1e6))
+        speculators = len(self._description.resident.speculators)
+        if (drafts := encode_drafts(first, speculators)) is not None:
+            reply.drafts.CopyFrom(drafts)
+        reply.more.extend(
+            verifier_pb2.GrantedStep(
+                entries=self._verdicts(step, step.outcomes),
+                compute_us=round(step.verify_s * 1e6),
+                drafts=encode_drafts(step, speculators),
+            )
+            for step in more
+        )
+        return _Step(reply, steps, len(decoded.refused))
 
-    def _keep_features(self, layers: Sequence[int]) -> SpecInferError | None:
-        """Keep the hidden states after these layers, and those that resident speculators read.
-
-        Returns the error of bad layers, which entries that want features get.
-        """
-        own = self._resident.feature_layers if self._resident is not None else ()
+    def _unknown_layers(self, layers: Sequence[int]) -> SpecInferError | None:
+        """Return the error of layers whose hidden states cannot be told."""
         try:
-            self._engine.runner.keep_features(sorted({*layers, *own}) if own else layers)
+            self._engine.runner.check_layers(layers)
         except SpecInferError as error:
             return error
         return None
 
-    def _as_asked(
-        self, entry: verifier_pb2.VerifyEntry, outcome: VerifyOutcome, layers: Sequence[int]
-    ) -> VerifyOutcome:
-        """Return an outcome without what only the resident speculators read."""
-        top_k = tuple([row[: entry.return_top_k] for row in outcome.top_k]) if entry.return_top_k else ()
-        features = with_layers(outcome.features, self._engine.runner.features.layers, layers)
-        return replace(outcome, top_k=top_k, features=features)
+    def _verdicts(self, step: HostStep, outcomes: Sequence[VerifyOutcome]) -> list[verifier_pb2.Verdict]:
+        """Return the messages of outcomes; one that cannot be encoded ends its request."""
+        trees = made_trees(step)
+        return [self._encoded(outcome, trees.get(outcome.request_id)) for outcome in outcomes]
 
-    def _encoded(
-        self, outcome: VerifyOutcome, drafts: Sequence[speculator_pb2.Draft]
-    ) -> verifier_pb2.Verdict:
-        """Return the message of an outcome; one that cannot be encoded ends its request."""
+    def _encoded(self, outcome: VerifyOutcome, tree: TokenTree | None) -> verifier_pb2.Verdict:
         try:
-            return encode_outcome(outcome, drafts)
+            return encode_outcome(outcome, tree)
         except Exception as error:
             log.exception("an answer could not be told", extra=about(outcome.request_id))
             self._recover([outcome.request_id])
@@ -158,12 +142,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         message = f"internal error: {type(error).__name__}"
         status = EntryStatus.ERROR if len(ids) == 1 else EntryStatus.EXHAUSTED
         outcomes = [VerifyOutcome(request_id, status, message) for request_id in ids]
-        return _Step(self._reply(request.step_id, map(encode_outcome, outcomes)), (), (), 0.0)
+        return _Step(self._reply(request.step_id, map(encode_outcome, outcomes)))
 
     def _recover(self, request_ids: Sequence[str]) -> None:
         self._observing(self._metrics.failed_steps.inc)
         try:
             self._engine.abandon(request_ids)
+            self._requests.forget(request_ids)
         except Exception:  # the caches are in a state that is not understood: the stream is still of use
             log.exception("could not forget the requests of a failed step")
 
@@ -183,28 +168,29 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             model_fingerprint=self._description.model_fingerprint,
         )
 
-    def _conclude(self, step: _Step) -> None:
+    def _conclude(self, done: _Step) -> None:
         try:
-            self._engine.settle()
+            self._host.conclude(done.steps)
         except Exception:
-            log.exception("could not settle a step of %d requests", len(step.jobs))
-            self._recover([job.request_id for job in step.jobs])
-        self._observing(lambda: self._observe(step))
+            log.exception("could not settle a step of %d requests", len(done.reply.entries))
+            self._recover([verdict.request_id for verdict in done.reply.entries])
+        self._observing(lambda: self._observe(done))
 
-    def _observe(self, step: _Step) -> None:
-        if self._engine.faults > self._faults:
-            self._faults = self._engine.faults
+    def _observe(self, done: _Step) -> None:
+        faults = self._engine.faults + self._host.failed_steps
+        if faults > self._faults:
+            self._faults = faults
             self._metrics.failed_steps.inc()
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         masks = self._engine.masks
         self._metrics.observe_masks(masks.seconds, masks.put_off, masks.cut)
-        if step.jobs:
-            self._metrics.observe(step.jobs, step.outcomes, step.seconds, self._engine.passes)
-        if step.refused:
-            self._metrics.refused(step.refused)
-        if step.drafts.outcomes:
-            self._metrics.observe_drafts(step.drafts.outcomes, step.drafts.own_seconds)
+        self._metrics.messages.inc()
+        for step in done.steps:
+            if step.jobs:
+                self._metrics.observe(step)
+        if done.refused:
+            self._metrics.refused(done.refused)
         self._observe_cache()
 
     async def Describe(
@@ -219,7 +205,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return common_pb2.ReleaseReply(released=released)
 
     def _release(self, fence: int, request_ids: Sequence[str]) -> int:
-        released = self._engine.release(request_ids) if self._admit(fence) else 0
+        released = 0
+        if self._admit(fence):
+            released = self._engine.release(request_ids)
+            self._requests.forget(request_ids)
         self._observing(self._observe_cache)
         return released
 

@@ -67,10 +67,8 @@ def _run(options: argparse.Namespace, device: str) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # which triton reads when it is imported
     import torch
 
-    from benchmarks.gpu.run import Run, stopped_after
+    from benchmarks.gpu.run import SECTIONS, GpuTimer, HostTimer, Run, stopped_after
     from benchmarks.gpu.scale import FULL, TINY, Budget
-    from benchmarks.gpu.sections import SECTIONS
-    from benchmarks.gpu.timers import GpuTimer, HostTimer
     from benchmarks.publish import RESULTS
     from specinfer.cli.about import about_this_run
 
@@ -83,9 +81,9 @@ def _run(options: argparse.Namespace, device: str) -> int:
     out = options.out or RESULTS / "gpu"
     report = {"about": about_this_run(), "machine": machine(device)}
     timer = GpuTimer() if device == "cuda" else HostTimer()
-    scale, devices = TINY if options.tiny else FULL, torch.cuda.device_count() or 1
+    scale = TINY if options.tiny else FULL
     budget = Budget(options.seconds)
-    run = Run(device, timer, scale, budget, report, out, say, devices)
+    run = Run(device, timer, scale, budget, report, out, say)
     with stopped_after(options.seconds), torch.inference_mode():
         code = run.all_of(SECTIONS)
     print(out.with_name(f"{out.name}.md").read_text())

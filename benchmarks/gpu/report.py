@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.scale import AIM_CELL, AIM_NODES, AIM_SHAPE
-from benchmarks.synthetic.histogram import WARNING
+from benchmarks.synthetic import WARNING
 from benchmarks.tables import head, line, origin
 
 Rows = Sequence[Mapping[str, Any]]
@@ -48,7 +48,7 @@ def aims(results: Mapping[str, Rows]) -> list[Aim]:
         found.append(
             Aim("kernel, 64 nodes on 4k context", "bytes / copy bandwidth / kernel time", 0.8, True, None)
         )
-    return [*found, *_pass_aims(results), _share_aim(results)]
+    return [*found, *_pass_aims(results)]
 
 
 def _pass_aims(results: Mapping[str, Rows]) -> list[Aim]:
@@ -75,13 +75,6 @@ def _pass_aims(results: Mapping[str, Rows]) -> list[Aim]:
         Aim(f"{AIM_SHAPE}, batch 1, plain pass", f"pass of one token / ({reading})", 1.25, False, bound),
         Aim(f"{AIM_SHAPE}, batch 1, plain decoding", f"step of the engine / ({reading})", 1.25, False, step),
     ]
-
-
-def _share_aim(results: Mapping[str, Rows]) -> Aim:
-    row = _first(results, "services", {"shape": AIM_SHAPE, "batch": 1, "mode": "plain"})
-    formula = "1 - the device's pass / step of the gateway"
-    value = row["beside_device"] if row else None
-    return Aim("gateway, wire and host work, 7B, batch 1, plain", formula, 0.08, False, value)
 
 
 def _first(results: Mapping[str, Rows], section: str, key: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -208,26 +201,6 @@ def _engine(rows: Rows) -> list[str]:
     return lines
 
 
-def _services(rows: Rows) -> list[str]:
-    phases = list(rows[0]["phases_s"])
-    columns = [
-        "batch",
-        "step, ms",
-        *phases,
-        "device's pass, ms",
-        "beside it and drafts",
-        "drafted",
-        "tokens per step",
-    ]
-    lines = ["## Steps through the services", "", f"**{WARNING}**", "", *head([*columns, "tokens/s"], "mode")]
-    for row in rows:
-        cells = [str(row["batch"]), _ms(row["step_s"]), *(_ms(row["phases_s"][name]) for name in phases)]
-        cells += [_ms(row["device_s"]), _share(row["beside_device"]), f"{row['drafted_per_step']:.1f}"]
-        cells += [f"{row['tokens_per_step']:.2f}", f"{row['tokens_per_s']:.0f}"]
-        lines.append(line(f"{row['mode']}, {row['shape']}", cells))
-    return lines
-
-
 def _drafting(rows: Rows) -> list[str]:
     columns = ["batch", "nodes", "depth", "captured, ms", "level by level, ms", "captured is faster by"]
     lines = ["## Growing trees of a small model", "", *head(columns, "shape")]
@@ -242,23 +215,6 @@ def _drafting(rows: Rows) -> list[str]:
     return lines
 
 
-def _tensor_parallel(rows: Rows) -> list[str]:
-    alone = {row["batch"]: row["step_s"] for row in rows if row["ranks"] == 1}
-    lines = ["## Tensor parallelism: plain steps through the services, torch executor", ""]
-    lines += head(["ranks", "batch", "step, ms", "over one rank", "tokens/s"], "shape")
-    for row in rows:
-        ratio = f"{alone[row['batch']] / row['step_s']:.2f}x" if row["batch"] in alone else "-"
-        cells = [
-            str(row["ranks"]),
-            str(row["batch"]),
-            _ms(row["step_s"]),
-            ratio,
-            f"{row['tokens_per_s']:.0f}",
-        ]
-        lines.append(line(row["shape"], cells))
-    return lines
-
-
 TABLES: Mapping[str, Callable[[Rows], list[str]]] = {
     "check": _check,
     "bandwidth": _bandwidth,
@@ -266,8 +222,6 @@ TABLES: Mapping[str, Callable[[Rows], list[str]]] = {
     "passes": _passes,
     "engine": _engine,
     "drafting": _drafting,
-    "services": _services,
-    "tensor parallel": _tensor_parallel,
 }
 
 

@@ -1,17 +1,186 @@
-"""Runs the sections within the time, and writes what there is after each of them."""
+"""Timers and sections; runs the sections within the time, and writes what there is after each of them."""
 
+import gc
 import logging
 import signal
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from benchmarks.gpu.report import markdown
 from benchmarks.gpu.scale import Budget, Scale
-from benchmarks.gpu.section import Rows, Section, SectionContext
-from benchmarks.gpu.timers import Timer
 from benchmarks.publish import write
+
+Call = Callable[[], object]
+_WARM_UP, _REPEATS = 3, 20
+_FEW = 0.05
+"""Seconds of repetitions after which a slow call is repeated no further."""
+_LEAST_REPEATS = 3
+_IN_A_ROW = 10
+"""Calls that do not wait for each other."""
+
+
+class Timer(Protocol):
+    """Medians of repeated calls, in seconds."""
+
+    def launched(self, calls: Sequence[Call]) -> float:
+        """Time of one of these calls on the device, launched together so that the host is not waited for.
+
+        The calls do the same on data of their own: what one left in the chip's cache is useless to the next.
+        """
+
+    def queued(self, call: Call) -> float:
+        """Time of a call among many that do not wait for each other: the device's, or the host's if that
+        is longer."""
+
+    def waited(self, call: Call) -> float:
+        """Time of a call until the device has done it."""
+
+
+class HostTimer:
+    """For devices that are done when a call returns."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+
+    def launched(self, calls: Sequence[Call]) -> float:
+        """Implement `Timer.launched`."""
+        return self.waited(lambda: [call() for call in calls]) / len(calls)
+
+    def queued(self, call: Call) -> float:
+        """Implement `Timer.queued`."""
+        return self.waited(call)
+
+    def waited(self, call: Call) -> float:
+        """Implement `Timer.waited`."""
+        call()
+        times: list[float] = []
+        while len(times) < _LEAST_REPEATS or (len(times) < _REPEATS and sum(times) < _FEW):
+            started = self._clock()
+            call()
+            times.append(self._clock() - started)
+        return statistics.median(times)
+
+
+class GpuTimer:
+    """By CUDA events; kernels as replays of one captured graph."""
+
+    def launched(self, calls: Sequence[Call]) -> float:
+        """Implement `Timer.launched`."""
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                for call in calls:
+                    call()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        seconds = self._events(graph.replay)
+        return seconds / len(calls)
+
+    def queued(self, call: Call) -> float:
+        """Implement `Timer.queued`."""
+
+        def many() -> None:
+            for _ in range(_IN_A_ROW):
+                call()
+
+        return self._wall(many, _LEAST_REPEATS) / _IN_A_ROW
+
+    def waited(self, call: Call) -> float:
+        """Implement `Timer.waited`."""
+        return self._wall(call, _REPEATS)
+
+    def _events(self, call: Call) -> float:
+        times = []
+        for number in range(_WARM_UP + _REPEATS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            if number >= _WARM_UP:
+                times.append(start.elapsed_time(end) / 1000)
+        return statistics.median(times)
+
+    def _wall(self, call: Call, repeats: int) -> float:
+        times = []
+        for number in range(_WARM_UP + repeats):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            if number >= _WARM_UP:
+                times.append(time.perf_counter() - started)
+        return statistics.median(times)
+
+
+Rows = list[dict[str, Any]]
+
+
+def give_back_memory(device: str) -> None:
+    """Lets others have the device's memory that nobody here uses; executors and their graphs form cycles."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class SectionContext:
+    """The device, the timer and the scale that a section works with."""
+
+    device: str
+    timer: Timer
+    scale: Scale
+    budget: Budget
+    """Budget of this section."""
+    say: Callable[[str], None]
+    results: dict[str, Rows]
+    """Rows of the sections before, by name."""
+
+
+class Measure(Protocol):
+    """Measures; adds each row as soon as it stands, so that what there is is kept when time is up."""
+
+    def __call__(self, context: SectionContext, rows: Rows) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of the report."""
+
+    name: str
+    measure: str
+    """Module and function, imported in its turn, so that what a machine lacks costs this section only."""
+    seconds: float
+    """Most time it may take; what it leaves is the others'."""
+
+    def load(self) -> Measure:
+        """Import what measures."""
+        module, name = self.measure.split(":")
+        found: Measure = getattr(import_module(module), name)
+        return found
+
+
+SECTIONS = (
+    Section("check", "benchmarks.gpu.workload:check_kernels", 60),
+    Section("bandwidth", "benchmarks.gpu.attention:measure_bandwidth", 10),
+    Section("attention", "benchmarks.gpu.attention:measure_attention", 110),
+    Section("passes", "benchmarks.gpu.engine:measure_passes", 130),
+    Section("engine", "benchmarks.gpu.engine:measure_engine", 40),
+    Section("drafting", "benchmarks.gpu.engine:measure_drafting", 20),
+)
+
 
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
@@ -34,9 +203,8 @@ class Run:
         report: dict[str, Any],
         out: Path,
         say: Say,
-        devices: int = 1,
     ) -> None:
-        self._device, self._timer, self._scale, self._devices = device, timer, scale, devices
+        self._device, self._timer, self._scale = device, timer, scale
         self._budget, self._whole, self._out, self._say = budget, budget.left, out, say
         self._results: dict[str, Rows] = {}
         self.report = report | {"scale": scale.name, "results": self._results, "skipped": {}}
@@ -63,9 +231,6 @@ class Run:
         return code
 
     def _section(self, section: Section) -> None:
-        if section.devices > self._devices:
-            self._skip(section, f"needs {section.devices} devices, there is {self._devices}")
-            return
         if self._budget.left <= 0:
             self._skip(section, "time is up")
             return

@@ -1,8 +1,15 @@
-"""Sizes that are measured: at full size, and at sizes that Triton's interpreter runs in seconds."""
+"""Sizes that are measured, at full size and for Triton's interpreter; models of such shapes with random weights."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specinfer.model.options import DTYPES, RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import from_transformers
 
 Clock = Callable[[], float]
 
@@ -73,7 +80,7 @@ class Scale:
     """Number of the first cells that are measured with libraries that compile for every shape."""
     shapes: tuple[ModelShape, ...]
     drafter: ModelShape
-    """Shape of the speculator that the services ask."""
+    """Shape of the small model that grows trees."""
     positions: int
     context: int
     """Tokens of every request in front of a pass."""
@@ -81,8 +88,6 @@ class Scale:
     batches: tuple[int, ...]
     steps: int
     """Steps of the engine, for every figure."""
-    new_tokens: int
-    """Tokens of a request through the services."""
 
 
 SEVEN, EIGHT = HeadShape(32, 32, 128), HeadShape(32, 8, 128)
@@ -128,7 +133,6 @@ FULL = Scale(
     nodes=(1, 2, 4, 8, 16, 32, 64),
     batches=(1, 8),
     steps=24,
-    new_tokens=128,
 )
 _SMALL = HeadShape(4, 2, 16)
 TINY = Scale(
@@ -146,5 +150,80 @@ TINY = Scale(
     nodes=(1, 4),
     batches=(1, 2),
     steps=2,
-    new_tokens=12,
 )
+
+
+_DEVIATION = 0.02
+"""Standard deviation of weights: Llama's own start."""
+
+
+def transformers_config(shape: ModelShape, positions: int) -> Any:
+    """As `transformers` describes it."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads.query,
+        num_key_value_heads=shape.heads.kv,
+        head_dim=shape.heads.width,
+        max_position_embeddings=positions,
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+    )
+
+
+class RandomWeights(Mapping[str, torch.Tensor]):
+    """Tensors of a shape under Llama's names, made on the device when asked for: the same ones every time."""
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: str) -> None:
+        self._dtype, self._device = dtype, device
+        self._shapes = dict(_tensors(shape))
+        self._seeds = {name: number for number, name in enumerate(self._shapes)}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        size = self._shapes[name]
+        if len(size) == 1:
+            return torch.ones(size, dtype=self._dtype, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(self._seeds[name])
+        tensor = torch.empty(size, dtype=self._dtype, device=self._device)
+        return tensor.normal_(0.0, _DEVIATION, generator=generator)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of weights that a pass reads: all but the embeddings, of which it reads a row per token."""
+        numbers = {name: torch.Size(size).numel() for name, size in self._shapes.items()}
+        return self._dtype.itemsize * (sum(numbers.values()) - numbers["model.embed_tokens.weight"])
+
+
+def _tensors(s: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    query, kv = s.heads.query * s.heads.width, s.heads.kv * s.heads.width
+    yield "model.embed_tokens.weight", (s.vocabulary, s.hidden)
+    for layer in range(s.layers):
+        at = f"model.layers.{layer}"
+        yield f"{at}.input_layernorm.weight", (s.hidden,)
+        yield f"{at}.self_attn.q_proj.weight", (query, s.hidden)
+        yield f"{at}.self_attn.k_proj.weight", (kv, s.hidden)
+        yield f"{at}.self_attn.v_proj.weight", (kv, s.hidden)
+        yield f"{at}.self_attn.o_proj.weight", (s.hidden, query)
+        yield f"{at}.post_attention_layernorm.weight", (s.hidden,)
+        yield f"{at}.mlp.gate_proj.weight", (s.intermediate, s.hidden)
+        yield f"{at}.mlp.up_proj.weight", (s.intermediate, s.hidden)
+        yield f"{at}.mlp.down_proj.weight", (s.hidden, s.intermediate)
+    yield "model.norm.weight", (s.hidden,)
+    yield "lm_head.weight", (s.vocabulary, s.hidden)
+
+
+def random_runner(shape: ModelShape, dtype: str, device: str, positions: int, kv_tokens: int) -> ModelRunner:
+    """A runner of the gpu executor."""
+    options = RunnerOptions(dtype=dtype, device=device, executor="gpu", kv_tokens=kv_tokens)
+    weights = RandomWeights(shape, DTYPES[dtype], device)
+    return ModelRunner.build(from_transformers(transformers_config(shape, positions)), weights, options)

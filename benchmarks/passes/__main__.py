@@ -12,10 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.passes.measure import OurPasses, SystemTimes, matrix_bytes
-from benchmarks.passes.report import CHUNK, TITLE, Figures, section
+from benchmarks.passes.measure import CHUNK, TITLE, Figures, OurPasses, SystemTimes, matrix_bytes, section
+from benchmarks.peers.processes import PeerProcess
 from benchmarks.publish import RESULTS
-from benchmarks.runtime.peers import PeerProcess
 from benchmarks.tables import with_sections
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console

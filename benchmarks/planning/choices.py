@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.drafts.end_to_end import Measured, part_of, run_turn, warm_up
-from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.load import Load
+from benchmarks.prompts import EvaluationPrompt, load_prompts
 from benchmarks.publish import RESULTS, publish
+from benchmarks.speed.turns import Measured, part_of, run_turn, warm_up
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
 from specinfer.cli.local.system import LocalOptions, LocalSystem

@@ -21,8 +21,8 @@ from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Choice, Planner, StepReport, derive_budget
+from specinfer.remote.round import tokens_read
 from specinfer.scheduling.limits import NodeBudget
-from specinfer.speculators.round import tokens_read
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
 PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))

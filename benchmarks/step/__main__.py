@@ -16,10 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.drafts.prompts import load_prompts
+from benchmarks.prompts import load_prompts
 from benchmarks.publish import RESULTS, publish
-from benchmarks.step.ledger import IN_PROCESS, markdown
-from benchmarks.step.readings import Reading
+from benchmarks.step.ledger import IN_PROCESS, Reading, markdown
 from benchmarks.step.systems import InProcess, Prompts, Services, System
 from specinfer.cli.about import about_this_run
 from specinfer.cli.options.shared import read_numbers

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from redis import Redis
 
-from benchmarks.step.readings import Reading, in_process_counters, process_counters, service_counters, used
+from benchmarks.step.ledger import Reading, in_process_counters, process_counters, service_counters, used
 from specinfer.cli.local.processes import free_ports
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient

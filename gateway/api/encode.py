@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.session.token_stream import StreamChunk
-from specinfer.outcomes import FinishReason
+from specinfer.statuses import FinishReason
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2
 

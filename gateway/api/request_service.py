@@ -149,7 +149,7 @@ class RequestService:
         if not new:
             return await self.attach(request.request_id, 0, caller)
         if session is None:
-            self._events.waits(request)
+            self._events.request_waiting(request)
             return TokenStream(request, idempotency_key, False)
         return await self._run(request, idempotency_key, session, traceparent)
 
@@ -164,7 +164,7 @@ class RequestService:
             self._token_streams.moved([request.request_id])
             await self._store.discard(request.request_id)
             raise
-        self._events.arrived(request, traceparent)
+        self._events.request_arrived(request, traceparent)
         return token_stream
 
     def _hung_up(self, task: "asyncio.Task[TokenStream]") -> None:

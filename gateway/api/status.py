@@ -10,8 +10,8 @@ from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
 from gateway.store.leases import GatewayReport
 from specinfer.planning.calibration import Calibration
+from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.statistics import SpeculatorCounts
-from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import generation_pb2, verifier_pb2
 
 _NOTHING = SpeculatorCounts()
@@ -55,9 +55,9 @@ class StatusReporter:
             steps=totals.steps,
             new_tokens=totals.tokens,
             finished=totals.finished,
-            trees=totals.trees,
-            drafted=totals.drafted,
-            accepted=totals.accepted,
+            trees=totals.counts.trees,
+            drafted=totals.counts.drafted,
+            accepted=totals.counts.accepted,
             phases=[
                 generation_pb2.PhaseState(name=name, seconds=seconds)
                 for name, seconds in zip(PHASES, totals.phases, strict=True)

@@ -41,7 +41,7 @@ class Follower:
             except Exception:  # a fault of ours: the next look may go better
                 if self._pace.due(time.monotonic()):
                     log.exception("following %d requests failed", len(followed))
-                self._events.cluster_fault()
+                self._events.cluster_failed()
 
     async def _look(self, followed: dict[str, TokenStream]) -> None:
         positions = {

@@ -128,7 +128,7 @@ class LeaseManager:
                 self._redis.failed(error, time.monotonic())
             except Exception:  # a fault in one renewal must not end the leases of all requests
                 log.exception("a renewal failed")
-                self._events.cluster_fault()
+                self._events.cluster_failed()
 
     async def _renew_once(self) -> None:
         renewal = await self._leases.renew(self._report(), self._sessions.held)
@@ -194,7 +194,7 @@ class LeaseManager:
             except Exception:  # nor must one here: what was not adopted now is adopted later
                 if self._pace.due(time.monotonic()):
                     log.exception("looking for verifiers and requests failed")
-                self._events.cluster_fault()
+                self._events.cluster_failed()
 
     async def _look(self) -> None:
         while True:
@@ -207,7 +207,7 @@ class LeaseManager:
             except Exception:  # names that cannot be looked up now are looked up later
                 if self._pace.due(time.monotonic()):
                     log.exception("looking for verifiers failed")
-                self._events.cluster_fault()
+                self._events.cluster_failed()
 
     async def _claim(self, strict: bool = False) -> None:
         if not self.draining:

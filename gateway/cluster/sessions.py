@@ -117,7 +117,7 @@ class VerifierSessions:
             self._shared.token_streams.moved([request.request_id])
             await self._shared.store.disown([request.request_id], in_vain=True)
             return
-        self._shared.events.adopted(request, len(record.tokens))
+        self._shared.events.request_adopted(request, len(record.tokens))
         if state.finish is not None:  # its last tokens end it; only that was not written
             await session.loop.persistence.put([Progress(state, [], [], state.new_tokens, True)])
 

@@ -3,12 +3,53 @@
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gateway.observability.metrics.speculation import SpeculationMetrics
 from gateway.session.totals import Named
-from specinfer.planning.step_counts import WINDOW, AcceptanceTrend, StepCounts
+from specinfer.scheduling.statistics import SpeculationCounts
 
 log = logging.getLogger(__name__)
+WINDOW = 1000
+"""Drafts that are judged together."""
+LEAST = 0.1
+"""Least part of the usual tokens of a speculator's drafts."""
+_NEWEST = 0.05
+"""Weight of a window in what is usual."""
+
+
+@dataclass(slots=True)
+class AcceptanceTrend:
+    """Trend of one speculator."""
+
+    usual: float | None = None
+    """Accepted tokens per draft in the windows in which nothing was wrong."""
+    latest: float = 0.0
+    """Accepted tokens per draft of the newest drafts that were judged."""
+    collapsed: bool = False
+    _drafts: int = 0
+    _accepted: int = 0
+    _barren: int = 0
+    """Drafts since one was accepted."""
+
+    def note(self, drafts: int, accepted: int) -> bool:
+        """Note the outcome of verified drafts; return whether the judgement has changed."""
+        self._drafts += drafts
+        self._accepted += accepted
+        self._barren = 0 if accepted else self._barren + drafts
+        before = self.collapsed
+        if self._barren >= WINDOW:
+            self._judge(0.0)
+        elif self._drafts >= WINDOW:
+            self._judge(self._accepted / self._drafts)
+        return self.collapsed != before
+
+    def _judge(self, rate: float) -> None:
+        self._drafts = self._accepted = 0
+        self.latest = rate
+        self.collapsed = rate == 0 or (self.usual is not None and rate < LEAST * self.usual)
+        if not self.collapsed:
+            self.usual = rate if self.usual is None else self.usual + _NEWEST * (rate - self.usual)
 
 
 class AcceptanceWatch:
@@ -18,7 +59,7 @@ class AcceptanceWatch:
         self._metrics = metrics
         self._trends: dict[Named, AcceptanceTrend] = defaultdict(AcceptanceTrend)
 
-    def count(self, counts: StepCounts, names: Sequence[Named]) -> None:
+    def count(self, counts: SpeculationCounts, names: Sequence[Named]) -> None:
         """Count a step; `names` are those of the speculators by number."""
         for number, did in counts.speculators.items():
             named = names[number]

@@ -14,13 +14,12 @@ from gateway.observability.metrics import GatewayMetrics
 from gateway.observability.traces import RequestTraces, StepTrace
 from gateway.session.totals import GatewayTotals, Named
 from specinfer.errors import FaultError
-from specinfer.outcomes import FinishReason
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.step_counts import count_step
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.stream import WireMeter
-from specinfer.speculators.pool import SpeculatorPool
+from specinfer.statuses import FinishReason
 from specinfer.system.log_lines import about
 
 log = logging.getLogger(__name__)
@@ -29,8 +28,20 @@ log = logging.getLogger(__name__)
 class Observer:
     """Listener of one gateway."""
 
-    def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
-        """Create a listener; `traces` is None without tracing."""
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        traces: RequestTraces | None = None,
+        record: Callable[[FinishedStep, Sequence[str]], None] = lambda step, names: None,
+    ) -> None:
+        """Create a listener.
+
+        Args:
+            metrics: receives the counts.
+            traces: None without tracing.
+            record: receives every step, and the names of the speculators by number.
+        """
+        self._record = record
         self.metrics, self._totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
         self._steps: list[tuple[FinishedStep, SpeculatorPool]] = []
@@ -43,7 +54,7 @@ class Observer:
         self.count()
         return self._totals
 
-    def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
+    def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
         """Note a request that has come and is recorded."""
         name = request.request_id
         if self._traces is not None:
@@ -54,45 +65,46 @@ class Observer:
             extra=self._about(name),
         )
 
-    def waits(self, request: GenerationRequest) -> None:
+    def request_waiting(self, request: GenerationRequest) -> None:
         """Note a recorded request that no session of this gateway can run."""
         name = request.request_id
         log.info("request %s waits for a gateway that serves", name, extra=about(name))
 
-    def adopted(self, request: GenerationRequest, tokens: int) -> None:
+    def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
         """Note a request, with so many tokens, that goes on at this gateway."""
         name = request.request_id
         self.metrics.system.adopted_requests.inc()
         log.info("request %s goes on here, from token %d", name, tokens, extra=about(name))
 
-    def left(self, request_ids: Iterable[str], why: str) -> None:
+    def requests_released(self, request_ids: Iterable[str], why: str) -> None:
         """Note requests that this gateway does not run any more, though they have not ended."""
         for name in request_ids:
             log.info("request %s leaves this gateway: %s", name, why, extra=self._about(name))
             if self._traces is not None:
                 self._traces.left([name], time.monotonic(), why)
 
-    def fault(self, request_id: str, error: Exception) -> str:
+    def report_fault(self, request_id: str, error: Exception) -> str:
         """Note a request that suffers from a fault of ours; return the message for its client."""
         log.error("request %s failed", request_id, exc_info=error, extra=self._about(request_id))
         self.step_failed()
         return FaultError("internal error", error).for_logs
 
-    def admitted(self, states: Iterable[RequestState]) -> None:
+    def requests_admitted(self, states: Iterable[RequestState]) -> None:
         """Note requests that begin to run, for the first time."""
         for state in states:
             self.metrics.requests.admitted(state)
 
-    def progress(self, item: Progress) -> None:
+    def progress_stored(self, item: Progress) -> None:
         """Note that new tokens of a request, or its end, are stored."""
         self._progress.append(item)
         if item.final and item.state.finish is not None:
             self.count()
             self._ended(item.state, item.state.finish)
 
-    def step(self, step: FinishedStep, pool: SpeculatorPool) -> None:
+    def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         """Note a finished step."""
         self._steps.append((step, pool))
+        self._record(step, pool.names)
 
     def count(self) -> None:
         """Count what was noted since the last call; it is called twice a second, and when a request ends."""
@@ -120,10 +132,9 @@ class Observer:
         self.metrics.requests.progress(item)
 
     def _count_step(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        counts = count_step(step)
-        self.metrics.steps.count(step, counts, names)
-        self._totals.add(step, counts, names)
-        self._acceptance.count(counts, names)
+        self.metrics.steps.count(step, names)
+        self._totals.add(step, names)
+        self._acceptance.count(step.counts, names)
 
     def _count_services(self, pool: SpeculatorPool) -> None:
         speculation = self.metrics.steps.speculation
@@ -134,7 +145,7 @@ class Observer:
                 speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)
 
     @contextmanager
-    def traced(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
+    def trace_step(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
         """Open the spans of a step that begins; None if it is not traced."""
         trace = self._traces.step(entries, time.perf_counter()) if self._traces else None
         try:
@@ -148,7 +159,7 @@ class Observer:
         """Count a step that a fault of ours cost its drafts or its batch."""
         self.metrics.steps.failed_steps.inc()
 
-    def preempted(self, requests: int) -> None:
+    def requests_preempted(self, requests: int) -> None:
         """Count requests that gave their cache to others."""
         self.metrics.steps.preemptions.inc(requests)
 
@@ -156,7 +167,7 @@ class Observer:
         """Count a call that the verifier did not answer."""
         self.metrics.steps.verifier_failures.inc()
 
-    def fenced(self, requests: int) -> None:
+    def requests_fenced(self, requests: int) -> None:
         """Count requests that belong to another gateway."""
         self.metrics.system.fenced_requests.inc(requests)
 
@@ -168,7 +179,7 @@ class Observer:
         """Count a Redis that came back without its data."""
         self.metrics.system.redis_losses.inc()
 
-    def cluster_fault(self) -> None:
+    def cluster_failed(self) -> None:
         """Count a fault of ours in leases, rebalancing or following."""
         self.metrics.system.keeper_faults.inc()
 

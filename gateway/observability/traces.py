@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gateway.session.totals import PHASES
-from specinfer.outcomes import FinishReason
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.tracing import Attributes, Tracer, trace_id_of, traceparent_of
+from specinfer.statuses import FinishReason
 
 if TYPE_CHECKING:
     from specinfer.service.tracing import Span

@@ -11,22 +11,29 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.events import Events
+from gateway.events import Events, TraceOfStep
 from gateway.session.constraints import Constraints
 from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
-from gateway.session.verifier import VerifierClient
+from gateway.session.verifier import Verdicts, VerifierClient
+from specinfer.engine.step import (
+    Answer,
+    AskDrafts,
+    AskVerdicts,
+    Committed,
+    Drafted,
+    StepMachine,
+    StepPlan,
+    Verified,
+)
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
-from specinfer.outcomes import EntryStatus
-from specinfer.planning.feedback import FinishedStep, StepTimes
-from specinfer.planning.learned_training import NO_RECORDER, StepRecorder
+from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.planner import PLAIN, Planner
-from specinfer.scheduling.entries import Progress
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
-from specinfer.speculators.pool import SpeculatorPool
-from specinfer.step import StepMachine, StepPlan, Verified
+from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LogPace
 
 log = logging.getLogger(__name__)
@@ -48,16 +55,14 @@ class SessionLoop:
         persistence: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Persistence],
         constraints: Constraints,
         verifier_patience_seconds: float = 3.0,
-        recorder: StepRecorder = NO_RECORDER,
     ) -> None:
         """Create a loop.
 
         `persistence` makes the queue of outcomes, given the functions that learn from a step and that release
-        requests. After `verifier_patience_seconds` without an answer the loop ends. `recorder` receives every
-        finished step.
+        requests. After `verifier_patience_seconds` without an answer the loop ends.
         """
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
-        self._constraints, self._recorder = constraints, recorder
+        self._constraints = constraints
         self._events, self._pace = events, LogPace()
         self.machine = StepMachine(scheduler, planner, self._unchosen)
         self._patience_s = verifier_patience_seconds
@@ -67,8 +72,6 @@ class SessionLoop:
         self._unreleased: list[str] = []
         """Preempted requests that the verifier may still hold."""
         self._outage = Outage("the verifier")
-        self._last_done = 0.0
-        """Time when the last step ended; 0 after a pause."""
         self.steps = 0
 
     @property
@@ -98,13 +101,19 @@ class SessionLoop:
             arrived_ago_s=arrived_ago_s,
         )
         self.persistence.open(state, adoption)
-        self._wake.set()
+        self._interrupt()
         return state
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next iteration."""
         self.scheduler.cancel(request_id)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Let the next plan come soon; a verifier that goes on by itself ends its grant when a call waits."""
         self._wake.set()
+        if self.verifier.granted:
+            self._releases.begin([])
 
     async def run(self) -> None:
         """Iterate until cancelled, or until it cannot go on with this verifier.
@@ -145,7 +154,7 @@ class SessionLoop:
             if entry.state.finish is not None:
                 continue
             try:
-                await self._iterate(StepPlan(PLAIN, PLAIN, [entry], []))
+                await self._iterate(StepPlan(PLAIN, [entry], []))
             except (FencedError, ServiceChangedError):
                 raise
             except UnavailableError as error:
@@ -156,7 +165,7 @@ class SessionLoop:
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
         """End a request that causes a fault of ours."""
-        why = self._events.fault(state.request.request_id, error)
+        why = self._events.report_fault(state.request.request_id, error)
         await self.persistence.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
 
     async def _next_step(self) -> StepPlan:
@@ -169,11 +178,10 @@ class SessionLoop:
             except Exception as error:  # noqa: BLE001  # as above
                 await self._fail_unplannable(error)
                 continue
-            self._events.admitted(step.admitted)
+            self._events.requests_admitted(step.admitted)
             if step.entries:
                 return step
             await self._wake.wait()
-            self._last_done = 0.0
 
     async def _fail_unplannable(self, error: Exception) -> None:
         """End the requests that no step can be planned with.
@@ -188,39 +196,64 @@ class SessionLoop:
         for state, fault in culprits:
             await self._fail(state, fault)
 
-    async def _iterate(self, step: StepPlan) -> None:
+    async def _iterate(self, plan: StepPlan) -> None:
         await self._release_preempted()
-        with self._events.traced(step.entries) as trace:
-            finished, progress = await self._do(step, trace.traceparent if trace else "")
-            await self.persistence.put(progress, finished)  # a fault of a listener must not cost tokens
+        with self._events.trace_step(plan.entries) as trace:
+            committed = await self._decode(plan, trace)
+            for step, progress in committed:
+                await self.persistence.put(progress, step)  # a fault of a listener must not cost tokens
             if trace is not None:
-                trace.end(finished)
-        if all(verdict.status is EntryStatus.EXHAUSTED for verdict in finished.verdicts.values()):
+                trace.end(committed[0].step)
+        if all(verdict.status is EntryStatus.EXHAUSTED for verdict in committed[0].step.verdicts.values()):
             await asyncio.sleep(_PUT_OFF_S)
-            self._last_done = 0.0
+            self.machine.paused()
 
-    async def _do(self, step: StepPlan, traceparent: str) -> tuple[FinishedStep, list[Progress]]:
-        """Draft, merge, verify, commit; `traceparent` is the trace context for the services."""
-        entries = step.entries
-        started = time.perf_counter()
-        drafts, draft_times = await self.pool.draft(entries, step.choice.speculators, traceparent)
-        drafted = time.perf_counter()
-        self._constraints.match([entry.state for entry in entries])
-        trees = self.machine.merge(step, drafts)
-        merged = time.perf_counter()
-        wanted, orders = self.pool.wanted(entries), self.pool.order(entries, step.following)
-        verdicts, pass_s, reply = await self.verifier.verify(entries, trees, traceparent, wanted, orders)
-        self.pool.keep(wanted, trees, verdicts)
-        next_draft_s = self.pool.arrived(reply)
-        verified = time.perf_counter()
+    async def _decode(self, plan: StepPlan, trace: TraceOfStep | None) -> list[Committed]:
+        """Answer the questions of a step: speculators draft, the verifier verifies."""
+        traceparent = trace.traceparent if trace is not None else ""
+        decoding = self.machine.decode(plan)
+        question = next(decoding)
+        try:
+            while True:
+                if isinstance(question, AskDrafts):
+                    answer: Answer = await self._drafted(plan, traceparent)
+                else:
+                    answer = await self._verified(question, traceparent)
+                question = decoding.send(answer)
+        except StopIteration as done:
+            committed: list[Committed] = done.value
+        self.steps += len(committed)
+        return committed
+
+    async def _drafted(self, plan: StepPlan, traceparent: str) -> Drafted:
+        """Ask the speculators of a plan that are not the verifier's."""
+        chosen = plan.choice.speculators
+        drafts, times = await self.pool.draft(plan.entries, chosen, traceparent)
+        if not drafts:
+            return Drafted({}, times, merged_by_host=True)
+        self._constraints.match([entry.state for entry in plan.entries])
+        return Drafted(drafts, times)
+
+    async def _verified(self, question: AskVerdicts, traceparent: str) -> list[Verified]:
+        """Ask the verifier, which goes on by itself as far as it may."""
+        entries, trees = question.plan.entries, question.trees
+        wanted = self.pool.wanted(entries)
+        order = self.pool.order(entries, question.plan.choice, bool(trees), wanted, not traceparent)
+        answers = await self.verifier.verify(entries, trees, traceparent, wanted, order)
         self._outage.over(time.monotonic())
-        progress = self.machine.commit(step, trees, verdicts, time.monotonic())
-        self.steps += 1
-        done = time.perf_counter()
-        times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
-        self._last_done = done
-        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times, next_draft_s)
-        return self.machine.finished(step, found, progress), progress
+        self.pool.keep(wanted, answers[0].trees, answers[0].by_request)
+        return [self._of_host(answer) for answer in answers]
+
+    def _of_host(self, answer: Verdicts) -> Verified:
+        own = self.pool.resident
+        times, nodes = (
+            own.note(answer.drafts) if own is not None and answer.drafts is not None else (None, {})
+        )
+        host_s = answer.compute_s + answer.draft_s
+        drafted = [times] if times is not None else []
+        return Verified(
+            *(answer.trees, answer.by_request, answer.compute_s, host_s, answer.draft_s, drafted, nodes)
+        )
 
     async def _release_preempted(self) -> None:
         """Release preempted requests at the verifier.
@@ -231,7 +264,7 @@ class SessionLoop:
         preempted = self.scheduler.take_preempted()
         if preempted:
             log.info("preempting %d requests", len(preempted))
-            self._events.preempted(len(preempted))
+            self._events.requests_preempted(len(preempted))
             self._unreleased += preempted
         if self._unreleased:
             await self.verifier.release(self._unreleased)
@@ -242,9 +275,8 @@ class SessionLoop:
         await self._releases.close()
 
     def _learn(self, step: FinishedStep) -> None:
-        self._events.step(step, self.pool)
+        self._events.step_finished(step, self.pool)
         self.machine.learn(step)
-        self._recorder.write(step, self.pool.names)
 
     def _unchosen(self, error: Exception) -> None:
         """Report a fault of the planner, which costs a step its drafts."""

@@ -16,15 +16,12 @@ from gateway.session.publish import Publisher
 from gateway.session.token_stream import TokenStreams
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
-from specinfer.outcomes import FinishReason
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.scheduling.text import StopStrings
 from specinfer.service.outage import Outage, backoff
 from specinfer.system.log_lines import about
-from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 _MOST_WAITING = 64
@@ -55,7 +52,6 @@ class Persistence:
         scheduler: Scheduler,
         store: RequestStore,
         token_streams: TokenStreams,
-        tokenizer: Tokenizer,
         events: Events,
         names: Sequence[str],
         watches: Watches,
@@ -78,7 +74,6 @@ class Persistence:
         self._names, self._learn, self._release = names, learn, release
         self._publisher = Publisher(token_streams, events, names, watches)
         self._model, self._patience_s = model, redis_patience_s
-        self._stops = StopStrings(tokenizer)
         self.unfinished: dict[str, int] = {}
         """Requests that this session has, or whose end is not stored yet, and the number of their adoption."""
         self._waiting: list[_Batch] = []
@@ -90,11 +85,8 @@ class Persistence:
         self._outage = Outage("Redis")
 
     def open(self, state: RequestState, adoption: int) -> None:
-        """Open a request of this session; its text is searched for its stop strings from now on."""
-        request = state.request
-        self.unfinished[request.request_id] = adoption
-        if self._stops.begin(request, state.tokens[len(request.prompt) :]):  # only its end was not written
-            self._scheduler.finish(state, FinishReason.STOP_STRING, time.monotonic())
+        """Open a request of this session."""
+        self.unfinished[state.request.request_id] = adoption
 
     def adopted_again(self, request_id: str, adoption: int) -> bool:
         """Return whether the session goes on with a request that the gateway lost and got back.
@@ -107,15 +99,7 @@ class Persistence:
         return unbroken
 
     async def put(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
-        """Hand on a step's outcome; wait only if the store is far behind.
-
-        A stop string ends a request, which the next plan must know: so text is searched here.
-        """
-        for item in progress:
-            try:
-                self._stop_at_string(item)
-            except Exception as error:  # noqa: BLE001  # a fault of ours ends this request only
-                self._end_unread(item, error)
+        """Hand on a step's outcome; wait only if the store is far behind."""
         ended = [item.request_id for item in progress if item.final]
         if ended:
             self._release(ended)  # not once it is stored: who comes next needs their room in the cache
@@ -185,7 +169,7 @@ class Persistence:
         state, name = progress[0].state, progress[0].request_id
         if name not in self.unfinished:
             return
-        why = self._events.fault(name, error)
+        why = self._events.report_fault(name, error)
         self._scheduler.fail([state], why, time.monotonic(), retryable=False)
         self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
         self._publisher.break_off(name, why)
@@ -248,12 +232,12 @@ class Persistence:
         fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
         if fenced:
             log.warning("%d requests belong to another gateway now", len(fenced))
-            self._events.fenced(len(fenced))
+            self._events.requests_fenced(len(fenced))
             self.let_go(fenced)
 
     def let_go(self, request_ids: Sequence[str]) -> None:
         """Leave these requests to another gateway; their streams here follow it."""
-        self._events.left(request_ids, "another gateway goes on with it")
+        self._events.requests_released(request_ids, "another gateway goes on with it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
                 self._scheduler.drop(request_id)
@@ -264,7 +248,6 @@ class Persistence:
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
-            self._stops.forget(request_id)
             self.unfinished.pop(request_id, None)
 
     def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
@@ -276,15 +259,3 @@ class Persistence:
             if token_stream is not None and token_stream.ending is None:
                 token_stream.fail(error)
         self.let_go(names)
-
-    def _stop_at_string(self, item: Progress) -> None:
-        keep = self._stops.find(item.request_id, item.tokens, last=item.final)
-        if keep is not None:
-            self._scheduler.cut(item, keep, time.monotonic())
-
-    def _end_unread(self, item: Progress, error: Exception) -> None:
-        """End a request whose text cannot be searched for its stop strings: no more of it is shown."""
-        self._stops.forget(item.request_id)
-        now = time.monotonic()
-        self._scheduler.cut(item, 0, now)
-        item.state.end(FinishReason.ERROR, now, self._events.fault(item.request_id, error), retryable=False)

@@ -39,13 +39,13 @@ class Publisher:
             ending = Ending.of(item.state, self._names) if item.final else None
             token_stream.extend(item.start, item.tokens, item.logprobs, ending)
         except Exception as error:  # noqa: BLE001  # who reads it elsewhere, or comes back, may still get it
-            self.break_off(item.request_id, self._events.fault(item.request_id, error))
+            self.break_off(item.request_id, self._events.report_fault(item.request_id, error))
         self._token_streams.forget_if_idle(token_stream)
 
     def tell(self, item: Progress) -> None:
         """Count and log a request's progress; nothing depends on that."""
         try:
-            self._events.progress(item)
+            self._events.progress_stored(item)
         except Exception:  # figures are missing then, no tokens
             log.exception("what a step brought is not counted")
 

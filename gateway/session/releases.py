@@ -5,7 +5,7 @@ import logging
 
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import UnavailableError
-from specinfer.speculators.pool import SpeculatorPool
+from specinfer.remote.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 _LAST_RELEASES_S = 0.5
@@ -20,7 +20,7 @@ class Releases:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request_ids: list[str]) -> None:
-        """Begin to let the services forget these requests."""
+        """Begin to let the services forget these requests; none: only end what the verifier does by a grant."""
         task = asyncio.get_running_loop().create_task(self._release(request_ids))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -39,4 +39,5 @@ class Releases:
             await self._verifier.release(request_ids)
         except UnavailableError as error:
             log.warning("could not release %d requests: %s", len(request_ids), error)
-        await self._pool.release(request_ids)
+        if request_ids:
+            await self._pool.release(request_ids)

@@ -30,14 +30,14 @@ from specinfer.errors import SpecInferError
 from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.learned import LearnedAcceptance, LinearModel, TextMatches
-from specinfer.planning.learned_training import StepRecorder
 from specinfer.planning.planner import Planner
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.text import StopStrings
 from specinfer.service.channel import open_channel
 from specinfer.service.stream import MeteredChannel
-from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.pool import SpeculatorPool
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 
@@ -55,7 +55,6 @@ class Shared:
     token_streams: TokenStreams
     constraints: Constraints
     watches: Watches
-    recorder: StepRecorder
     trained: Mapping[str, LinearModel]
     """Weights of the learned planner by speculator set, as in `specinfer.planning.learned`."""
 
@@ -207,7 +206,7 @@ class VerifierSession:
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve)
         log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
-        scheduler = Scheduler(limits, budget)
+        scheduler = Scheduler(limits, budget, StopStrings(shared.tokenizer))
 
         def persistence(
             learn: Callable[[FinishedStep], None], release: Callable[[list[str]], None]
@@ -216,7 +215,6 @@ class VerifierSession:
                 scheduler,
                 shared.store,
                 shared.token_streams,
-                shared.tokenizer,
                 shared.events,
                 pool.names,
                 shared.watches,
@@ -238,5 +236,4 @@ class VerifierSession:
             *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,
             settings.lease_seconds,
-            shared.recorder,
         )

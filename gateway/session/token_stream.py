@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from specinfer.outcomes import LogprobRow
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.request import GenerationRequest
+from specinfer.statuses import LogprobRow
 
 
 @dataclass(frozen=True, slots=True)

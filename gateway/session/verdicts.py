@@ -1,12 +1,15 @@
 """Checks of a verifier's answer: a verdict that cannot be for its entry costs that one. Pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from specinfer.outcomes import EntryStatus, LogprobRow
+from specinfer.errors import MalformedTreeError
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
-from specinfer.tree import TokenTree
+from specinfer.statuses import EntryStatus, LogprobRow
+from specinfer.tree import TokenTree, check_tree
 from specinfer.v1 import common_pb2, verifier_pb2
+from specinfer.wire.tree_codec import decode_tree
 
 _STATUSES = frozenset(int(status) for status in EntryStatus)
 
@@ -37,6 +40,43 @@ def sound_verdicts(
         nodes = len(tree) if tree is not None else 0
         wrong = wrong or wanted.contradiction(entry.request_id, nodes, answers[index])
         found[entry.request_id] = _error(wrong) if wrong else _verdict(entry, answers[index])
+    return found
+
+
+def made_trees(
+    entries: Sequence[StepEntry],
+    sent: Mapping[str, TokenTree],
+    answers: Sequence[verifier_pb2.Verdict],
+    vocab_size: int,
+) -> tuple[dict[str, TokenTree], dict[str, VerdictEntry]]:
+    """Return the trees that were verified, and the error of each that breaks a rule.
+
+    They are the verifier's where it made one, those that were sent, else a root: plain decoding.
+    """
+    made: dict[str, TokenTree] = {}
+    broken: dict[str, VerdictEntry] = {}
+    for entry, answer in zip(entries, answers, strict=False):
+        name = entry.request_id
+        if answer.request_id == name and answer.HasField("tree"):
+            try:
+                made[name] = tree = decode_tree(answer.tree)
+                check_tree(tree, vocab_size, len(tree))
+            except MalformedTreeError as error:
+                broken[name] = _error(f"the verifier made a tree that is none: {error.for_logs}")
+    for entry in entries:
+        if entry.final and entry.request_id not in made:
+            made[entry.request_id] = sent.get(entry.request_id) or TokenTree.root_only(entry.delta[-1])
+    return made, broken
+
+
+def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, VerdictEntry]) -> list[StepEntry]:
+    """Return the entries of the step after one; none if any verdict is not OK, as a grant ends there."""
+    found = []
+    for entry in entries:
+        verdict = verdicts[entry.request_id]
+        if verdict.status is not EntryStatus.OK:
+            return []
+        found.append(replace(entry, base_len=verdict.held_len, delta=(verdict.bonus,)))
     return found
 
 

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import grpc
 
-from gateway.session.verdicts import sound_verdicts
+from gateway.session.verdicts import following_entries, made_trees, sound_verdicts
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.pass_times import PassCurve
+from specinfer.remote.drafts import add_references
+from specinfer.remote.resident import NO_ORDER, HostOrder
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.service.stream import Channel, MessageStream
-from specinfer.speculators.drafts import add_references
-from specinfer.speculators.resident import NO_ORDERS, DraftOrders
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.constraint_codec import encode_constraint
@@ -64,10 +64,17 @@ class Verdicts(NamedTuple):
     """Verdicts of a step."""
 
     by_request: dict[str, VerdictEntry]
+    trees: dict[str, TokenTree]
+    """Trees as they were verified."""
     compute_s: float
-    """Time it spent computing, by its own clock, but no longer than its answer took by ours."""
-    reply: verifier_pb2.VerifyReply
-    """Reply with the drafts for the next step."""
+    """Time it spent verifying, by its own clock, but no longer than its answer took by ours."""
+    drafts: verifier_pb2.ResidentDrafts | None = None
+    """Drafts of its own speculators; None if it asked for none."""
+
+    @property
+    def draft_s(self) -> float:
+        """Time it spent drafting."""
+        return self.drafts.microseconds / 1e6 if self.drafts is not None else 0.0
 
 
 class VerifierClient:
@@ -88,6 +95,8 @@ class VerifierClient:
             "verifier", lambda: self._stub.Verify()
         )
         self._steps = 0
+        self.granted = False
+        """True while the verifier may go on with further steps."""
 
     async def describe(self) -> verifier_pb2.DescribeVerifierReply:
         """Return the model and its limits; replies are expected of this process and model from now on.
@@ -121,11 +130,11 @@ class VerifierClient:
         trees: Mapping[str, TokenTree],
         traceparent: str = "",
         wanted: WantedOutputs = NOTHING_WANTED,
-        following: DraftOrders = NO_ORDERS,
-    ) -> Verdicts:
-        """Verify one step; the verifier receives the trace context and the wanted outputs of the target.
+        order: HostOrder = NO_ORDER,
+    ) -> list[Verdicts]:
+        """Verify one step, and those that the verifier does after it by a grant; return the verdicts of each.
 
-        Its own speculators draft what `following` says behind the verdicts.
+        The verifier receives the trace context, and the wanted outputs of the target.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -135,27 +144,55 @@ class VerifierClient:
         self._steps += 1
         request = verifier_pb2.VerifyRequest(
             step_id=self._steps,
-            entries=[_encode(entry, trees.get(entry.request_id), wanted) for entry in entries],
+            entries=[
+                _encode(entry, trees.get(entry.request_id), wanted, order.plans.get(entry.request_id))
+                for entry in entries
+            ],
             fence=self.fence,
             traceparent=traceparent,
             feature_layers=wanted.features.layers,
+            grant=order.grant,
         )
-        for message in request.entries if following.drafts else ():
-            if (draft := following.drafts.get(message.request_id)) is not None:
-                message.next_draft.CopyFrom(draft)
-        if following.references:
-            add_references(request.entries, following.references)
-        tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
-        patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
+        if order.references:
+            add_references(request.entries, order.references)
+        nodes = [order.plans[e.request_id].node_budget for e in entries if e.request_id in order.plans]
+        tokens = sum(nodes) + sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
+        granted_s = order.grant.microseconds / 1e6 if order.grant is not None else 0.0
+        patience_s = self._hung_s + granted_s + _SLOW * self._pass_curve.at(max(1, tokens))
         started = time.perf_counter()
-        reply = await self._stream.exchange(request, patience_s)
+        self.granted = request.grant.steps > 1
+        try:
+            reply = await self._stream.exchange(request, patience_s)
+        finally:
+            self.granted = False
         waited_s = time.perf_counter() - started
         if reply.step_id != self._steps:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
         self._check_sender(reply)
-        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size, wanted)
-        return Verdicts(found, min(reply.compute_us / 1e6, waited_s), reply)
+        return self._answers(entries, trees, reply, waited_s, wanted)
+
+    def _answers(
+        self,
+        entries: Sequence[StepEntry],
+        trees: Mapping[str, TokenTree],
+        reply: verifier_pb2.VerifyReply,
+        waited_s: float,
+        wanted: WantedOutputs,
+    ) -> list[Verdicts]:
+        """Return the sound verdicts of a reply, step by step; a step behind one that is not sound is dropped."""
+        found: list[Verdicts] = []
+        parts: list[verifier_pb2.VerifyReply | verifier_pb2.GrantedStep] = [reply, *reply.more]
+        for part in parts:
+            if found:
+                entries, trees, wanted = following_entries(entries, found[-1].by_request), {}, NOTHING_WANTED
+                if not entries:
+                    break
+            made, broken = made_trees(entries, trees, part.entries, self._vocab_size)
+            verdicts = sound_verdicts(entries, made, part.entries, self._vocab_size, wanted) | broken
+            drafts = part.drafts if part.HasField("drafts") else None
+            found.append(Verdicts(verdicts, made, min(part.compute_us / 1e6, waited_s), drafts))
+        return found
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
         """Check that the expected process answered.
@@ -190,7 +227,12 @@ def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
     return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
 
 
-def _encode(entry: StepEntry, tree: TokenTree | None, wanted: WantedOutputs) -> verifier_pb2.VerifyEntry:
+def _encode(
+    entry: StepEntry,
+    tree: TokenTree | None,
+    wanted: WantedOutputs,
+    plan: verifier_pb2.TreePlan | None,
+) -> verifier_pb2.VerifyEntry:
     request, starts_over = entry.state.request, entry.base_len == 0
     return verifier_pb2.VerifyEntry(
         request_id=request.request_id,
@@ -204,4 +246,7 @@ def _encode(entry: StepEntry, tree: TokenTree | None, wanted: WantedOutputs) -> 
         return_top_k=wanted.top_k.get(request.request_id, 0),
         prompt_len=len(request.prompt) if starts_over else 0,
         constraint=encode_constraint(request.constraint) if request.constraint and starts_over else None,
+        tree_plan=plan,
+        max_new_tokens=request.max_new_tokens if starts_over else 0,
+        stop_token_ids=request.stop_token_ids if starts_over else (),
     )

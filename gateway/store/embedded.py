@@ -24,10 +24,10 @@ from specinfer.errors import (
     FaultError,
     NotFoundError,
 )
-from specinfer.outcomes import FinishReason
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress, unite
 from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.statuses import FinishReason
 
 log = logging.getLogger(__name__)
 _MINUTE_S = 60.0

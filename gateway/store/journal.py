@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 from gateway.store.records import Record, decode_content, encode_content
 from specinfer.errors import InvalidInputError, SettingError
-from specinfer.outcomes import LogprobRow
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.request import GenerationRequest
+from specinfer.statuses import LogprobRow
 
 log = logging.getLogger(__name__)
 _SMALL = 1 << 20

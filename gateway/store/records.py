@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
-from specinfer.outcomes import LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, Speculation
+from specinfer.statuses import LogprobRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,8 +127,6 @@ class ChatBody(Conversation, Body):
     messages: Turns
     max_completion_tokens: Limit = None
     response_format: ResponseFormat | None = None
-    decomposition: Literal["none", "skeleton"] | None = None
-    """`skeleton`: points of an answer are expanded at the same time (skeleton-of-thought); not lossless."""
 
     audio: Unsupported = None
     function_call: Annotated[None, only("none")] = None
@@ -152,8 +150,6 @@ class ChatBody(Conversation, Body):
             why = "{field}: response_format asks for a form, too; give one"
             raise PydanticCustomError("twice", why, {"field": "structured_outputs"})
         self._check_form()
-        if self.decomposition == "skeleton" and self.resumable:
-            raise PydanticCustomError("excluded", "{field}: excludes resumable", {"field": "decomposition"})
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("alone", "{field}: only with logprobs", {"field": "top_logprobs"})
         return self

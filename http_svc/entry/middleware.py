@@ -18,6 +18,7 @@ from http_svc.errors import ApiError
 from http_svc.settings import HttpSettings
 from specinfer.client import new_request_id
 from specinfer.service.metrics import TO_MINUTES_S, declare_build_info
+from specinfer.service.settings import MEBIBYTE
 from specinfer.system.log_lines import REQUEST_ID
 
 
@@ -130,7 +131,7 @@ class Guard:
         if self._running >= most and dear:
             return ApiError(503, f"max_calls = {most}: so many calls run", "overloaded", retry_after_s=1.0)
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._settings.max_body_bytes:
+        if length.isdecimal() and int(length) > bounds.MAX_BODY_BYTES:
             return self._too_large(length)
         return None
 
@@ -151,15 +152,14 @@ class Guard:
             waited_s += time.monotonic() - started
             size += len(message.get("body", b""))
             more = message.get("more_body", False)
-            if size > self._settings.max_body_bytes:
-                raise self._too_large(f"more than {self._settings.max_body_bytes}")
+            if size > bounds.MAX_BODY_BYTES:
+                raise self._too_large(f"more than {bounds.MAX_BODY_BYTES}")
             return message
 
         return counting
 
     def _too_large(self, size: str) -> ApiError:
-        most = self._settings.max_body_mebibytes
-        message = f"body = {size} bytes: at most {most} MiB (max_body_mebibytes)"
+        message = f"body = {size} bytes: at most {bounds.MAX_BODY_BYTES // MEBIBYTE} MiB"
         return ApiError(413, message, "body_too_large", "body")
 
 

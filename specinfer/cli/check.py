@@ -11,10 +11,10 @@ from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options.shared import TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import output
 from specinfer.drafters.pools import Flags, read_speculators
+from specinfer.remote.contract import Finding, Outcome, check_contract
+from specinfer.remote.contract.examined import Examined
 from specinfer.service.channel import check_target, open_channel
 from specinfer.service.tls import ClientTls
-from specinfer.speculators.contract import Finding, Outcome, check_contract
-from specinfer.speculators.contract.examined import Examined
 from specinfer.v1 import verifier_pb2
 
 

@@ -12,14 +12,12 @@ import typer
 from specinfer.cli.connection import TRACE_VARIABLE, Connection, check_gateways, client_tls
 from specinfer.cli.local.running import load_in_process
 from specinfer.cli.options.choices import (
-    DecompositionChoice,
     DtypeChoice,
     OffloadChoice,
     SpeculationChoice,
 )
 from specinfer.cli.options.request import (
     DeadlineSeconds,
-    Decomposition,
     FrequencyPenalty,
     IgnoreEos,
     LogProbs,
@@ -94,7 +92,6 @@ def generate(
     repetition_penalty: RepetitionPenalty = 1.0,
     speculation: Speculation = SpeculationChoice.TREE,
     typical_epsilon: TypicalEpsilon = 0.0,
-    decomposition: Decomposition = DecompositionChoice.NONE,
     stop: Stop = None,
     reference: References = None,
     raw: Raw = False,
@@ -149,19 +146,13 @@ def generate(
     trace = os.environ.get(TRACE_VARIABLE, "")
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)
     patience = Patience(patience_seconds)
-    in_points = decomposition is DecompositionChoice.SKELETON
     if local:
-        if in_points:
-            raise InvalidInputError(
-                "--decomposition", "skeleton", "needs a gateway: start one with `specinfer up`"
-            )
         options = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
         answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
     else:
         check_gateways(address)
         client = connection.client(patience, print_retry)
-        stream = client.skeleton(request) if in_points else client.stream(request)
-        answer = asyncio.run(_generate(client, stream, quiet=json_output))
+        answer = asyncio.run(_generate(client, client.stream(request), quiet=json_output))
     print_answer(answer, json_output)
 
 

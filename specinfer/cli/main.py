@@ -11,8 +11,8 @@ import typer
 
 from specinfer import __version__
 from specinfer.cli.batch import batch
+from specinfer.cli.bench_command import bench
 from specinfer.cli.check import check, explanation
-from specinfer.cli.compare import bench, compare
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
 from specinfer.cli.demo import demo
 from specinfer.cli.exact import exact
@@ -48,11 +48,7 @@ PROGRAM = "specinfer"
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
-bench_app = typer.Typer(help="Measure modes and batch sizes, or every drafting method; compare results.")
-bench_app.callback(invoke_without_command=True)(bench)
-bench_app.command("compare")(compare)
-app.add_typer(bench_app, name="bench")
-for command in (generate, attach, cancel, status, demo, check, batch, exact):
+for command in (generate, attach, cancel, status, bench, demo, check, batch, exact):
     app.command()(command)
 
 

@@ -202,8 +202,7 @@ def answer_line(answer: Answer) -> str:
         f"{stats.acceptance_length:.2f} tokens/step",
         *(f"{speculator.name} won {speculator.wins}" for speculator in stats.speculators),
         answer.finish_reason,
-        *([f"{summary.points} points in parallel: not lossless"] if summary.points else []),
-        *(["typical acceptance: not lossless"] if stats.lossy and not summary.points else []),
+        *(["typical acceptance: not lossless"] if stats.lossy else []),
     ]
     return ", ".join(parts)
 

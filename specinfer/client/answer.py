@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from specinfer.outcomes import FinishReason
+from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 
 
@@ -84,7 +84,7 @@ class SpeculationStats:
     """At index i: steps that accepted i drafted tokens."""
     speculators: tuple[SpeculatorStats, ...] = ()
     lossy: bool = False
-    """The text need not follow the target's distribution: typical acceptance, or an answer in points."""
+    """The text need not follow the target's distribution: typical acceptance."""
 
     @property
     def acceptance_length(self) -> float:
@@ -108,9 +108,6 @@ class Summary:
     """Seconds of waiting for admission."""
     seed: int = 0
     """The seed that was used."""
-    points: int = 0
-    """Points that were generated in parallel (`AsyncClient.skeleton`); 0: the answer is one sequence of the
-    model."""
 
 
 def acceptance_length(steps: int, accepted: int) -> float:

@@ -21,7 +21,6 @@ from specinfer.client.gateways import Gateways, call_metadata, read_addresses
 from specinfer.client.options import RequestOptions, shows_options
 from specinfer.client.request import Prompt, as_request
 from specinfer.client.resume import Item, NextCall, Patience, Resume, Retry
-from specinfer.client.skeleton import SkeletonOfThought
 from specinfer.client.stream import AsyncStream
 from specinfer.client.watching import watch_steps
 from specinfer.errors import InvalidInputError, SpecInferError
@@ -93,23 +92,6 @@ class AsyncClient:
         """
         message = as_request(prompt, options)
         return AsyncStream(message.request_id, self._follow(message, self._resume(message.request_id)))
-
-    @shows_options
-    def skeleton(
-        self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
-    ) -> AsyncStream:
-        """Return the answer to a conversation as points that are generated in parallel; not lossless.
-
-        A question that has no answer of several points is answered as by `stream`. Pieces of points are text
-        without tokens, streamed in order; `Summary.points` says how many there were. Such an answer cannot
-        be attached to: closing the stream cancels its requests. See `specinfer.client.skeleton`.
-
-        Raises:
-            InvalidInputError: as `stream`, and for an option that an answer in points cannot have: stops,
-                log-probabilities, tools, a constraint.
-        """
-        message = as_request(prompt, options)
-        return AsyncStream(message.request_id, SkeletonOfThought(self, message).items())
 
     def attach(self, request_id: str, from_token: int = 0) -> AsyncStream:
         """Return the rest of a request, from the token after the first `from_token` ones.

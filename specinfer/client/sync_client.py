@@ -85,13 +85,6 @@ class Client:
         """Return the stream of `AsyncClient.stream`."""
         return Stream(self._client.stream(prompt, **options), self._thread)
 
-    @shows_options
-    def skeleton(
-        self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
-    ) -> Stream:
-        """Return the stream of `AsyncClient.skeleton`."""
-        return Stream(self._client.skeleton(prompt, **options), self._thread)
-
     def attach(self, request_id: str, from_token: int = 0) -> Stream:
         """Return the stream of `AsyncClient.attach`."""
         return Stream(self._client.attach(request_id, from_token), self._thread)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.drafters.references import References
+from specinfer.drafters.search import References
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.sampling import Sampling
@@ -17,12 +17,12 @@ from specinfer.tree import TokenTree, TreeLimits
 DRAFTERS = {
     "ssm": "specinfer.drafters.ssm:SsmDrafter",
     "eagle": "specinfer.drafters.eagle:EagleDrafter",
-    "medusa": "specinfer.drafters.medusa:MedusaDrafter",
-    "blockwise": "specinfer.drafters.blockwise:BlockwiseDrafter",
-    "dflash": "specinfer.drafters.dflash:DFlashDrafter",
-    "dspark": "specinfer.drafters.dspark:DSparkDrafter",
-    "peagle": "specinfer.drafters.peagle:PEagleDrafter",
-    "mtp": "specinfer.drafters.mtp:MtpDrafter",
+    "medusa": "specinfer.drafters.heads:MedusaDrafter",
+    "blockwise": "specinfer.drafters.heads:BlockwiseDrafter",
+    "dflash": "specinfer.drafters.published.block:DFlashDrafter",
+    "dspark": "specinfer.drafters.published.block:DSparkDrafter",
+    "peagle": "specinfer.drafters.published.peagle:PEagleDrafter",
+    "mtp": "specinfer.drafters.published.mtp:MtpDrafter",
     "ngram": "specinfer.drafters.ngram:NgramDrafter",
     "suffix": "specinfer.drafters.suffix:SuffixDrafter",
     "lookahead": "specinfer.drafters.lookahead:LookaheadDrafter",
@@ -138,7 +138,6 @@ class DrafterOptions:
     min_path_probability: float = 0.05
     proposal: str = "point"
     suffix_learn: bool = False
-    lookahead_share: bool = False
     datastore: str = ""
     function: str = ""
 

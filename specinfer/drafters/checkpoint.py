@@ -1,22 +1,38 @@
 """Common parts of drafters with a trained checkpoint: its kind, its target, its description."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from specinfer.drafters import DrafterDescription, DrafterOptions
-from specinfer.errors import SettingError
+from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
-from specinfer.model.options import RunnerOptions, check_numbers, check_options
-from specinfer.model.published.memory import Borrowed
 from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import KIND, is_draft_checkpoint, verifier_of
-from specinfer.model.weights.drafts import Draft, PublishedDraft, load_draft
-from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.draft_checkpoint import KIND, algorithm_of, is_draft_checkpoint, verifier_of
 from specinfer.tokenizer import Tokenizer
 
+_LOADERS = {
+    "ssm": "specinfer.model.weights.draft_checkpoint:load_ssm",
+    "eagle3": "specinfer.drafters.published.eagle3:load_eagle",
+    "medusa": "specinfer.drafters.heads_layers:load_medusa",
+    "blockwise": "specinfer.drafters.heads_layers:load_blockwise",
+    "dflash": "specinfer.drafters.published.block:load_dflash",
+    "dspark": "specinfer.drafters.published.block:load_dspark",
+    "peagle": "specinfer.drafters.published.peagle:load_peagle",
+    "mtp": "specinfer.drafters.published.mtp:load_mtp",
+}
+"""Readers of checkpoints by `speculators_model_type`; each takes the checkpoint and its target."""
+
+
+class Draft(Protocol):
+    """A trained speculator."""
+
+    algorithm: ClassVar[str]
+    """Its `speculators_model_type`."""
+
+
 D = TypeVar("D", bound=Draft)
-P = TypeVar("P", bound=PublishedDraft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,21 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
     return Trained(draft, target, config, description)
 
 
+def load_draft(directory: Path, target_directory: Path) -> Draft:
+    """Read a checkpoint of any kind.
+
+    Raises:
+        IncompatibleError: if nothing here reads its kind, or if it was trained for another target.
+    """
+    algorithm = algorithm_of(directory)
+    if not isinstance(algorithm, str) or algorithm not in _LOADERS:
+        known = ", ".join(_LOADERS)
+        raise IncompatibleError(f"{directory}: {KIND} = {algorithm!r} must be one of {known}")
+    module, name = _LOADERS[algorithm].split(":")
+    draft: Draft = getattr(import_module(module), name)(directory, target_directory)
+    return draft
+
+
 def _target_of(directory: Path) -> Path:
     """Return the directory of the target that a checkpoint names."""
     name = verifier_of(directory)
@@ -61,54 +92,3 @@ def _target_of(directory: Path) -> Path:
         return resolve_model(name)
     except SettingError as error:
         raise SettingError("model", str(directory), f"is for verifier {name}: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Published(Generic[P]):
-    """A checkpoint in a layout of the `speculators` library, and what it takes to run it."""
-
-    draft: P
-    borrowed: Borrowed
-    description: DrafterDescription
-    options: RunnerOptions
-
-
-def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
-    """Load the checkpoint that `options.model` names, with the tensors that it shares with its target.
-
-    Raises:
-        SettingError: if it is no checkpoint of this kind.
-        IncompatibleError: naming what is not understood, or does not fit the target.
-    """
-    run_as = _torch_options(options, f"a draft of {kind.algorithm}")
-    trained = load_trained(options, kind)
-    draft, config = trained.draft, trained.config
-    weights = open_weights(trained.target, config)
-    description = replace(
-        trained.description,
-        feature_layers=tuple(sorted(draft.layers)),
-        feature_size=config.hidden_size,
-        max_context_len=min(config.max_positions, draft.draft_layers.config.max_positions),
-    )
-    return Published(
-        draft,
-        Borrowed.of(config, weights, draft.tensors, draft.token_ids),
-        description,
-        run_as,
-    )
-
-
-def _torch_options(options: DrafterOptions, what: str) -> RunnerOptions:
-    """Return the options for running a draft that runs in torch operations only.
-
-    Raises:
-        SettingError: if they ask for something else.
-    """
-    found = RunnerOptions(
-        options.dtype, options.device, options.executor, kv_tokens=options.kv_tokens, weights=options.weights
-    )
-    check_options(found)
-    if found.executor not in ("auto", "torch"):
-        raise SettingError("executor", found.executor, f"{what} runs in torch")
-    check_numbers(found, f"{what} is held")
-    return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specinfer.drafters import Features
-from specinfer.drafters.references import References
+from specinfer.drafters.search import References
 from specinfer.hidden_states import States
 
 MOST_BYTES = 2**24

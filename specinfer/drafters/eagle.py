@@ -1,15 +1,122 @@
-"""EAGLE-3 drafts: one decoder layer that reads the target's hidden states, which the verifier returns."""
+"""EAGLE-3 drafts: one decoder layer reads hidden states of the target, which the verifier returns."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
+
+import torch
 
 from specinfer.drafters import DrafterOptions
 from specinfer.drafters.checkpoint import load_trained
 from specinfer.drafters.feature_rows import FeatureRowsDrafter
+from specinfer.drafters.published.eagle3 import EagleSource
 from specinfer.drafters.ssm import runner_options, shape_of
-from specinfer.model.drafting.eagle import EagleWeights
-from specinfer.model.eagle import EagleRunner
-from specinfer.model.weights.eagle_checkpoint import EagleSource
+from specinfer.errors import SettingError
+from specinfer.model.batch import Batch, Segment, flatten
+from specinfer.model.cache.kv_cache import KVStorage, PagedKVCache
+from specinfer.model.cache.sequence import blocks_for
+from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.loading import hold
+from specinfer.model.native.eagle_layer import NativeEagle
+from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.weights.families import EMBEDDING, open_weights
+from specinfer.tree import TokenTree, TreeLimits
+
+
+class RowModel(KVStorage, Protocol):
+    """A layer whose rows are pairs of a hidden state and the token one ahead of it."""
+
+    def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states [T, hidden] of rows, given the target's [T, layers, hidden]."""
+
+    def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the rows' outs [T, hidden], which are the hidden states of rows behind them."""
+
+    def logits(self, outs: torch.Tensor) -> torch.Tensor:
+        """Return the logits [R, draft vocabulary] in float32."""
+
+
+class EagleRunner:
+    """Grows trees for a batch. Not thread-safe."""
+
+    def __init__(self, model: RowModel | NativeEagle, num_blocks: int) -> None:
+        self._model, self.cache = model, PagedKVCache(num_blocks, model)
+
+    @classmethod
+    def build(cls, weights: EagleWeights, options: RunnerOptions) -> "EagleRunner":
+        """Combine layer and cache.
+
+        Raises:
+            SettingError: if an option is bad, or if the chosen executor cannot run the layer.
+        """
+        check_options(options)
+        if options.executor not in ("auto", "native", "torch"):
+            raise SettingError("executor", options.executor, "an EAGLE layer runs in native or torch")
+        dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
+        whole = {**weights.tensors, EMBEDDING: weights.embedding}
+        backend, held = hold(weights.config, whole, options)
+        if backend.name == "native":
+            return cls(NativeEagle(weights, held, dtype, blocks), blocks)
+        return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
+
+    def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
+        """Return the rows that growing one tree adds to the cache for a while: its scored nodes."""
+        return shape.scored_nodes(limits)
+
+    @torch.inference_mode()
+    def grow(
+        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """Read every task's new rows and grow its tree; return one per task, in order.
+
+        No node of the trees stays in the cache. Space for `rows_ahead` must be reserved.
+        """
+        if isinstance(self._model, NativeEagle):
+            trees = self._model.grow(tasks, shape, token_ids)
+            for item in tasks:
+                self.cache.append(item.task.sequence, item.task.delta)
+                self.cache.trim(item.task.sequence)
+            return trees
+        passes = _Passes(self._model, self.cache, tasks)
+        try:
+            return ReferenceGrowth(passes.forward, shape, token_ids).grow([item.task for item in tasks])
+        finally:
+            for item in tasks:
+                self.cache.commit(item.task.sequence, ())
+
+
+class _Passes:
+    """Passes of one growth over the layer in torch operations: context first, then levels of nodes."""
+
+    def __init__(self, model: RowModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
+        self._model, self._cache = model, cache
+        self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
+        self._outs: dict[int, list[torch.Tensor]] = {}
+        """Outputs by sequence: of the last context row, then of its tentative nodes."""
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Return per segment the logits of its last context row, if wanted, or of its nodes."""
+        batch = flatten(segments)
+        found = self._model.run(batch, torch.cat([self._hidden(segment) for segment in segments]))
+        for segment, part in zip(segments, batch.rows, strict=True):
+            own = found[part.start : part.stop]
+            if segment.delta:
+                self._outs[id(segment.sequence)] = [own[-1]]
+                self._cache.append(segment.sequence, segment.delta)
+            else:
+                self._outs[id(segment.sequence)].extend(own)
+            self._cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
+        logits = self._model.logits(found[batch.logit_rows])
+        return [logits[start:stop] for start, stop in batch.logit_spans]
+
+    def _hidden(self, segment: Segment) -> torch.Tensor:
+        """Return [rows of the segment, hidden]: from the target for context, of their parents for nodes."""
+        if segment.delta:
+            return self._states[id(segment.sequence)]
+        outs = self._outs[id(segment.sequence)]
+        return torch.stack([outs[parent + 1] for parent in segment.parents])
 
 
 class EagleDrafter(FeatureRowsDrafter):

@@ -7,21 +7,18 @@ from there on.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
-from specinfer.drafters.checkpoint import load_published
-from specinfer.drafters.ssm import growth_task, shape_of
+from specinfer.drafters import DrafterDescription, DraftJob, Features
+from specinfer.drafters.ssm import growth_task
 from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.eagle import EagleTask
+from specinfer.model.drafting.eagle_layer import EagleTask
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.published.runners import build_runner
-from specinfer.model.weights.drafts import PublishedDraft
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 
 
@@ -134,21 +131,3 @@ class FeatureRowsDrafter:
             self.release(job.request_id)
             held = self._held[job.request_id] = _HeldContext(self._runner.cache.open(), came.start, came)
         return held
-
-
-class PublishedDrafter(FeatureRowsDrafter):
-    """Drafts with a checkpoint in a layout of the `speculators` library."""
-
-    kind: ClassVar[type[PublishedDraft]]
-
-    @classmethod
-    def from_options(cls, options: DrafterOptions) -> Self:
-        """Load a checkpoint of its kind.
-
-        Raises:
-            SettingError: naming the bad option.
-            IncompatibleError: naming what is not understood, or does not fit the target.
-        """
-        shape, found = shape_of(options), load_published(options, cls.kind)
-        runner = build_runner(found.draft, found.borrowed, found.options)
-        return cls(runner, found.description, shape, found.draft.token_ids)

@@ -12,8 +12,7 @@ are proposed beside the window. Predictions come back at all nodes (`target_top_
 choices are nodes of the tree, of this speculator or of others, what it writes there is an n-gram, too. Where
 a budget cuts the window, or the gateway finds that its nodes do not pay, less is learnt.
 
-Every request has a pool of its own, unless all share one (`lookahead_share`): one user's text can then come
-back as another's *draft*; the output never changes, but its timing can reveal it. Every proposal is a point: text
+Every request has a pool of its own: another request's timing could reveal its text. Every proposal is a point: text
 is that of the target, greedy or sampled.
 """
 
@@ -113,11 +112,10 @@ class Window:
 
 
 class LookaheadDrafter:
-    """Keeps a window for every request, and a pool for each or for all."""
+    """Keeps a window and a pool for every request."""
 
-    def __init__(self, description: DrafterDescription, shape: LookaheadShape, share: bool = False) -> None:
+    def __init__(self, description: DrafterDescription, shape: LookaheadShape) -> None:
         self.description, self._shape = description, shape
-        self._shared = NgramPool(shape.candidates) if share else None
         self._windows: dict[str, Window] = {}
         self._pools: dict[str, NgramPool] = {}
 
@@ -130,7 +128,6 @@ class LookaheadDrafter:
         return cls(
             DrafterDescription("", tokenizer.vocab_size, fingerprint, target_top_k=1),
             shape,
-            options.lookahead_share,
         )
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
@@ -145,7 +142,7 @@ class LookaheadDrafter:
         self._pools.pop(request_id, None)
 
     def _pool(self, request_id: str) -> NgramPool:
-        return self._shared or self._pools.setdefault(request_id, NgramPool(self._shape.candidates))
+        return self._pools.setdefault(request_id, NgramPool(self._shape.candidates))
 
     def _learn(self, job: DraftJob) -> None:
         window, pool, ngram = self._windows.get(job.request_id), self._pool(job.request_id), self._shape.ngram

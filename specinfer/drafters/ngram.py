@@ -12,8 +12,7 @@ Needs no model. Every proposal is a point: losslessness is the verifier's busine
 from collections.abc import Sequence
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
-from specinfer.drafters.occurrences import Match
-from specinfer.drafters.suffix_array import END
+from specinfer.drafters.search import END, Match
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 

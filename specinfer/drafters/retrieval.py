@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
-from specinfer.drafters.suffix_array import END, SuffixArray
+from specinfer.drafters.search import END, SuffixArray
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.tokenizer import Tokenizer

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
-from specinfer.drafters.occurrences import Match, Occurrences
-from specinfer.drafters.suffix_array import END
+from specinfer.drafters.search import END, Match, Occurrences
 from specinfer.errors import SpecInferError
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree

@@ -8,8 +8,8 @@ import time
 
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
-from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY, Sampling
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TreeLimits
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,12 @@ from specinfer.drafters import Drafter
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.pools import Flags, default_speculators, load_drafters, read_speculators
+from specinfer.engine.host import Host
+from specinfer.engine.local_pool import LocalPool
+from specinfer.engine.step import StepMachine
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
-from specinfer.llm.pool import LocalPool
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.registry import AUTO
 from specinfer.model.options import RunnerOptions
@@ -28,7 +30,7 @@ from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Planner, derive_budget
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.step import StepMachine
+from specinfer.scheduling.text import StopStrings
 from specinfer.tokenizer import Tokenizer
 from specinfer.verification.acceptance import DEFAULT_RULE, find_rule
 from specinfer.verification.engine import VerifierEngine
@@ -79,11 +81,9 @@ class LLMOptions:
     """Most nodes of one tree; 0: the limit of a pass."""
     adaptive: bool = True
     """Choose speculators and nodes by the results of steps; False: all speculators, `tree_nodes` nodes."""
-    sequence_length: int = 5
-    """Nodes of a chain in sequence speculation."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "kv_tokens", "sequence_length", *_RANKS):
+        for name in ("max_num_seqs", "kv_tokens", *_RANKS):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be positive")
         for name in ("max_model_len", "tree_nodes"):
@@ -144,23 +144,20 @@ def assemble(
 
     Raises:
         IncompatibleError: if a drafter has another tokenizer than the model.
-        SettingError: if a drafter reads hidden states that the model does not have.
     """
     verifier, compiler = _verifier(runner, tokenizer, options)
     engines = [(SpeculatorEngine(list(g.values()), idle_seconds=math.inf), list(g)) for g in groups]
     for engine, _ in engines:
         engine.check_tokenizer(tokenizer.fingerprint())
-    runner.keep_features(
-        sorted({layer for engine, _ in engines for layer in engine.description.feature_layers})
-    )
     limits = _limits(verifier, options)
     curve = curve or PassCurve(measure_passes(runner, most_tokens=limits.max_step_tokens))
     budget = derive_budget(
         curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
     )
     planner = Planner(curve, budget, options.adaptive)
-    machine = StepMachine(Scheduler(limits, budget), planner)
-    return LocalEngine(machine, LocalPool(engines, runner.config.hidden_size), verifier, compiler)
+    machine = StepMachine(Scheduler(limits, budget, StopStrings(tokenizer)), planner)
+    pool = LocalPool(engines, runner.config.hidden_size, runner.config.vocab_size)
+    return LocalEngine(machine, Host(pool, verifier, compiler))
 
 
 def _specs(model: str, speculators: Speculators, options: LLMOptions) -> list[Flags | Function]:
@@ -239,7 +236,6 @@ def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:
         max_context_len=own.max_context_len,
         max_waiting=_UNLIMITED,
         tree_depth=own.max_nodes,
-        sequence_length=options.sequence_length,
         max_step_tokens=own.max_step_tokens,
         kv_capacity_tokens=cache.capacity_tokens,
         kv_block_tokens=cache.block_tokens,

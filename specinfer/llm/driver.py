@@ -122,8 +122,7 @@ class Driver:
             request, answer = known
             changed[id(request)] = request
             try:
-                if (keep := answer.add(progress)) is not None:
-                    self.engine.cut(progress, keep)
+                answer.add(progress)
             except Exception as error:  # a fault of ours in one request's text concerns that request
                 log.exception("the text of request %s cannot be read", progress.request_id)
                 self._fail(request, FaultError("internal error", error))

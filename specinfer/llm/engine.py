@@ -2,8 +2,8 @@
 
     submit(request) -> step() -> progress of requests, until none is left
 
-Each step is the paragraph of `specinfer.step`, with direct calls in the place of messages. Invariant: a step that
-fails ends the request that causes it, and no other.
+Each step is that of `specinfer.engine.step`, answered by a host in this process. Invariant: a step that fails ends
+the request that causes it, and no other.
 """
 
 import logging
@@ -14,18 +14,14 @@ from concurrent.futures import Future
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint
 from specinfer.constraints.matcher import Matcher
+from specinfer.engine.host import Host, HostPlan, HostStep
+from specinfer.engine.local_pool import LocalPool
+from specinfer.engine.step import AskDrafts, Committed, Drafted, StepMachine, StepPlan, Verified
 from specinfer.llm.metrics import Metric, Totals
-from specinfer.llm.pool import LocalPool
-from specinfer.planning.feedback import Drafts, StepTimes
-from specinfer.planning.latency import DraftTime
-from specinfer.planning.trees import give_matchers
-from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
+from specinfer.planning.feedback import FinishedStep
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.scheduling.target_outputs import WantedOutputs
-from specinfer.step import StepMachine, StepPlan, Verified
-from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +29,25 @@ log = logging.getLogger(__name__)
 class LocalEngine:
     """Decodes requests; used by one thread at a time."""
 
-    def __init__(
-        self, machine: StepMachine, pool: LocalPool, verifier: VerifierEngine, compiler: Compiler | None
-    ) -> None:
-        self.machine, self.pool, self.verifier = machine, pool, verifier
-        self._compiler = compiler
-        self._last_done = 0.0
+    def __init__(self, machine: StepMachine, host: Host) -> None:
+        self.machine, self.host = machine, host
         self.totals = Totals()
         self.on_close: Callable[[], None] = lambda: None
         """Called once when the engine is closed."""
+
+    @property
+    def pool(self) -> LocalPool:
+        """The drafters."""
+        return self.host.pool
+
+    @property
+    def verifier(self) -> VerifierEngine:
+        """The model and its cache."""
+        return self.host.verifier
+
+    @property
+    def _compiler(self) -> Compiler | None:
+        return self.host.compiler
 
     @property
     def busy(self) -> bool:
@@ -74,13 +80,6 @@ class LocalEngine:
             self.machine.scheduler.drop(request_id)
             self._release([request_id])
 
-    def cut(self, progress: Progress, keep: int) -> None:
-        """End a request whose text reached a stop string after `keep` of its newest tokens."""
-        was_final = progress.final
-        self.machine.scheduler.cut(progress, keep, time.monotonic())
-        if not was_final:
-            self._release([progress.request_id])
-
     def metrics(self) -> list[Metric]:
         """Return the counters since the start."""
         scheduler = self.machine.scheduler
@@ -99,93 +98,52 @@ class LocalEngine:
         if preempted := self.machine.scheduler.take_preempted():
             self.verifier.release(preempted)
         if plan.entries:
-            progress += self._iterate(plan)
-        else:
-            self._last_done = 0.0
+            for committed in self._decode(plan):
+                progress += committed.progress
+                self._learn(committed.step)
         self._release([item.request_id for item in progress if item.final])
         return progress
 
-    def _iterate(self, plan: StepPlan) -> list[Progress]:
-        """Draft, merge, verify, commit, learn."""
-        started = time.perf_counter()
-        drafts, draft_times, trees, drafted = self._draft(plan)
-        wanted = self.pool.wanted(plan.entries)
-        merged = time.perf_counter()
-        jobs = [_job(entry, trees.get(entry.request_id), wanted) for entry in plan.entries]
-        verdicts = {outcome.request_id: _verdict(outcome) for outcome in self.verifier.verify(jobs)}
-        self.pool.keep(wanted, trees, verdicts)
-        verified = time.perf_counter()
-        progress = self.machine.commit(plan, trees, verdicts, time.monotonic())
-        self.verifier.settle()
-        done = time.perf_counter()
-        pass_s = sum(seconds for _, seconds in self.verifier.passes)
-        times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
-        self._last_done = done
-        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times)
-        self._learn(plan, found, progress)
-        return progress
+    def _decode(self, plan: StepPlan) -> list[Committed]:
+        """Answer the questions of a step: the host drafts and merges together with its pass."""
+        decoding = self.machine.decode(plan)
+        question, steps = next(decoding), list[HostStep]()
+        try:
+            while True:
+                if isinstance(question, AskDrafts):
+                    question = decoding.send(Drafted({}, merged_by_host=True))
+                else:
+                    steps = [
+                        self.host.step(HostPlan(plan.entries, plan.choice.speculators, plan.choice.keeps))
+                    ]
+                    question = decoding.send([_verified(step) for step in steps])
+        except StopIteration as done:
+            self.host.conclude(steps)
+            committed: list[Committed] = done.value
+            return committed
 
-    def _learn(self, plan: StepPlan, found: Verified, progress: Sequence[Progress]) -> None:
+    def _learn(self, step: FinishedStep) -> None:
         """Learn from a step; a fault in it makes later steps slower, not wrong."""
         try:
-            finished = self.machine.finished(plan, found, progress)
-            self.machine.learn(finished)
-            self.totals.add(finished)
+            self.machine.learn(step)
+            self.totals.add(step)
         except Exception:
             log.exception("nothing is learnt from a step")
             self.totals.failed_steps += 1
-
-    def _draft(self, plan: StepPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree], float]:
-        """Return drafts, their times, the merged trees, and the time at which the drafts were complete.
-
-        A fault in drafting or merging costs the step its drafts, not its tokens.
-        """
-        try:
-            drafts, times = self.pool.draft(plan.entries, plan.choice.speculators)
-            drafted = time.perf_counter()
-            give_matchers([entry.state for entry in plan.entries], self._compiler)
-            return drafts, times, self.machine.merge(plan, drafts), drafted
-        except Exception:
-            log.exception("drafting for %d requests failed; this step decodes plainly", len(plan.entries))
-            self.totals.failed_steps += 1
-            return {}, [], self.machine.merge(plan, {}), time.perf_counter()
+        self.totals.failed_drafts = self.host.failed_drafts
 
     def _release(self, request_ids: Sequence[str]) -> None:
         if request_ids:
-            self.verifier.release(request_ids)
-            self.pool.release(request_ids)
+            self.host.release(request_ids)
 
 
-def _job(entry: StepEntry, tree: TokenTree | None, wanted: WantedOutputs) -> VerifyJob:
-    """Return the verifier's part of a step for one request."""
-    state, request, starts_over = entry.state, entry.state.request, entry.base_len == 0
-    return VerifyJob(
-        request.request_id,
-        entry.base_len,
-        list(entry.delta),
-        tree,
-        state.sampling,
-        request.logprobs,
-        request.top_logprobs,
-        wanted.top_k.get(request.request_id, 0),
-        wanted.features.since.get(request.request_id),
-        len(request.prompt) if starts_over else 0,
-        request.constraint if starts_over else None,
-    )
-
-
-def _verdict(outcome: VerifyOutcome) -> VerdictEntry:
-    """Return the scheduler's form of a job's outcome."""
-    verdict = outcome.verdict
-    return VerdictEntry(
-        outcome.status,
-        outcome.message,
-        tuple(verdict.accepted) if verdict is not None else (),
-        verdict.bonus if verdict is not None else 0,
-        tuple(outcome.logprobs),
-        outcome.held_len,
-        outcome.features.start,
-        outcome.features.data,
-        tuple(token for ids in outcome.top_k for token in ids),
-        outcome.finished,
+def _verified(step: HostStep) -> Verified:
+    return Verified(
+        step.trees,
+        step.verdicts,
+        step.pass_s,
+        step.draft_s + step.verify_s,
+        step.draft_s,
+        step.draft_times,
+        {number: counts.nodes for number, counts in step.drafted.items()},
     )

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specinfer.errors import ConstraintError, SpecInferError
-from specinfer.outcomes import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import RequestState
-from specinfer.scheduling.statistics import RequestSpeculation
+from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.scheduling.text import TextStream
+from specinfer.statuses import FinishReason, LogprobRow
 from specinfer.tokenizer import Tokenizer
 
 _REASONS = {
@@ -58,7 +58,7 @@ class RequestMetrics:
     total_seconds: float
     seed: int
     """Seed of the first answer."""
-    speculative_decoding: RequestSpeculation
+    speculative_decoding: SpeculationCounts
     """Steps, drafted and accepted nodes, accepted nodes by step and by speculator."""
 
 
@@ -81,7 +81,7 @@ class RequestOutput:
 
 
 class CompletionBuilder:
-    """One answer as it grows: tokens become text, a stop string ends it."""
+    """One answer as it grows: tokens become text."""
 
     def __init__(self, state: RequestState, tokenizer: Tokenizer, index: int) -> None:
         self.state, self._tokenizer = state, tokenizer
@@ -89,12 +89,8 @@ class CompletionBuilder:
         self._text = TextStream(tokenizer, asked.stop_strings, asked.prompt, asked.stop_token_ids)
         self.output = CompletionOutput(index, logprobs=[] if state.request.logprobs else None)
 
-    def add(self, progress: Progress) -> int | None:
-        """Append new tokens.
-
-        Returns:
-            How many of them count, if a stop string ended the text; else None.
-        """
+    def add(self, progress: Progress) -> None:
+        """Append new tokens, of which none is behind a stop string."""
         piece = self._text.push(progress.tokens, progress.final)
         self.output.text += piece.text
         tokens = progress.tokens[: piece.used]
@@ -102,7 +98,6 @@ class CompletionBuilder:
         if self.output.logprobs is not None:
             rows = progress.logprobs[: piece.used]
             self.output.logprobs += [self._row(t, row) for t, row in zip(tokens, rows, strict=True)]
-        return piece.used if piece.stopped else None
 
     def end(self) -> SpecInferError | None:
         """Take the finish reason of its request; return the fault that ended it, if one did."""
@@ -122,9 +117,9 @@ def metrics_of(states: Sequence[RequestState]) -> RequestMetrics:
     """Return the metrics of a finished request, from the states of its answers."""
     first = states[0]
     end = max((state.finished_at or state.queued_at) for state in states)
-    speculation = RequestSpeculation()
+    speculation = SpeculationCounts()
     for state in states:
-        speculation.add(state.stats)
+        speculation += state.stats
     return RequestMetrics(
         (first.admitted_at or end) - first.queued_at,
         (first.first_token_at or end) - first.queued_at,

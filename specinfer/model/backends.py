@@ -1,7 +1,7 @@
 """Backends of passes: what runs a model where, and in which formats of weights.
 
 native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
-torch    any device and type; attention backend by name (`specinfer.model.torch.attention`)
+torch    any device and type
 generic  causal models of `transformers` as they are (`specinfer.model.torch.generic`)
 gpu      fused kernels for a GPU (`specinfer.model.gpu`); only by name
 auto     native where it can run the model, else torch, with the reason in the log
@@ -35,7 +35,6 @@ class Work:
     num_blocks: int
     """Blocks of the cache."""
     device: str
-    attention: str
     """Attention backend of the torch executor."""
     store: LayerStore | None = None
     """Place of the layers, if not on the device."""
@@ -77,7 +76,7 @@ def _make_native(work: Work) -> Executor:
 
 
 def _make_torch(work: Work) -> Executor:
-    place = (work.num_blocks, work.device, work.attention, work.store)
+    place = (work.num_blocks, work.device, work.store)
     return TorchExecutor(work.config, work.weights, work.dtype, *place)
 
 

@@ -8,7 +8,7 @@ from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.transformer import StreamedTransformer
-from specinfer.model.torch.attention import make_attention
+from specinfer.model.torch.attention import ReferenceAttention
 from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.rotary import rotate
 from specinfer.model.torch.surgery import Surgery
@@ -47,7 +47,6 @@ class TorchExecutor:
         dtype: torch.dtype,
         num_blocks: int,
         device: str = "cpu",
-        attention: str = "reference",
         store: LayerStore | None = None,
         surgery: Surgery | None = None,
     ) -> None:
@@ -60,7 +59,7 @@ class TorchExecutor:
             self._model = Transformer(config, weights, dtype, device, surgery)
         else:
             self._model = StreamedTransformer(config, weights, dtype, device, store)
-        self._attention = make_attention(attention, device)
+        self._attention = ReferenceAttention(device)
         shape = (config.layers, num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)

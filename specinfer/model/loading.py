@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.backends import Backend, Work, choose_backend
 from specinfer.model.cache.sequence import blocks_for
-from specinfer.model.cache.window import KVWindow
+from specinfer.model.cache.window import SINKS, KVWindow
 from specinfer.model.executor import Executor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
 from specinfer.model.formats.registry import AUTO, find_format
@@ -154,7 +154,7 @@ def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
         return None
     if not config.rotary_dim:
         raise SettingError("kv_window", options.kv_window, "needs a model with rotary positions")
-    return KVWindow(options.kv_window, options.kv_sinks, config.max_positions)
+    return KVWindow(options.kv_window, SINKS, config.max_positions)
 
 
 def _check_shared(options: RunnerOptions) -> None:
@@ -170,12 +170,10 @@ def _executor(
     dtype = DTYPES[options.dtype]
     if ranks is not None:
         held = HeldWeights(in_llama_names(config, weights), find_format(options.weights), "torch", dtype)
-        return parallel_executor(
-            ranks, config, held, dtype, num_blocks, options.executor, options.attention
-        ), held
+        return parallel_executor(ranks, config, held, dtype, num_blocks, options.executor), held
     backend, held = hold(config, weights, options)
     store = open_store(options.offload, options.device, options.offload_directory)
-    work = Work(config, held, held.format, dtype, num_blocks, options.device, options.attention, store)
+    work = Work(config, held, held.format, dtype, num_blocks, options.device, store)
     return backend.make(work), held
 
 

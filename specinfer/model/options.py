@@ -10,7 +10,6 @@ from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.base import NumberFormat
 from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import OFFLOADS
-from specinfer.model.torch.attention import BACKENDS as ATTENTION_BACKENDS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -22,7 +21,6 @@ class RunnerOptions:
     dtype: str = "bfloat16"
     device: str = "cpu"
     executor: str = "auto"
-    attention: str = "reference"
     """Attention backend of the torch executor."""
     kv_tokens: int = CACHE_TOKENS
     weights: str = AUTO
@@ -33,8 +31,6 @@ class RunnerOptions:
     """Number of first layers to keep (with the model's own final norm and head); None keeps all."""
     kv_window: int = 0
     """Context tokens to keep per request (StreamingLLM); lossy. 0 keeps all."""
-    kv_sinks: int = 4
-    """First tokens that a windowed cache never drops."""
     offload: str = "none"
     """Place of the decoder layers, if not on the device: "host" or "disk" (`offload.stores`)."""
     offload_directory: str = ""
@@ -51,8 +47,6 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
-    if options.attention not in ATTENTION_BACKENDS:  # also where the executor has an attention of its own
-        raise SettingError("attention", options.attention, f"must be one of {', '.join(ATTENTION_BACKENDS)}")
     if options.offload not in OFFLOADS:
         raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
     if options.offload != "none" and not any(each.offloads for each in candidates(options.executor)):

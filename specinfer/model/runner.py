@@ -140,7 +140,7 @@ class ModelRunner:
         Raises:
             SettingError: if the model has no such layer, or its executor returns no hidden states.
         """
-        self._check_layers(layers)
+        self.check_layers(layers)
         return self._run(segments, tuple(layers))
 
     def keep_features(self, layers: Sequence[int]) -> None:
@@ -149,10 +149,15 @@ class ModelRunner:
         Raises:
             SettingError: as `forward_with_features`.
         """
-        self._check_layers(layers)
+        self.check_layers(layers)
         self.features.keep(layers, self.config.hidden_size)
 
-    def _check_layers(self, layers: Sequence[int]) -> None:
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """Check that hidden states after these numbers of layers can be told.
+
+        Raises:
+            SettingError: if not.
+        """
         told = self.feature_layers
         if layers and not told:
             raise SettingError(

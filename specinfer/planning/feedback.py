@@ -6,17 +6,17 @@ all steps but the last.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.acceptance import Outcomes
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.planner import Choice, Planner, StepReport
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
-from specinfer.scheduling.statistics import TreeOutcome
+from specinfer.scheduling.statistics import SpeculationCounts
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -44,16 +44,15 @@ class FinishedStep:
     choice: Choice
     entries: Sequence[StepEntry]
     drafts: Drafts
+    """Drafts of speculators that are not where the verifier is."""
     trees: Mapping[str, TokenTree]
     """Trees as they were verified."""
     verdicts: Mapping[str, VerdictEntry]
     draft_times: Sequence[DraftTime]
     pass_s: float
     times: StepTimes
-    outcomes: Sequence[TreeOutcome] = ()
-    """Outcomes of the verified trees."""
-    next_draft_s: float = 0.0
-    """Seconds in which the verifier's own speculators drafted for the next step."""
+    counts: SpeculationCounts = field(default_factory=SpeculationCounts)
+    """Counts of the verified trees and of the drafts."""
 
     @property
     def seconds(self) -> float:
@@ -62,13 +61,15 @@ class FinishedStep:
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of the step besides the pass and drafting, that for the next step included.
+        """Seconds of the step besides the pass and drafting.
 
         Where no draft came in time, the wait counts as neither a drafter's nor plain decoding's.
         """
-        waited = self.times.drafted - self.times.started
-        drafting = max((draft.total_s for draft in self.draft_times if not draft.resident), default=waited)
-        return self.seconds - self.pass_s - self.next_draft_s - drafting
+        drafting = self.times.drafted - self.times.started
+        if self.draft_times:
+            resident = sum([draft.total_s for draft in self.draft_times if draft.resident])
+            drafting = resident + max([d.total_s for d in self.draft_times if not d.resident], default=0.0)
+        return self.seconds - self.pass_s - drafting
 
 
 def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> None:

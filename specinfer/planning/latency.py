@@ -60,8 +60,7 @@ class DraftTime(NamedTuple):
     read: int = 0
     """Context tokens of all requests, if one has more than usual: then the times are mostly of these."""
     resident: bool = False
-    """True if it drafted in the verifier's process, behind the verdict of the step before: then nothing else
-    went on meanwhile."""
+    """True if it drafted in the verifier's process: then nothing else went on meanwhile."""
 
     @property
     def total_s(self) -> float:

@@ -1,6 +1,7 @@
 """Trees to verify, made of drafts: corrected, merged, and cut over the whole batch. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 from specinfer.constraints.compiler import Compiler
@@ -61,7 +62,11 @@ def _take_dearest(states: Sequence[RequestState], compiler: Compiler) -> None:
 
 
 def trees_to_verify(
-    entries: Sequence[StepEntry], drafts: Drafts, calibration: Calibration, keeps: Keeps
+    entries: Sequence[StepEntry],
+    drafts: Drafts,
+    calibration: Calibration,
+    keeps: Keeps,
+    given: Mapping[str, TokenTree] = MappingProxyType({}),
 ) -> dict[str, TokenTree]:
     """Return trees by request.
 
@@ -69,20 +74,26 @@ def trees_to_verify(
 
     Sequence speculation takes the chain of the first speculator that drafted one, cut like trees. What a
     request's constraint forbids goes before it costs a place in the cut, what it forces comes behind it.
+
+    Args:
+        given: trees of other speculators by request, merged and corrected; they come behind the drafts.
     """
     final = [entry for entry in entries if entry.final]
-    if not drafts and not any(entry.state.request.constraint for entry in final):
+    if not drafts and not given and not any(entry.state.request.constraint for entry in final):
         return {entry.request_id: TokenTree.root_only(entry.delta[-1]) for entry in final}
     trees: dict[str, TokenTree] = {}
     drafted: list[StepEntry] = []
     for entry in final:
-        found = drafts.get(entry.request_id, ())
+        found: list[tuple[int | None, TokenTree]] = [
+            (index, calibration.correct(index, tree)) for index, tree in drafts.get(entry.request_id, ())
+        ]
+        if (others := given.get(entry.request_id)) is not None:
+            found.append((None, others))
         if entry.state.request.speculation is Speculation.SEQUENCE:
             found = found[:1]
         if found:
             drafted.append(entry)
-        corrected = [(index, calibration.correct(index, tree)) for index, tree in found]
-        tree = merge_trees(corrected) if found else TokenTree.root_only(entry.delta[-1])
+        tree = merge_trees(found) if found else TokenTree.root_only(entry.delta[-1])
         trees[entry.request_id] = _constrained(entry, tree, without_forbidden)
     limits = [entry.limits.nodes + 1 - _reserved(entry) for entry in drafted]
     whole = [trees[entry.request_id] for entry in drafted]

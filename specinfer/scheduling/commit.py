@@ -1,8 +1,9 @@
 """Effect of the verifier's answer on a request. Pure."""
 
-from specinfer.outcomes import EntryStatus, FinishReason
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
 from specinfer.scheduling.request import RequestState
+from specinfer.scheduling.statistics import count_tree
+from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree
 
 MOST_PUT_OFF_S = 30.0
@@ -40,7 +41,8 @@ def apply_verdict(
 
 
 def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: float) -> Progress:
-    outcome = state.stats.record(tree, verdict.accepted)
+    counts = count_tree(tree, verdict.accepted)
+    state.stats += counts
     start = state.new_tokens
     if start == 0:
         state.first_token_at = now
@@ -53,7 +55,7 @@ def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: fl
     if reason is not None:
         state.end(reason, now)
     logprobs = list(verdict.logprobs[: len(kept)])
-    return Progress(state, kept, logprobs, start, reason is not None, since_s, outcome)
+    return Progress(state, kept, logprobs, start, reason is not None, since_s, counts)
 
 
 def _fail(state: RequestState, verdict: VerdictEntry, now: float) -> Progress:

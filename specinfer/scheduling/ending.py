@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specinfer.errors import ConstraintError, SpecInferError, UnavailableError
-from specinfer.outcomes import FinishReason
 from specinfer.scheduling.request import RequestState
-from specinfer.scheduling.statistics import RequestSpeculation
+from specinfer.scheduling.statistics import SpeculationCounts
+from specinfer.statuses import FinishReason
 
 _NEVER_S = -1.0
 """Value of the hint when to retry that means never."""
@@ -85,7 +85,7 @@ class Ending:
         return cls(**{**values, "finish": FinishReason[values["finish"].upper()]})
 
 
-def _by_name(stats: RequestSpeculation, names: Sequence[str]) -> dict[str, list[int]]:
+def _by_name(stats: SpeculationCounts, names: Sequence[str]) -> dict[str, list[int]]:
     return {
         names[index]: [counts.drafted, counts.accepted, counts.wins]
         for index, counts in sorted(stats.speculators.items())

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.scheduling.limits import CacheRoom, SchedulerLimits, fair_shares, split_budget
 from specinfer.scheduling.request import RequestState, Speculation
-from specinfer.scheduling.statistics import TreeOutcome
+from specinfer.scheduling.statistics import SpeculationCounts
+from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.tree import TreeLimits
 
 
@@ -78,8 +78,8 @@ class Progress:
 
     since_s: float | None = None
     """Seconds since the tokens before these; None for the first ones of this gateway."""
-    outcome: TreeOutcome | None = None
-    """Outcome of the tree that was verified for it."""
+    counts: SpeculationCounts | None = None
+    """Counts of the tree that was verified for it."""
     published: bool = False
     """True if it is stored and shown."""
 

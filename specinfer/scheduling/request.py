@@ -10,9 +10,9 @@ from enum import IntEnum
 
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
-from specinfer.outcomes import FinishReason
 from specinfer.sampling import Sampling, request_seed
-from specinfer.scheduling.statistics import RequestSpeculation
+from specinfer.scheduling.statistics import SpeculationCounts
+from specinfer.statuses import FinishReason
 from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16
@@ -141,7 +141,7 @@ class RequestState:
     cancelled: bool = False
     preemptions: int = 0
     """Number of times that it had to give its cache to others."""
-    stats: RequestSpeculation = field(default_factory=RequestSpeculation)
+    stats: SpeculationCounts = field(default_factory=SpeculationCounts)
     matcher: TokenMatcher | None = None
     """Matcher of its constraint; None without one, and until it is compiled."""
     matched: int = 0

@@ -17,7 +17,6 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from specinfer.errors import ExhaustedError, FaultError
-from specinfer.outcomes import FinishReason
 from specinfer.scheduling.batch import RunningBatch
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan_entries, unplannable
@@ -25,6 +24,9 @@ from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import FinishRate
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.request_table import RequestTable
+from specinfer.scheduling.text import StopStrings
+from specinfer.statuses import FinishReason
+from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -33,8 +35,9 @@ log = logging.getLogger(__name__)
 class Scheduler:
     """Holds every request between submission and finish."""
 
-    def __init__(self, limits: SchedulerLimits, budget: NodeBudget) -> None:
-        self._limits, self._room = limits, CacheRoom(limits, budget)
+    def __init__(self, limits: SchedulerLimits, budget: NodeBudget, stops: StopStrings | None = None) -> None:
+        """Start empty; `stops` finds the stop strings that end requests, None finds none."""
+        self._limits, self._room, self._stops = limits, CacheRoom(limits, budget), stops
         self._batch = RunningBatch(self._room)
         self._held = RequestTable()
         self._arrivals = 0
@@ -77,7 +80,7 @@ class Scheduler:
     ) -> RequestState:
         """Queue a request: a new one, or one that another gateway began.
 
-        If its generated tokens end it, it is not queued, and the state that is returned has its `finish` set.
+        If its generated tokens end it, it is not held, and the state that is returned has its `finish` set.
 
         Args:
             draws: whether any speculator draws for requests that are sampled.
@@ -98,7 +101,10 @@ class Scheduler:
             return state
         self._check_room(request, now)
         self._arrivals += 1
+        stopped = self._stops is not None and self._stops.begin(request, generated)
         self._hold(state, now)
+        if stopped:
+            self.finish(state, FinishReason.STOP_STRING, now)  # only its end was not written
         return state
 
     def could_hold(self, request: GenerationRequest) -> bool:
@@ -197,6 +203,7 @@ class Scheduler:
                 continue
             moved = self._apply(entry, trees.get(entry.request_id), verdict, now)
             if moved is not None:
+                self._stop_at_string(moved, now)
                 progress.append(moved)
             if entry.state.finish is not None:
                 self._finished(entry.state, now)
@@ -214,11 +221,24 @@ class Scheduler:
             entry.state.end(FinishReason.ERROR, now, why, retryable=False)
             return Progress(entry.state, [], [], entry.state.new_tokens, True)
 
-    def cut(self, progress: Progress, keep: int, now: float) -> None:
-        """End a request by a stop string after `keep` of its newest tokens."""
-        progress.cut(keep)
-        progress.final = True
-        self.finish(progress.state, FinishReason.STOP_STRING, now)
+    def _stop_at_string(self, progress: Progress, now: float) -> None:
+        """End a request at its first stop string; one whose text cannot be read ends with a fault of ours."""
+        if self._stops is None:
+            return
+        try:
+            keep = self._stops.find(progress.request_id, progress.tokens, last=progress.final)
+        except Exception as error:
+            name = progress.request_id
+            log.exception("request %s failed: its text cannot be read", name, extra=about(name))
+            progress.cut(0)
+            progress.final = True
+            why = FaultError("internal error", error).for_logs
+            progress.state.end(FinishReason.ERROR, now, why, retryable=False)
+            return
+        if keep is not None:
+            progress.cut(keep)
+            progress.final = True
+            progress.state.end(FinishReason.STOP_STRING, now)
 
     def fail(
         self, states: Sequence[RequestState], message: str, now: float, retryable: bool = True
@@ -260,3 +280,5 @@ class Scheduler:
     def _release(self, state: RequestState) -> None:
         self._held.remove(state)
         self._batch.remove(state)
+        if self._stops is not None:
+            self._stops.forget(state.request.request_id)

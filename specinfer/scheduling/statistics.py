@@ -1,49 +1,119 @@
-"""Counts of speculation for a request: of one verified tree, and of all so far. Pure."""
+"""The counts of speculation: of a verified tree, a step, a request, a server; all are added with `+=`. Pure."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from specinfer.tree import NOBODY, TokenTree
 
 
-class SpeculatorPart(NamedTuple):
-    """One speculator's contribution to a tree."""
+@dataclass(slots=True)
+class SpeculatorCounts:
+    """Counts of one speculator."""
 
-    drafted: int
-    """Nodes that it proposed, roots excluded."""
-    accepted: int
-    won: bool
-    """True if it proposed the whole accepted path, of at least one node."""
-    duplicate: int
-    """Nodes that another speculator proposed, too."""
+    drafts: int = 0
+    """Verified trees with its nodes."""
+    proposed: int = 0
+    """Nodes of its drafts, roots excluded."""
+    drafted: int = 0
+    """Verified nodes that it proposed."""
+    duplicate: int = 0
+    """Those of them that another speculator proposed, too."""
+    accepted: int = 0
+    wins: int = 0
+    """Trees of which it proposed the whole accepted path, of at least one node."""
+
+    def __iadd__(self, other: "SpeculatorCounts") -> "SpeculatorCounts":
+        self.drafts += other.drafts
+        self.proposed += other.proposed
+        self.drafted += other.drafted
+        self.duplicate += other.duplicate
+        self.accepted += other.accepted
+        self.wins += other.wins
+        return self
 
 
-class TreeOutcome(NamedTuple):
-    """Counts of a verified tree."""
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Counts of verified trees, of which plain decoding has roots only."""
 
-    drafted: int
-    """Nodes, root excluded."""
-    accepted: int
-    speculators: dict[int, SpeculatorPart]
-    """Contributions by the speculator's number."""
+    steps: int = 0
+    """Verified trees."""
+    trees: int = 0
+    """Those of them that had nodes below their roots."""
+    drafted: int = 0
+    """Nodes, roots excluded."""
+    accepted: int = 0
+    histogram: list[int] = field(default_factory=list)
+    """[i]: verified trees of which i nodes were accepted."""
+    speculators: dict[int, SpeculatorCounts] = field(default_factory=dict)
+    """Counts by the speculator's number."""
+
+    def __iadd__(self, other: "SpeculationCounts") -> "SpeculationCounts":
+        self.steps += other.steps
+        self.trees += other.trees
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.histogram.extend([0] * (len(other.histogram) - len(self.histogram)))
+        for place, count in enumerate(other.histogram):
+            self.histogram[place] += count
+        for speculator, counts in other.speculators.items():
+            self.of(speculator).__iadd__(counts)
+        return self
+
+    def of(self, speculator: int) -> SpeculatorCounts:
+        """Return the counts of one speculator."""
+        found = self.speculators.get(speculator)
+        if found is None:
+            found = self.speculators[speculator] = SpeculatorCounts()
+        return found
+
+    @property
+    def tokens(self) -> int:
+        """Accepted and bonus tokens."""
+        return self.accepted + self.steps
+
+    @property
+    def depths(self) -> list[int]:
+        """[i]: trees with nodes below their roots, of which i were accepted."""
+        if not self.trees:
+            return []
+        return [self.histogram[0] - (self.steps - self.trees), *self.histogram[1:]]
+
+    @property
+    def positions(self) -> list[int]:
+        """Accepted nodes by depth; position 0 is the child of the root."""
+        return [sum(self.histogram[depth:]) for depth in range(1, len(self.histogram))]
 
 
-def outcome_of(tree: TokenTree, accepted: Sequence[int]) -> TreeOutcome:
-    """Count the nodes of a tree of which the verifier accepted these."""
+def count_tree(tree: TokenTree, accepted: Sequence[int]) -> SpeculationCounts:
+    """Count one verified tree, of which these nodes were accepted."""
+    counts = SpeculationCounts(1, int(len(tree) > 1), len(tree) - 1, len(accepted))
+    counts.histogram = [0] * len(accepted) + [1]
     nodes: defaultdict[int, set[int]] = defaultdict(set)
     for proposal in tree.proposals:
         if proposal.speculator != NOBODY:
             nodes[proposal.speculator].update(proposal.children)
     path, twice = set(accepted), _proposed_twice(list(nodes.values()))
-    parts = {
-        speculator: SpeculatorPart(
-            len(own), len(own & path), bool(path) and path <= own, len(own & twice) if twice else 0
+    for speculator, own in nodes.items():
+        counts.speculators[speculator] = SpeculatorCounts(
+            drafts=1,
+            drafted=len(own),
+            duplicate=len(own & twice) if twice else 0,
+            accepted=len(own & path),
+            wins=int(bool(path) and path <= own),
         )
-        for speculator, own in nodes.items()
-    }
-    return TreeOutcome(len(tree) - 1, len(accepted), parts)
+    return counts
+
+
+def count_all(trees: Sequence[SpeculationCounts], proposed: Mapping[int, int]) -> SpeculationCounts:
+    """Count the trees of a step, and the nodes that speculators proposed for it."""
+    counts = SpeculationCounts()
+    for tree in trees:
+        counts += tree
+    for speculator, nodes in proposed.items():
+        counts.of(speculator).proposed += nodes
+    return counts
 
 
 def _proposed_twice(sets: Sequence[set[int]]) -> set[int]:
@@ -55,53 +125,3 @@ def _proposed_twice(sets: Sequence[set[int]]) -> set[int]:
         twice |= seen & nodes
         seen |= nodes
     return twice
-
-
-@dataclass(slots=True)
-class SpeculatorCounts:
-    """One speculator's contribution to one request, or to all of a gateway."""
-
-    drafted: int = 0
-    accepted: int = 0
-    wins: int = 0
-
-
-@dataclass(slots=True)
-class RequestSpeculation:
-    """Counts of speculation for one request."""
-
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    histogram: list[int] = field(default_factory=list)
-    """histogram[i]: steps that accepted i drafted tokens."""
-    speculators: dict[int, SpeculatorCounts] = field(default_factory=dict)
-
-    def add(self, other: "RequestSpeculation") -> None:
-        """Add the counts of another request."""
-        self.steps += other.steps
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self.histogram.extend([0] * (len(other.histogram) - len(self.histogram)))
-        for place, count in enumerate(other.histogram):
-            self.histogram[place] += count
-        for speculator, theirs in other.speculators.items():
-            counts = self.speculators.setdefault(speculator, SpeculatorCounts())
-            counts.drafted += theirs.drafted
-            counts.accepted += theirs.accepted
-            counts.wins += theirs.wins
-
-    def record(self, tree: TokenTree, accepted: Sequence[int]) -> TreeOutcome:
-        """Count one verified tree, and return its outcome."""
-        outcome = outcome_of(tree, accepted)
-        self.steps += 1
-        self.drafted += outcome.drafted
-        self.accepted += outcome.accepted
-        self.histogram.extend([0] * (len(accepted) + 1 - len(self.histogram)))
-        self.histogram[len(accepted)] += 1
-        for speculator, part in outcome.speculators.items():
-            counts = self.speculators.setdefault(speculator, SpeculatorCounts())
-            counts.drafted += part.drafted
-            counts.accepted += part.accepted
-            counts.wins += part.won
-        return outcome

@@ -18,12 +18,27 @@ class EngineThread:
     def __init__(self, name: str) -> None:
         self.name = name
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._waiting: set[object] = set()
+        """One for each call that has not begun."""
+
+    @property
+    def waiting(self) -> bool:
+        """True if any call has not begun."""
+        return bool(self._waiting)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `function` on the engine thread and returns its result."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._executor, lambda: function(*args, **kwargs)
-        )
+        """Run `function` on the engine thread and return its result."""
+        place = object()
+
+        def begin() -> R:
+            self._waiting.discard(place)
+            return function(*args, **kwargs)
+
+        self._waiting.add(place)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, begin)
+        finally:
+            self._waiting.discard(place)
 
     def stop(self) -> None:
         """Wait for the running call and ends the thread."""

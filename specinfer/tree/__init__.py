@@ -1,7 +1,7 @@
 """Token trees: plain data in numpy arrays, and pure functions on it (paper, section 3)."""
 
 from specinfer.tree.builder import TreeBuilder
-from specinfer.tree.check import check_tree
+from specinfer.tree.check import check_draft, check_tree
 from specinfer.tree.constrained import TokenMatcher, with_forced, without_forbidden
 from specinfer.tree.cut import cut_trees, keep, truncate
 from specinfer.tree.draws import Draws
@@ -21,6 +21,7 @@ __all__ = [
     "TokenTree",
     "TreeBuilder",
     "TreeLimits",
+    "check_draft",
     "check_tree",
     "cut_trees",
     "keep",

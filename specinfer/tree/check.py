@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from specinfer.errors import MalformedTreeError
+from specinfer.tree.shape import TreeLimits
 from specinfer.tree.token_tree import Proposal, ProposalKind, TokenTree
+from specinfer.tree.topology import depths
 
 _SUM_TOLERANCE = 1e-3
 CANDIDATES_PER_NODE, SUPPORT_PER_NODE = 8, 1024
@@ -33,6 +35,25 @@ def check_tree(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
         raise MalformedTreeError("tree.proposals", orphan, "node is in no proposal")
     if tree.order or tree.has_draws:
         _check_order(tree)
+
+
+def check_draft(tree: TokenTree, root: int, limits: TreeLimits, vocab_size: int) -> None:
+    """Check the tree of one drafter against what was asked for.
+
+    Args:
+        root: the last committed token.
+        limits: limits of the request.
+        vocab_size: token ids must be smaller.
+
+    Raises:
+        MalformedTreeError: naming the first broken invariant.
+    """
+    check_tree(tree, vocab_size, limits.nodes + 1)
+    if tree.root_token_id != root:  # the state may have moved on since
+        raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
+    depth = int(depths(tree.parents).max())
+    if depth > limits.depth:
+        raise MalformedTreeError("tree.depth", depth, f"deeper than {limits.depth}")
 
 
 def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:

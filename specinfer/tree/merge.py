@@ -14,7 +14,7 @@ from specinfer.tree.token_tree import ProposalKind, TokenTree
 
 
 def merge_trees(
-    trees: Sequence[tuple[int, TokenTree]],
+    trees: Sequence[tuple[int | None, TokenTree]],
     max_nodes: int | None = None,
     beliefs: Beliefs = MappingProxyType({}),
 ) -> TokenTree:
@@ -26,7 +26,8 @@ def merge_trees(
     was drawn.
 
     Args:
-        trees: at least one; proposals are relabelled with the speculator's index.
+        trees: at least one; proposals are relabelled with the speculator's index, but for None: such a tree is a
+            merged one, whose proposals keep theirs.
         max_nodes: most nodes of the result, root included; None for no limit.
         beliefs: see `cut_trees`.
 
@@ -49,11 +50,11 @@ def merge_trees(
     return merged if max_nodes is None else truncate(merged, max_nodes, beliefs)
 
 
-def _all_by(speculator: int, tree: TokenTree) -> bool:
-    return all(proposal.speculator == speculator for proposal in tree.proposals)
+def _all_by(speculator: int | None, tree: TokenTree) -> bool:
+    return speculator is None or all(proposal.speculator == speculator for proposal in tree.proposals)
 
 
-def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree, own_scores: bool) -> None:
+def _graft(builder: TreeBuilder, speculator: int | None, tree: TokenTree, own_scores: bool) -> None:
     place = [0]
     tokens, parents, scores = tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist()
     points = {c for p in tree.proposals if p.kind is ProposalKind.POINT for c in p.children}
@@ -61,7 +62,7 @@ def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree, own_scores: b
         score = scores[node] if node in points else 0.0
         place.append(builder.add(place[parents[node]], tokens[node], score))
     for p in tree.proposals:
-        moved = p.moved(place, speculator)
+        moved = p.moved(place, p.speculator if speculator is None else speculator)
         if own_scores and p.kind is ProposalKind.POINT:
             moved = moved._replace(scores=tuple([scores[child] for child in p.children]))
         builder.propose(moved)

@@ -10,21 +10,37 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("step_id", "entries", "fence", "traceparent", "feature_layers")
+    __slots__ = ("step_id", "entries", "fence", "traceparent", "feature_layers", "grant")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[VerifyEntry]
     fence: int
     traceparent: str
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ..., traceparent: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    grant: Grant
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ..., traceparent: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("steps", "microseconds", "speculators", "step_nodes", "node_threshold")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATORS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NODES_FIELD_NUMBER: _ClassVar[int]
+    NODE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    microseconds: int
+    speculators: _containers.RepeatedScalarFieldContainer[int]
+    step_nodes: int
+    node_threshold: float
+    def __init__(self, steps: _Optional[int] = ..., microseconds: _Optional[int] = ..., speculators: _Optional[_Iterable[int]] = ..., step_nodes: _Optional[int] = ..., node_threshold: _Optional[float] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs", "next_draft", "references")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs", "tree_plan", "references", "max_new_tokens", "stop_token_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -36,8 +52,10 @@ class VerifyEntry(_message.Message):
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    NEXT_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    TREE_PLAN_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -49,54 +67,84 @@ class VerifyEntry(_message.Message):
     prompt_len: int
     constraint: _common_pb2.Constraint
     top_logprobs: int
-    next_draft: NextDraft
+    tree_plan: TreePlan
     references: _containers.RepeatedCompositeFieldContainer[_speculator_pb2.Reference]
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., next_draft: _Optional[_Union[NextDraft, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_speculator_pb2.Reference, _Mapping]]] = ...) -> None: ...
+    max_new_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., tree_plan: _Optional[_Union[TreePlan, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_speculator_pb2.Reference, _Mapping]]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class NextDraft(_message.Message):
-    __slots__ = ("node_budget", "max_depth", "max_positions", "shape", "min_path_probability", "draw_seed", "speculators", "sees_noise")
+class TreePlan(_message.Message):
+    __slots__ = ("node_budget", "max_depth", "max_positions", "shape", "min_path_probability", "forced", "drawn_for")
     NODE_BUDGET_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     MIN_PATH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
-    DRAW_SEED_FIELD_NUMBER: _ClassVar[int]
-    SPECULATORS_FIELD_NUMBER: _ClassVar[int]
-    SEES_NOISE_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_FOR_FIELD_NUMBER: _ClassVar[int]
     node_budget: int
     max_depth: int
     max_positions: int
     shape: _speculator_pb2.TreeShape
     min_path_probability: float
-    draw_seed: int
-    speculators: _containers.RepeatedScalarFieldContainer[int]
-    sees_noise: bool
-    def __init__(self, node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_positions: _Optional[int] = ..., shape: _Optional[_Union[_speculator_pb2.TreeShape, str]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., speculators: _Optional[_Iterable[int]] = ..., sees_noise: bool = ...) -> None: ...
+    forced: int
+    drawn_for: bool
+    def __init__(self, node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_positions: _Optional[int] = ..., shape: _Optional[_Union[_speculator_pb2.TreeShape, str]] = ..., min_path_probability: _Optional[float] = ..., forced: _Optional[int] = ..., drawn_for: bool = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint", "draft_us", "speculator_us", "draft_read_tokens")
+    __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint", "drafts", "more")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
-    SPECULATOR_US_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[Verdict]
     compute_us: int
     fenced: bool
     instance_id: str
     model_fingerprint: str
-    draft_us: int
-    speculator_us: _containers.RepeatedScalarFieldContainer[int]
-    draft_read_tokens: int
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., fenced: bool = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., draft_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ..., draft_read_tokens: _Optional[int] = ...) -> None: ...
+    drafts: ResidentDrafts
+    more: _containers.RepeatedCompositeFieldContainer[GrantedStep]
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., fenced: bool = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., drafts: _Optional[_Union[ResidentDrafts, _Mapping]] = ..., more: _Optional[_Iterable[_Union[GrantedStep, _Mapping]]] = ...) -> None: ...
+
+class GrantedStep(_message.Message):
+    __slots__ = ("entries", "compute_us", "drafts")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[Verdict]
+    compute_us: int
+    drafts: ResidentDrafts
+    def __init__(self, entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., drafts: _Optional[_Union[ResidentDrafts, _Mapping]] = ...) -> None: ...
+
+class ResidentDrafts(_message.Message):
+    __slots__ = ("microseconds", "read_tokens", "speculators")
+    MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATORS_FIELD_NUMBER: _ClassVar[int]
+    microseconds: int
+    read_tokens: int
+    speculators: _containers.RepeatedCompositeFieldContainer[ResidentDraft]
+    def __init__(self, microseconds: _Optional[int] = ..., read_tokens: _Optional[int] = ..., speculators: _Optional[_Iterable[_Union[ResidentDraft, _Mapping]]] = ...) -> None: ...
+
+class ResidentDraft(_message.Message):
+    __slots__ = ("microseconds", "nodes", "failed", "malformed")
+    MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    MALFORMED_FIELD_NUMBER: _ClassVar[int]
+    microseconds: int
+    nodes: int
+    failed: int
+    malformed: int
+    def __init__(self, microseconds: _Optional[int] = ..., nodes: _Optional[int] = ..., failed: _Optional[int] = ..., malformed: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs", "next_drafts")
+    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs", "tree")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -109,7 +157,7 @@ class Verdict(_message.Message):
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    NEXT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
     message: str
@@ -122,8 +170,8 @@ class Verdict(_message.Message):
     features_start: int
     finished: bool
     top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TopLogprobs]
-    next_drafts: _containers.RepeatedCompositeFieldContainer[_speculator_pb2.Draft]
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., next_drafts: _Optional[_Iterable[_Union[_speculator_pb2.Draft, _Mapping]]] = ...) -> None: ...
+    tree: _tree_pb2.TokenTree
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ...) -> None: ...
 
 class DescribeVerifierRequest(_message.Message):
     __slots__ = ()

@@ -15,7 +15,7 @@ from specinfer.errors import ConstraintError, ExhaustedError, FaultError, SpecIn
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
-from specinfer.outcomes import EntryStatus
+from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import about
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import DEFAULT_RULE
@@ -59,7 +59,7 @@ class VerifierEngine:
         self._passes, self._faults = Passes(runner, self._trees), 0
         self._clock, self._constraining = clock, Constraining(compiler, masks, clock)
         self.on_release: Callable[[Sequence[str]], None] = lambda _: None
-        """Called with requests that are forgotten, or start over."""
+        """Called with requests that are forgotten."""
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
         """Serve one step; one outcome per job, in order."""
@@ -102,7 +102,7 @@ class VerifierEngine:
             job = jobs[index]
             try:
                 if job.base_len == 0:
-                    self._release([job.request_id])  # whatever was held, this starts over
+                    self._drop([job.request_id])  # whatever was held, this starts over
                 held_len = self._held_len(job.request_id)
                 if held_len != job.base_len:
                     outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
@@ -136,7 +136,14 @@ class VerifierEngine:
         return self._release(request_ids)
 
     def _release(self, request_ids: Sequence[str]) -> int:
-        """Forget all of requests but the constraints of those that start over."""
+        """Forget all of requests but their constraints."""
+        known = self._drop(request_ids)
+        if known:
+            self.on_release(known)
+        return len(known)
+
+    def _drop(self, request_ids: Sequence[str]) -> list[str]:
+        """Drop the caches of requests; return those that were known."""
         self.settle()
         known = [request_id for request_id in request_ids if request_id in self._held]
         for request_id in known:
@@ -147,9 +154,7 @@ class VerifierEngine:
             log.debug("request %s is released", request_id, extra=about(request_id))
         if not self._held:
             self.runner.cache.check()
-        if known:
-            self.on_release(known)
-        return len(known)
+        return known
 
     def release_all(self) -> int:
         """Forget every request; return how many were known. Prefix blocks stay."""
@@ -160,6 +165,10 @@ class VerifierEngine:
         broken = [self._held[name].sequence for name in request_ids if name in self._held]
         self._unsettled = [item for item in self._unsettled if not any(item[0] is s for s in broken)]
         self.release(request_ids)
+
+    def holds(self, request_id: str) -> bool:
+        """Return whether the cache has anything of a request."""
+        return request_id in self._held
 
     @property
     def passes(self) -> list[tuple[int, float]]:
@@ -267,7 +276,7 @@ class VerifierEngine:
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
         held = self._held.get(job.request_id)
         if held is not None and not held.sequence.blocks:
-            self._release([job.request_id])  # opened for this very entry
+            self._drop([job.request_id])  # opened for this very entry
         held_len = self._held_len(job.request_id)
         return VerifyOutcome(job.request_id, _status_of(error), error.for_logs, held_len=held_len)
 

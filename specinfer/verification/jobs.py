@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError, SettingError
-from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.sampling import Sampling
+from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.tree import TokenTree, check_tree, most_depth
 from specinfer.tree.topology import depths
 from specinfer.verification.acceptance import Verdict

@@ -7,7 +7,7 @@ do not depend on the request, and at the node that emitted a token they equal th
 import torch
 
 from specinfer.model.sampling.most_probable import most_probable
-from specinfer.outcomes import LogprobRow
+from specinfer.statuses import LogprobRow
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import Verdict
 

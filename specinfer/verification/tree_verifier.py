@@ -8,8 +8,8 @@ import torch
 from specinfer.errors import ConstraintError, FaultError, SpecInferError, UnavailableError
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.most_probable import most_probable
-from specinfer.outcomes import LogprobRow
 from specinfer.sampling import Sampling
+from specinfer.statuses import LogprobRow
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import AcceptanceRule, RequestRandomness, Target, Verdict, find_rule
 from specinfer.verification.acceptance.typical import TypicalAcceptance

@@ -94,7 +94,7 @@ def _decode_proposal(message: tree_pb2.Proposal, speculator: int | None) -> Prop
     )
 
 
-def decode_limits(message: speculator_pb2.DraftEntry | verifier_pb2.NextDraft) -> TreeLimits:
+def decode_limits(message: speculator_pb2.DraftEntry | verifier_pb2.TreePlan) -> TreeLimits:
     """Return the limits of a tree; it is no deeper than it has nodes, so drafters need not look further."""
     width = 1 if message.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
     depth = min(message.max_depth, message.node_budget)

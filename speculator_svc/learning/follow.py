@@ -23,10 +23,10 @@ import typer
 from numpy.typing import NDArray
 
 from specinfer.constraints.background_work import LAST, give_way
+from specinfer.drafters.heads_layers import output_head
 from specinfer.drafters.pools import LEARNT
 from specinfer.errors import FaultError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
-from specinfer.model.heads import output_head
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import (
     DraftModel,

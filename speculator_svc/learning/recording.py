@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from specinfer.drafters.entries import DraftOutcome
-from specinfer.outcomes import EntryStatus
+from specinfer.statuses import EntryStatus
 from specinfer.v1 import speculator_pb2
 from speculator_svc.clients import own_id
 from speculator_svc.learning.replay import Replay

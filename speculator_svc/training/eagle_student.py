@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from specinfer.model.heads import output_head
+from specinfer.drafters.heads_layers import output_head
 from specinfer.model.torch.layer import LAYER_MODULES, Layer
 from specinfer.model.torch.parts import Parts
 from specinfer.model.torch.rotary import rotary_tables

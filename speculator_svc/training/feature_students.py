@@ -6,10 +6,16 @@ from dataclasses import dataclass, fields
 import torch
 from torch import nn
 
-from specinfer.model.heads import Heads, output_head
+from specinfer.drafters.heads_layers import (
+    MARKOV_IN,
+    MARKOV_OUT,
+    BlockwiseSource,
+    Heads,
+    HeadsSource,
+    output_head,
+)
 from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.heads_checkpoint import MARKOV_IN, MARKOV_OUT, BlockwiseSource, HeadsSource
 from speculator_svc.training.student import parameter_key, tensor_name
 
 

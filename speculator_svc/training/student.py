@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specinfer.drafters.heads_layers import output_head
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.heads import output_head
 from specinfer.model.torch.layer import LAYER_MODULES, Attend
 from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.transformer import Transformer

@@ -7,13 +7,18 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from specinfer.drafters.heads_layers import (
+    BlockwiseSource,
+    HeadsSource,
+    MedusaSource,
+    save_heads,
+    tensors_of_target,
+)
+from specinfer.drafters.published.eagle3 import EagleSource, load_eagle, save_eagle
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.model.heads import tensors_of_target
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
 from specinfer.model.weights.families import EMBEDDING
-from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource, save_heads
 from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
 from speculator_svc.training.feature_students import HeadsStudent, starting_heads

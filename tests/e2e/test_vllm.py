@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.runtime.float_model import write_float_model
+from benchmarks.peers.processes import write_float_model
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.prompts import read_prompts

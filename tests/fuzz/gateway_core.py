@@ -15,12 +15,12 @@ from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import FinishedStep, StepTimes, learn
 from specinfer.planning.planner import Planner
 from specinfer.planning.trees import trees_to_verify
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler, SchedulerLimits
-from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.pool import SpeculatorPool
 from tests.fuzz.services import FINGERPRINT, Services
 from tests.fuzz.transport import InlineChannel, Tamper
 from tests.support.system import VOCABULARY
@@ -108,13 +108,16 @@ class GatewayCore:
         trees = trees_to_verify(entries, drafts, self.calibration, choice.keeps)
         merged = time.perf_counter()
         try:
-            verdicts, pass_s, _ = await self._verifier.verify(entries, trees)
+            answers = await self._verifier.verify(entries, trees)
         except SpecInferError:
             return []
         verified = time.perf_counter()
+        trees, verdicts = answers[0].trees, answers[0].by_request
         progress = self.scheduler.commit(entries, trees, verdicts, now)
         times = StepTimes(started, started, drafted, merged, verified, time.perf_counter())
-        step = FinishedStep(choice, entries, drafts, trees, verdicts, draft_times, pass_s, times)
+        step = FinishedStep(
+            choice, entries, drafts, trees, verdicts, draft_times, answers[0].compute_s, times
+        )
         learn(step, self._planner, self.calibration)
         self._ended += [item.state.request.request_id for item in progress if item.final]
         await self._release()

@@ -14,7 +14,7 @@ from specinfer.drafters import Drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.model.cache.sequence import BLOCK_TOKENS
-from specinfer.speculators.description import describe
+from specinfer.remote.description import describe
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import EngineLimits, VerifierEngine
 from speculator_svc.metrics import SpeculatorMetrics
@@ -22,6 +22,7 @@ from speculator_svc.servicer import SpeculatorServicer
 from tests.fuzz.drafters import RandomDrafter
 from tests.fuzz.table_target import TableTarget, table_runner
 from tests.fuzz.transport import InlineContext, InlineThread
+from tests.support.services import host_of
 from tests.support.system import VOCABULARY
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
@@ -42,7 +43,7 @@ class Services:
         self._engine = VerifierEngine(self.runner, limits=_LIMITS)
         thread: Any = InlineThread()
         self.verifier = VerifierServicer(
-            self._engine, thread, VerifierMetrics(CollectorRegistry()), self._description()
+            host_of(self._engine), thread, VerifierMetrics(CollectorRegistry()), self._description()
         )
         self._random = [RandomDrafter(target, Random(), draws) for draws in (False, True)]
         points, draws = self._random

@@ -6,11 +6,11 @@ import pytest
 
 import gateway.session.verifier
 import specinfer.drafters.engine
-import specinfer.speculators.drafts
+import specinfer.remote.drafts
 import specinfer.verification.engine
 from gateway.session.verdicts import _verdict
+from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.speculators.service import SpeculatorService
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors.registry import DOORS
 
@@ -42,7 +42,7 @@ def _nothing(*_: Any, **__: Any) -> None: ...
 @pytest.mark.parametrize(
     ("door", "where", "name", "fault"),
     [
-        ("draft-reply", specinfer.speculators.drafts, "check_tree", _nothing),
+        ("draft-reply", specinfer.remote.drafts, "check_tree", _nothing),
         ("draft-reply", SpeculatorService, "forget", _nothing),
         (
             "verify-reply",

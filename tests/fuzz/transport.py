@@ -17,6 +17,8 @@ Tamper = Callable[[Any], Any]
 class InlineThread:
     """An `EngineThread` without a thread."""
 
+    waiting = False
+
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs `function` at once."""
         return function(*args, **kwargs)

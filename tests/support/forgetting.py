@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specinfer.speculators.service import DraftQuery, SpeculatorService
+from specinfer.remote.service import DraftQuery, SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 _CALL = 4

@@ -7,13 +7,15 @@ from prometheus_client import CollectorRegistry
 
 from specinfer.drafters import Drafter
 from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.engine.host import Host
+from specinfer.engine.local_pool import LocalPool
+from specinfer.remote.description import describe
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
-from specinfer.speculators.description import describe
 from specinfer.tree import TreeLimits
 from specinfer.v1 import speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.engine import VerifierEngine
@@ -49,6 +51,11 @@ async def speculator_service(
         thread.stop()
 
 
+def host_of(engine: VerifierEngine) -> Host:
+    """A host without drafters."""
+    return Host(LocalPool([], engine.runner.config.hidden_size, engine.runner.config.vocab_size), engine)
+
+
 @asynccontextmanager
 async def verifier_service(
     *, instance_id: str = "", model_fingerprint: str = "", listen: str = "127.0.0.1:0"
@@ -68,7 +75,7 @@ async def verifier_service(
         model_fingerprint=model_fingerprint,
     )
     server = ServiceServer(ServiceSettings(listen=listen, drain_seconds=0.0), [])
-    servicer = VerifierServicer(engine, thread, VerifierMetrics(CollectorRegistry()), description)
+    servicer = VerifierServicer(host_of(engine), thread, VerifierMetrics(CollectorRegistry()), description)
     verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
     try:
         yield f"127.0.0.1:{await server.start()}", engine

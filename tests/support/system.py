@@ -9,8 +9,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -18,6 +20,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from gateway.app import Gateway, build_gateway
+from gateway.session.limits import scheduler_limits
 from gateway.session.loop import SessionLoop
 from gateway.settings import GatewaySettings
 from gateway.store.records import Record
@@ -26,14 +29,16 @@ from specinfer.cli.local.processes import free_ports
 from specinfer.constraints.compiler import Compiler
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.engine.host import Host
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.remote.description import describe
+from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import channel_options
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
-from specinfer.speculators.description import describe
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree
 from specinfer.v1 import (
@@ -62,13 +67,13 @@ DEFAULTS: dict[str, Any] = {
     "max_batch": 8,
     "tree_nodes": 8,
     "step_nodes": 64,
-    "tree_depth": 4,
-    "sequence_length": 3,
     "linger_seconds": 0.0,
     "drain_seconds": 0.2,
     "redis_patience_seconds": 60.0,
 }
 """Settings of the gateway, unless a test says otherwise."""
+SHAPE = {"tree_depth": 4, "sequence_length": 3}
+"""Limits of trees that are no settings, unless a test says otherwise; a depth of 0: as deep as the verifier's nodes."""
 FIRST_CHARACTER = 2
 VOCABULARY = 97
 CHAT_TEMPLATE = (
@@ -130,6 +135,8 @@ class System:
     address: str
     verifier_address: str
     servers: dict[str, ServiceServer] = field(default_factory=dict)
+    servicers: list[VerifierServicer] = field(default_factory=list)
+    """Those of the verifiers."""
     verifiers: Sequence[VerifierEngine] = ()
     registries: dict[str, CollectorRegistry] = field(default_factory=dict)
     """Metrics of "gateway", "verifier" and each speculator service."""
@@ -139,6 +146,11 @@ class System:
         """The loop of the session that there is."""
         (session,) = self.gateway.sessions
         return session.loop
+
+    @property
+    def host(self) -> Host:
+        """The host of the first verifier."""
+        return self.servicers[0]._host
 
     @property
     def store(self) -> RequestStore:
@@ -229,12 +241,8 @@ async def running_system(
     engine_limits = engine_limits or EngineLimits(max_context_len=512)
     model = model or tiny_transformers("llama")
     runners = [runner_of(model, kv_tokens=kv_tokens, kv_window=kv_window) for _ in range(verifiers)]
-    engines = [
-        VerifierEngine(
-            runner, acceptance, engine_limits, compiler=Compiler(tokenizer.to_json(), VOCABULARY, [eos])
-        )
-        for runner in runners
-    ]
+    compiler = Compiler(tokenizer.to_json(), VOCABULARY, [eos])
+    engines = [VerifierEngine(runner, acceptance, engine_limits, compiler=compiler) for runner in runners]
     drafters = drafters or {}
     hosted = {
         name: drafters[name] for name in drafters if resident is True or (resident and name in resident)
@@ -267,7 +275,7 @@ async def running_system(
         hidden_size=runners[0].config.hidden_size,
         feature_layers=runners[0].feature_layers,
     )
-    verifier_addresses = []
+    verifier_addresses, servicers = [], list[VerifierServicer]()
     for number, engine in enumerate(engines):
 
         def add_verifier(
@@ -277,12 +285,13 @@ async def running_system(
             own.CopyFrom(description)
             own.instance_id = secrets.token_hex(4)
             metrics = VerifierMetrics(registries[thread.name], list(hosted))
-            residents = None
+            drafters = SpeculatorEngine(list(hosted.values()), max_nodes=64) if hosted else None
+            residents = ResidentSpeculators(drafters, list(hosted), engine.runner)
             if hosted:
-                own_engine = SpeculatorEngine(list(hosted.values()), max_nodes=64)
-                residents = ResidentSpeculators(own_engine, list(hosted), engine)
                 own.resident.CopyFrom(residents.description)
-            servicer = VerifierServicer(engine, thread, metrics, own, tracer, residents)
+            host = Host(residents.pool, engine, compiler)
+            servicer = VerifierServicer(host, thread, metrics, own, tracer)
+            servicers.append(servicer)
             verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
 
         name = f"verifier-{number}" if number else "verifier"
@@ -299,13 +308,13 @@ async def running_system(
         else:
             addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
 
+    shape = {name: options.pop(name, usual) for name, usual in SHAPE.items()}
     gateway_settings = GatewaySettings(
         listen="127.0.0.1:0",
         verifiers=",".join(verifier_addresses),
         speculators=",".join(addresses),
         redis_url=redis_url,
         draft_deadline_ms=1000 * deadline_s,
-        hung_seconds=hung_s,
         verifier_patience_seconds=patience_s,
         lease_seconds=lease_s,
         adaptive=adaptive,
@@ -313,13 +322,25 @@ async def running_system(
     )
     try:
         registry = registries["gateway"]
-        async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):
-            system = System(
-                stub, gateway, engines[0], address, verifier_addresses[0], servers, engines, registries
-            )
-            yield system
-            if system.gateway is gateway:  # unless the test has ended it
-                assert not gateway.running.done(), gateway.running
+        with (
+            patch.object(GatewaySettings, "hung_seconds", hung_s),
+            patch("gateway.session.session.scheduler_limits", partial(limits_of, shape)),
+        ):
+            async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):
+                system = System(
+                    stub,
+                    gateway,
+                    engines[0],
+                    address,
+                    verifier_addresses[0],
+                    servers,
+                    servicers,
+                    engines,
+                    registries,
+                )
+                yield system
+                if system.gateway is gateway:  # unless the test has ended it
+                    assert not gateway.running.done(), gateway.running
     finally:
         for server in reversed(servers.values()):
             await server.stop()
@@ -328,6 +349,12 @@ async def running_system(
         for engine in engines:
             engine.release(list(engine._held))
             engine.runner.cache.check()
+
+
+def limits_of(shape: Mapping[str, int], *described: Any) -> SchedulerLimits:
+    """The gateway's limits with other shapes of trees."""
+    limits = scheduler_limits(*described)
+    return replace(limits, **{name: size or getattr(limits, name) for name, size in shape.items()})
 
 
 @asynccontextmanager

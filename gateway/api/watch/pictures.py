@@ -56,7 +56,7 @@ class RequestText:
 def reply_of(seen: Seen, dropped: int, texts: TokenTexts, text: RequestText) -> generation_pb2.WatchReply:
     """Return the message of an event; `text` is that of the request."""
     item, finish = seen.item, seen.item.state.finish if seen.item.final else None
-    step = None if item.outcome is None else seen.step  # one that failed has nothing to show
+    step = None if item.counts is None else seen.step  # one that failed has nothing to show
     return generation_pb2.WatchReply(
         request_id=item.request_id,
         step=None if step is None else _step(item, step, seen.names, texts, text),

@@ -6,7 +6,6 @@ from prometheus_client import CollectorRegistry
 
 from gateway.session.totals import Named
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.step_counts import StepCounts
 from specinfer.planning.trials import Reason
 from specinfer.service.metrics import COUNTS, StepCounter, StepHistogram
 
@@ -30,13 +29,13 @@ class PlannerMetrics:
         for reason in Reason:
             self._choices.add(0, reason)
 
-    def count(self, step: FinishedStep, counts: StepCounts, names: Sequence[Named]) -> None:
+    def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
         """Count a step; `names` are those of the speculators by number."""
         choice = step.choice
         self._choices.add(1, choice.reason)
         for number in choice.speculators:
             self._asked.add(1, names[number].speculator)
-        self._nodes.observe(counts.nodes)
+        self._nodes.observe(step.counts.drafted)
         if choice.seconds:
             self._expected_s.add(choice.seconds)
             self._actual_s.add(step.seconds)

@@ -1,17 +1,18 @@
 """Metrics of drafting, verification and acceptance by speculator, and of the outcomes of drafts."""
 
-from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.session.totals import Named
+from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.reliability import Reliability
-from specinfer.planning.step_counts import SpeculatorStep, StepCounts
+from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
+from specinfer.statuses import EntryStatus
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
-"""Outcomes of drafts, as in `specinfer.speculators.faults`."""
+"""Outcomes of drafts, as in `specinfer.remote.faults`."""
 VERIFIER = "verifier"
 """Value of `service` for the verifier's resyncs."""
 
@@ -94,16 +95,18 @@ class SpeculationMetrics:
             registry=registry,
         )
 
-    def count(self, counts: StepCounts, names: Sequence[Named]) -> None:
+    def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
         """Count a step; `names` are those of the speculators by number."""
+        counts = step.counts
         for number, did in counts.speculators.items():
             self._count_speculator(names[number], did)
-        for depth, trees in Tally(counts.depths).items():
-            self._depth.observe(depth, times=trees)
+        for depth, trees in enumerate(counts.depths):
+            if trees:
+                self._depth.observe(depth, times=trees)
         for position, accepted in enumerate(counts.positions):
             self._positions.add(accepted, str(position))
-        if counts.resyncs:
-            self._resyncs.add(counts.resyncs, VERIFIER)
+        if resyncs := sum([verdict.status is EntryStatus.RESYNC for verdict in step.verdicts.values()]):
+            self._resyncs.add(resyncs, VERIFIER)
 
     def service(
         self, address: str, outcomes: Mapping[str, int], resyncs: int, quarantines: Mapping[str, int]
@@ -131,16 +134,16 @@ class SpeculationMetrics:
         """Begin counts of the speculators that were reached at 0."""
         for named in names:
             self._collapsed.labels(*named)
-            self._count_speculator(named, SpeculatorStep())
+            self._count_speculator(named, SpeculatorCounts())
             self._quarantines.add(0, named.speculator)
             self.service(named.service, dict.fromkeys(OUTCOMES, 0), 0, {})
 
-    def _count_speculator(self, named: Named, did: SpeculatorStep) -> None:
+    def _count_speculator(self, named: Named, did: SpeculatorCounts) -> None:
         name = named.speculator
         self._drafts.add(did.drafts, *named)
-        self._drafted.add(did.kept, *named)
+        self._drafted.add(did.drafted, *named)
         self._accepted.add(did.accepted, *named)
         self._nodes.add(did.proposed, name, "proposed")
-        self._nodes.add(did.kept, name, "kept")
+        self._nodes.add(did.drafted, name, "kept")
         self._nodes.add(did.duplicate, name, "duplicate")
         self._wins.add(did.wins, name)

@@ -9,7 +9,6 @@ from gateway.observability.metrics.planner import PlannerMetrics
 from gateway.observability.metrics.speculation import SpeculationMetrics
 from gateway.session.totals import PHASES, Named
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.step_counts import StepCounts
 from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepCounter, StepHistogram
 
 
@@ -47,14 +46,14 @@ class StepMetrics:
             "specinfer_verifier_failures", "Steps that the verifier did not answer.", registry=registry
         )
 
-    def count(self, step: FinishedStep, counts: StepCounts, names: Sequence[Named]) -> None:
+    def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
         """Count a step; `names` are those of the speculators by number."""
         for phase, (start, stop) in zip(PHASES, pairwise(step.times[1:]), strict=True):
             self._phase.observe(stop - start, phase)
         self._batch.observe(len(step.entries))
         self._bubbles.add(step.times.drafted - step.times.started, "verifier")
-        self.speculation.count(counts, names)
-        self.planner.count(step, counts, names)
+        self.speculation.count(step, names)
+        self.planner.count(step, names)
 
     def announce(self, names: Sequence[Named]) -> None:
         """Begin counts of the speculators that were reached at 0."""

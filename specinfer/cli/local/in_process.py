@@ -10,8 +10,8 @@ from specinfer.client.answer import SpeculationStats, SpeculatorStats, Summary
 from specinfer.errors import InvalidInputError
 from specinfer.llm import AsyncLLM, RequestOutput, SamplingParams
 from specinfer.llm.driver import DEFAULT_PARAMS, Prompt, TextDelta
-from specinfer.outcomes import FinishReason
 from specinfer.scheduling.request import Speculation
+from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 from specinfer.wire.constraint_codec import decode_constraint
 from specinfer.wire.sampling_codec import decode_sampling

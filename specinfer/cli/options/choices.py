@@ -15,13 +15,6 @@ class SpeculationChoice(StrEnum):
     OFF = "off"
 
 
-class DecompositionChoice(StrEnum):
-    """Decomposition of an answer into points."""
-
-    NONE = "none"
-    SKELETON = "skeleton"
-
-
 class Source(StrEnum):
     """Source of a registered model."""
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from specinfer.cli.options.choices import DecompositionChoice, SpeculationChoice
+from specinfer.cli.options.choices import SpeculationChoice
 from specinfer.cli.options.shared import SAMPLING, SPECULATION, TEXT
 
 PromptFile = Annotated[
@@ -13,13 +13,6 @@ PromptFile = Annotated[
 ]
 Speculation = Annotated[
     SpeculationChoice, typer.Option(help="How to speculate.", rich_help_panel=SPECULATION)
-]
-Decomposition = Annotated[
-    DecompositionChoice,
-    typer.Option(
-        help="skeleton: expand the points of the answer in parallel; not lossless.",
-        rich_help_panel=SPECULATION,
-    ),
 ]
 TypicalEpsilon = Annotated[
     float,

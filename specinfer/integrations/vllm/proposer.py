@@ -1,7 +1,7 @@
 """The class that vLLM loads: rows of tokens in, proposed tokens out, by way of speculator services.
 
     rows -> requests (contexts.py) -> what became of their last drafts (calibration)
-         -> trees of all services that answer in time (speculators/pool.py) -> merged -> best path
+         -> trees of all services that answer in time (remote/pool.py) -> merged -> best path
 
 vLLM checks sequences, so of a merged tree one path is proposed. It is chosen without knowledge of the noise
 by which vLLM samples, and sent without a distribution; so vLLM's rejection is exact, greedy or sampled.
@@ -23,10 +23,10 @@ from specinfer.errors import SpecInferError
 from specinfer.integrations.vllm.contexts import BatchRow, Context, ContextTable
 from specinfer.integrations.vllm.settings import VllmSettings
 from specinfer.planning.calibration import Calibration
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.pool import SpeculatorPool
 from specinfer.service.channel import open_channel
 from specinfer.service.threads import LoopThread
-from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.pool import SpeculatorPool
 from specinfer.tokenizer import vocabulary_fingerprint
 from specinfer.tree import TokenTree, merge_trees
 from specinfer.tree.path import best_path

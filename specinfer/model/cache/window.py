@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from specinfer.errors import SettingError
 from specinfer.model.cache.sequence import BLOCK_TOKENS, blocks_for
 
+SINKS = 4
+"""First tokens of a request that a windowed cache never drops."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVWindow:

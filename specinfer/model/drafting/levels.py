@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.drafting.candidates import candidates
-from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.expansion import ReferenceGrowth, candidates
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.tree import TokenTree
 from specinfer.tree.builder import point_tree

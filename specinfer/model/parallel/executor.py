@@ -150,7 +150,6 @@ def parallel_executor(
     dtype: torch.dtype,
     num_blocks: int,
     executor: str,
-    attention: str,
 ) -> ParallelExecutor:
     """Make this rank's part of a model; `config` and `weights` are the whole model's.
 
@@ -163,5 +162,5 @@ def parallel_executor(
     place = ranks.place
     surgery = TensorParallel(ranks, config.vocab_size) if place.layout.tensor > 1 else None
     shard = ShardedWeights(config, weights, place)
-    part = TorchExecutor(place.of(config), shard, dtype, num_blocks, ranks.device, attention, surgery=surgery)
+    part = TorchExecutor(place.of(config), shard, dtype, num_blocks, ranks.device, surgery=surgery)
     return ParallelExecutor(Stage(ranks, config, part, dtype), num_blocks * BLOCK_TOKENS)

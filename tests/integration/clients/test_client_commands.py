@@ -82,33 +82,6 @@ async def test_generate_cancels_its_request_before_it_ends(number: signal.Signal
     assert b"Traceback" not in err
 
 
-async def test_generate_in_points_answers_as_usual_where_the_question_does_not_fit() -> None:
-    async with fake_gateways([Turn(), Turn(replies=7, ends=True)]) as (gateway,):
-        flags = ["--address", gateway.address, "--request-id", "mine", "--decomposition", "skeleton"]
-        code, out, err = await specinfer("generate", "hi", *flags)
-    assert (code, out) == (0, TEXT + "\n"), err
-    assert [call.request_id for call in gateway.calls] == ["mine/route", "mine", "mine"]
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("routed", [False, True])
-async def test_generate_in_points_cancels_what_it_waits_for(
-    number: signal.Signals, code: int, routed: bool
-) -> None:
-    script = [Turn(), Turn(replies=3, hangs=True)] if routed else [Turn(replies=0, hangs=True)]
-    async with fake_gateways(script) as (gateway,):
-        process = await started("generate", "hi", "--address", gateway.address, "--decomposition", "skeleton")
-        assert process.stdout is not None
-        if routed:
-            assert await process.stdout.readexactly(9) == b"<0><1><2>"
-        await gateway.reached.wait()
-        process.send_signal(number)
-        _, err = await process.communicate()
-    assert process.returncode == code, err
-    assert gateway.calls[-1].request_id in gateway.cancelled
-    assert b"Traceback" not in err
-
-
 async def test_ctrl_c_ends_even_if_nobody_can_be_told() -> None:
     async with fake_gateways([Turn(replies=3, dies=True)]) as (gateway,):
         process = await started("generate", "hi", "--address", gateway.address)

@@ -8,7 +8,7 @@ import pytest
 from specinfer.drafters import DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.errors import UnavailableError
-from specinfer.outcomes import FinishReason
+from specinfer.statuses import FinishReason
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from specinfer.verification.engine import EngineLimits

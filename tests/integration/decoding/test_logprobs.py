@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specinfer import AsyncClient
-from specinfer.outcomes import FinishReason
+from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 from tests.integration.decoding.test_adjustments import LENGTH, PROMPTS, WISHES, knowing
 from tests.support.oracle import default_target

@@ -1,5 +1,5 @@
-"""Messages and commands of a plain step: one exchange with the verifier, at most one write, at most one
-message to each client; steps that follow fast share the last two."""
+"""Messages and commands of plain steps: one exchange with the verifier for a grant of several, at most one write,
+at most one message to each client; exchanges that follow fast share the last two."""
 
 import asyncio
 from collections import Counter
@@ -83,11 +83,14 @@ async def test_a_plain_step_is_one_exchange_and_at_most_one_write(
         steps = system.gateway.observer.totals.steps
     assert [[t for r in each for t in r.token_ids] for each in found] == [greedy(p, TOKENS) for p in prompts]
     assert TOKENS <= steps <= batch * TOKENS
-    assert messages["VerifyRequest"] == messages["VerifyReply"] == steps
+    exchanges = messages["VerifyRequest"]
+    assert messages["VerifyReply"] == exchanges <= steps
     assert messages["DraftRequest"] == 0
     replies = [len(each) for each in found]
     assert messages["GenerateReply"] == sum(replies)
-    assert len(rows) <= steps + batch, "a write beside those of the steps only where a request ends between"
+    assert len(rows) <= exchanges + batch, (
+        "a write beside those of the steps only where a request ends between"
+    )
     assert sum(rows) <= batch * TOKENS + batch
     assert max(replies) <= 1 + len(rows), (
         "a client gets at most one message for a write, behind the one that accepts"

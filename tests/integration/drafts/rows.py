@@ -10,17 +10,14 @@ from typing import Any
 import torch
 
 from specinfer.drafters import Drafter, DrafterDescription, DrafterOptions, DraftJob, make_drafter
-from specinfer.drafters.blockwise import BlockwiseDrafter
-from specinfer.drafters.eagle import EagleDrafter
-from specinfer.drafters.medusa import HeadsDrafter, MedusaDrafter
+from specinfer.drafters.eagle import EagleDrafter, EagleRunner
+from specinfer.drafters.heads import BlockwiseDrafter, HeadsDrafter, HeadsRunner, MedusaDrafter
+from specinfer.drafters.heads_layers import MedusaSource
 from specinfer.drafters.ssm import SsmDrafter
-from specinfer.model.drafting.eagle import EagleWeights
+from specinfer.model.drafting.eagle_layer import EagleWeights
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.eagle import EagleRunner
-from specinfer.model.heads import HeadsRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
-from specinfer.model.weights.heads_checkpoint import MedusaSource
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from speculator_svc.training.eagle_student import starting_tensors
 from tests.support.models.published import METHODS, save_published, save_target

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specinfer.drafters import DrafterDescription, DraftJob
-from specinfer.speculators.faults import IN_A_ROW
+from specinfer.remote.faults import IN_A_ROW
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.clients import request_id_of
 from tests.support.exactness.markov import REQUESTS, TOKENS, markov, p_value, sampled, serving

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from specinfer.drafters import DrafterDescription
-from specinfer.drafters.blockwise import BlockwiseDrafter
-from specinfer.drafters.medusa import HeadsDrafter, MedusaDrafter
+from specinfer.drafters.heads import BlockwiseDrafter, HeadsDrafter, HeadsRunner, MedusaDrafter
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.heads import HeadsRunner
 from specinfer.v1 import generation_pb2
 from tests.support.forgetting import forget_once
 from tests.support.oracle import greedy

@@ -15,7 +15,7 @@ PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
 
 def lookahead(window: int = 5, ngram: int = 3) -> LookaheadDrafter:
     description = DrafterDescription(vocab_size=VOCABULARY, target_top_k=1)
-    return LookaheadDrafter(description, LookaheadShape(window, ngram, 4), share=True)
+    return LookaheadDrafter(description, LookaheadShape(window, ngram, 4))
 
 
 async def test_windows_come_back(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from specinfer import AsyncClient
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.suffix import SuffixDrafter
+from specinfer.remote.contract.examined import Examined
 from specinfer.service.channel import open_channel
-from specinfer.speculators.contract.examined import Examined
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2, speculator_pb2

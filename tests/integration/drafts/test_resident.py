@@ -15,7 +15,7 @@ from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.errors import IncompatibleError
-from specinfer.outcomes import EntryStatus
+from specinfer.statuses import EntryStatus
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from specinfer.verification.engine import EngineLimits, VerifierEngine
@@ -35,7 +35,7 @@ PROMPT = [5, 17, 3, 88, 41]
 OFF, SEQUENCE, TREE = 3, 2, 1
 
 
-async def test_the_next_tree_comes_with_the_verdict(redis_url: str) -> None:
+async def test_no_step_but_the_first_goes_without_a_tree(redis_url: str) -> None:
     """All tokens of a step of right guesses are accepted; no step but the first goes without a tree."""
     contexts: list[list[int]] = []
 
@@ -52,7 +52,7 @@ async def test_the_next_tree_comes_with_the_verdict(redis_url: str) -> None:
     assert [t for reply in replies for t in reply.token_ids] == greedy(PROMPT, 21)
     assert stats.steps == 6, "one token, then four a step"
     assert contexts == [[*PROMPT, *greedy(PROMPT, n)] for n in range(1, 21, 4)]
-    assert service.counters.answered == 6, "the last order found no room for a token behind its verdict"
+    assert service.counters.answered == 5, "the step that reads the prompt has no drafts"
 
 
 async def test_independent_services_are_merged_with_them(redis_url: str) -> None:
@@ -260,7 +260,7 @@ def test_drafters_that_do_not_fit_the_target_are_refused() -> None:
     reader.description = replace(reader.description, feature_size=5)
     engine = VerifierEngine(runner_of(tiny_transformers("llama"), kv_tokens=64))
     with pytest.raises(IncompatibleError, match=r"hidden states of 5 numbers after layers \[9\]"):
-        ResidentSpeculators(SpeculatorEngine([reader]), ["reader"], engine)
+        ResidentSpeculators(SpeculatorEngine([reader]), ["reader"], engine.runner)
 
 
 async def test_a_step_that_is_put_off_uses_its_drafts_again(redis_url: str) -> None:

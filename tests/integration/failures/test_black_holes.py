@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 from gateway.session.verifier import VerifierClient
 from gateway.store.keys import verifier_key
 from specinfer.errors import UnavailableError
-from specinfer.speculators import drafts
-from specinfer.speculators.drafts import describe_together
+from specinfer.remote import drafts
+from specinfer.remote.drafts import describe_together
 from specinfer.v1 import speculator_pb2
 from tests.integration.failures.test_gateways import LONG, PROMPT, begin, rest, tokens_of
 from tests.support.network.black_hole import black_hole

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from specinfer.outcomes import FinishReason
+from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 from speculator_svc.clients import request_id_of
 from tests.support.oracle import first, greedy

@@ -8,9 +8,10 @@ import grpc
 import pytest
 
 import gateway.store.requests
-import specinfer.step
 from gateway.observability.metrics.requests import RequestCounters
+from gateway.session import verifier
 from gateway.session.token_stream import TokenStream
+from specinfer.engine import step as engine_step
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.scheduling.limits import CacheRoom
 from specinfer.scheduling.scheduler import Scheduler
@@ -21,22 +22,22 @@ from tests.support.system import ScriptedDrafter, request_for, running_system, u
 PROMPT = [5, 17, 3, 88, 41]
 
 
-def _poisoned(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def _poisoned(monkeypatch: pytest.MonkeyPatch, module: Any, where: str) -> None:
     """From now on a function of the loop raises in every step that holds the request "poison"."""
-    original = getattr(specinfer.step, where)
+    original = getattr(module, where)
 
     def raises(entries: Any, *rest: Any) -> Any:
         if any(entry.request_id == "poison" for entry in entries):
             raise IndexError("a fault of ours")
         return original(entries, *rest)
 
-    monkeypatch.setattr(specinfer.step, where, raises)
+    monkeypatch.setattr(module, where, raises)
 
 
 async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _poisoned(monkeypatch, "trees_to_verify")
+    _poisoned(monkeypatch, verifier, "sound_verdicts")
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         poison = asyncio.create_task(system.tokens(PROMPT, request_id="poison", max_new_tokens=40))
         others = [system.tokens([3 + i, 5], max_new_tokens=24) for i in range(3)]
@@ -47,6 +48,18 @@ async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "internal error: IndexError" in (caught.value.details() or "")
     assert any("request poison failed" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_fault_in_merging_costs_the_trees_and_no_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _poisoned(monkeypatch, engine_step, "trees_to_verify")
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        poison = system.tokens(PROMPT, request_id="poison", max_new_tokens=40)
+        others = [system.tokens([3 + i, 5], max_new_tokens=24) for i in range(3)]
+        first_text, *texts = await asyncio.gather(poison, *others)
+    assert first_text == greedy(PROMPT, 40)
+    assert texts == [greedy([3 + i, 5], 24) for i in range(3)]
 
 
 @pytest.mark.parametrize("where", ["enrol", "choose"])
@@ -164,6 +177,6 @@ async def test_a_fault_in_what_is_learnt_costs_no_request(
     def raises(*_: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(specinfer.step, "learn", raises)
+    monkeypatch.setattr(engine_step, "learn", raises)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)

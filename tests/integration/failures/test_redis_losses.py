@@ -14,10 +14,10 @@ from gateway.store.keys import PREFIX, TOKEN_WIDTH, request_key, tokens_key
 from gateway.store.leases import GatewayReport
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
-from specinfer.outcomes import FinishReason
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest
+from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 from tests.integration.failures.test_gateways import LONG, PROMPT, begin, rest, tokens_of, two_gateways
 from tests.integration.failures.test_returning_clients import attach

@@ -9,7 +9,7 @@ import pytest
 from gateway.api.callers import ANYBODY
 from specinfer.drafters import DraftJob
 from specinfer.errors import InvalidInputError
-from specinfer.outcomes import FinishReason
+from specinfer.statuses import FinishReason
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
 from tests.integration.failures.test_gateways import LONG, PROMPT, Reader, begin, two_gateways

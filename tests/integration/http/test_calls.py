@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from http_svc.body.bodies import ChatBody
+from http_svc.entry.bounds import MAX_BODY_BYTES
 from specinfer import __version__
 from specinfer.service.logs import DiscreetFormatter
 from tests.integration.http.test_refusals import turn
@@ -196,7 +197,7 @@ async def test_models_and_paths_that_do_not_exist() -> None:
 
 
 async def test_bounds_are_named() -> None:
-    async with served(Turn(replies=0, hangs=True), max_calls=1, max_body_mebibytes=1) as (gateway, http):
+    async with served(Turn(replies=0, hangs=True), max_calls=1) as (gateway, http):
         running = asyncio.create_task(http.plain.post(CHAT, json=ASKED))
         await gateway.reached.wait()
         reply = await http.plain.post(CHAT, json=ASKED)
@@ -208,7 +209,7 @@ async def test_bounds_are_named() -> None:
         running.cancel()
         await until(lambda: http.metric("calls_running") == 0)
 
-        large = json.dumps(turn(content="x" * 2**20))
+        large = json.dumps(turn(content="x" * MAX_BODY_BYTES))
         told = await http.plain.post(CHAT, content=large, headers=JSON)
 
         async def untold() -> AsyncIterator[bytes]:
@@ -218,7 +219,7 @@ async def test_bounds_are_named() -> None:
         for reply in (told, streamed):
             error = error_of(reply)
             assert (reply.status_code, error["param"]) == (413, "body")
-            assert "at most 1 MiB (max_body_mebibytes)" in error["message"]
+            assert "at most 4 MiB" in error["message"]
 
 
 @pytest.mark.parametrize("identity", ["x" * 201, "sch\u00f6n"])

@@ -42,7 +42,6 @@ def called(arguments: Any) -> dict[str, Any]:
     }
 
 
-IN_POINTS = {"decomposition": "skeleton"}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "model of another type": ({"model": 5}, "model", "model = 5: "),
@@ -94,30 +93,6 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: only with logprobs"),
     "top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs = 21: "),
     "speculation": ({"speculation": "trees"}, "speculation", "speculation = 'trees': "),
-    "decomposition": ({"decomposition": "points"}, "decomposition", "decomposition = 'points': "),
-    "a resumable decomposition": (
-        {"decomposition": "skeleton", "resumable": True, "stream": True},
-        "decomposition",
-        "excludes resumable",
-    ),
-    "points and stops": ({**IN_POINTS, "stop": "x"}, "stop", "stop = ['x']: excluded by skeleton"),
-    "points and logprobs": ({**IN_POINTS, "logprobs": True}, "logprobs", "excluded by skeleton"),
-    "points and tools": ({**IN_POINTS, "tools": TOOLS}, "tools", "excluded by skeleton"),
-    "points and a format": (
-        {**IN_POINTS, "response_format": {"type": "json_object"}},
-        "response_format",
-        "excluded by skeleton",
-    ),
-    "points and a form": (
-        {**IN_POINTS, "structured_outputs": {"regex": "a"}},
-        "structured_outputs",
-        "excluded by skeleton",
-    ),
-    "points of no question": (
-        {**IN_POINTS, "messages": [{"role": "assistant", "content": "hi"}]},
-        "messages",
-        "messages = 'assistant': ",
-    ),
     "resumable without a stream": ({"resumable": True}, "resumable", "only with stream"),
     "resumable choices": ({"resumable": True, "stream": True, "n": 2}, "resumable", "only with n = 1"),
     "two schemas": (
@@ -159,11 +134,6 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
         {"repetition_penalty": 0},
         "repetition_penalty",
         "repetition_penalty = 0.0: must be above 0",
-    ),
-    "points and no head": (
-        {**IN_POINTS, "add_generation_prompt": False},
-        "add_generation_prompt",
-        "excluded by skeleton",
     ),
     "vLLM's structural tags": (
         {"response_format": {"type": "structural_tag"}},

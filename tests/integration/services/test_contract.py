@@ -20,10 +20,10 @@ from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.remote.contract import Finding, Outcome, check_contract
+from specinfer.remote.contract.draws import chi_square_tail, merged
+from specinfer.remote.contract.examined import Examined
 from specinfer.service.channel import open_channel
-from specinfer.speculators.contract import Finding, Outcome, check_contract
-from specinfer.speculators.contract.draws import chi_square_tail, merged
-from specinfer.speculators.contract.examined import Examined
 from specinfer.system.cache_directory import cache_directory
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import common_pb2, speculator_pb2

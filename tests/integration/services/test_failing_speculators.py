@@ -18,10 +18,10 @@ from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import ExhaustedError, IncompatibleError, SpecInferError
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport
+from specinfer.remote.directory import SpeculatorDirectory
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
-from specinfer.speculators.directory import SpeculatorDirectory
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
 from tests.support.oracle import always, first, greedy

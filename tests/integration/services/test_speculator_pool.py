@@ -15,14 +15,14 @@ import pytest
 from specinfer.cli.local.processes import free_ports
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.remote.directory import SpeculatorDirectory
+from specinfer.remote.faults import IN_A_ROW
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.pool import SpeculatorPool
+from specinfer.remote.round import Drafts
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.service.channel import open_channel
-from specinfer.speculators.directory import SpeculatorDirectory
-from specinfer.speculators.faults import IN_A_ROW
-from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.pool import SpeculatorPool
-from specinfer.speculators.round import Drafts
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import speculator_pb2
 from tests.support.oracle import chain
@@ -364,7 +364,7 @@ async def test_a_replica_that_drafts_otherwise_stays_out() -> None:
 
 
 async def test_a_name_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specinfer.speculators.pool._LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr("specinfer.remote.pool._LOOK_AGAIN_S", 0.01)
     async with AsyncExitStack() as stack:
         one, _ = await stack.enter_async_context(speculator_service({"a": guess(1)}))
         addresses = [one]
@@ -373,7 +373,7 @@ async def test_a_name_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> Non
             assert entries == ["dns:///drafts:1"]
             return list(addresses)
 
-        monkeypatch.setattr("specinfer.speculators.replicas.resolve", look)
+        monkeypatch.setattr("specinfer.remote.replicas.resolve", look)
         pool = await stack.enter_async_context(pool_of("dns:///drafts:1"))
         assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
         two, _ = await stack.enter_async_context(speculator_service({"a": guess(2)}))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.observability import acceptance_watch
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import SpecInferError
-from specinfer.planning import step_counts
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
 from tests.support.oracle import always, greedy
@@ -44,7 +44,7 @@ def ssm(directory: Path, seed: int) -> SsmDrafter:
 async def test_swapped_weights_raise_the_alarm_of_their_speculator_alone(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_counts, "WINDOW", WINDOW)
+    monkeypatch.setattr(acceptance_watch, "WINDOW", WINDOW)
     own, same, other = (ssm(tmp_path / name, seed) for name, seed in (("own", 0), ("same", 0), ("other", 9)))
     drafter = Swapped(own)
     async with running_system(redis_url, {"swapped": drafter, "same": same}) as system:

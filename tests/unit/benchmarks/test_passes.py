@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.passes.__main__ import numbers
-from benchmarks.passes.report import CHUNK, Figures, section
-from benchmarks.quality.report import Distance, distances
+from benchmarks.passes.measure import CHUNK, Figures, section
+from benchmarks.quality import Distance, distances
 from benchmarks.tables import with_sections
 from specinfer.errors import SettingError
 

@@ -6,8 +6,17 @@ import sys
 
 import pytest
 
-from benchmarks.step.ledger import IN_PROCESS, beside_pass, hop, markdown, ratios, tokens_per_second
-from benchmarks.step.readings import metric_values, process_counters, used
+from benchmarks.step.ledger import (
+    IN_PROCESS,
+    beside_pass,
+    hop,
+    markdown,
+    metric_values,
+    process_counters,
+    ratios,
+    tokens_per_second,
+    used,
+)
 from specinfer.cli.local.processes import free_ports
 from specinfer.service.metrics import StepHistogram, serve_metrics, service_registry
 
@@ -94,4 +103,4 @@ def test_benchmarks_run_by_name() -> None:
     assert "--before" in shown.stdout
     unknown = run("nothing")
     assert unknown.returncode == 1
-    assert "NAME is one of acceptance," in unknown.stderr
+    assert "NAME is one of acceptance_lengths," in unknown.stderr

@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import widen as widening
 from benchmarks.widen import widen
-from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
@@ -17,7 +16,7 @@ from specinfer.model.weights.draft_checkpoint import embedding_fingerprint
 from specinfer.model.weights.families import open_weights
 from specinfer.tokenizer import Tokenizer
 from tests.support.system import ascii_tokenizer
-from tests.support.tiny_models import reference_logits, tiny_generic, tiny_transformers
+from tests.support.tiny_models import reference_logits, tiny_transformers
 
 ROWS = ([5, 17, 3, 88, 41], [2, 71, 9])
 
@@ -56,21 +55,6 @@ def test_the_function_is_kept(family: str, factor: int, cache: Path, monkeypatch
         assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
-def test_a_wrong_factor_would_be_seen(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control: a division that is one per cent off is no rounding."""
-    right = widening.widen_tensor
-
-    def wrong(name: str, tensor: torch.Tensor, factor: int) -> torch.Tensor:
-        return right(name, tensor, factor) * (1.01 if ".down_proj." in name else 1.0)
-
-    monkeypatch.setattr(widening, "widen_tensor", wrong)
-    source = saved("llama", cache / "tiny")
-    same = AutoModelForCausalLM.from_pretrained(widen(str(source), 2), dtype=torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    difference = reference_logits(same, ROWS[0]) - reference_logits(model, ROWS[0])
-    assert difference.abs().max() > 1e-3
-
-
 def test_speculators_of_the_original_draft_for_it(cache: Path) -> None:
     """They share the vocabulary, and trained ones the embeddings."""
     source = saved("llama", cache / "tiny")
@@ -78,37 +62,3 @@ def test_speculators_of_the_original_draft_for_it(cache: Path) -> None:
     assert Tokenizer.load(wide).fingerprint() == Tokenizer.load(source).fingerprint()
     prints = [embedding_fingerprint(open_weights(path, load_config(path))) for path in (source, wide)]
     assert prints[0] == prints[1]
-
-
-@pytest.mark.parametrize("factor", [0, 1, 3, 12, -2])
-def test_a_bad_factor_is_named(factor: int, cache: Path) -> None:
-    saved("llama", cache / "tiny")
-    with pytest.raises(InvalidInputError, match=f"factor = {factor}: must be a power of two"):
-        widen(str(cache / "tiny"), factor)
-
-
-def test_nothing_is_overwritten_and_nothing_half_done(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = str(saved("llama", cache / "tiny"))
-    with monkeypatch.context() as patch:
-        patch.setattr(widening, "save_file", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            widen(source, 2)
-    assert list((cache / "models").iterdir()) == []
-    wide = widen(source, 2)
-    with pytest.raises(InvalidInputError, match=r"model = '.*tiny': is widened already: .*tiny-widened-2"):
-        widen(source, 2)
-    with pytest.raises(IncompatibleError, match="tiny-widened-2 is a widened model: widen tiny instead"):
-        widen(str(wide), 2)
-    with pytest.raises(SettingError, match="model = 'nobody'"):
-        widen("nobody", 2)
-
-
-def interrupt(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_other_families_are_refused(cache: Path) -> None:
-    tiny_generic("gpt2").save_pretrained(cache / "gpt2")
-    with pytest.raises(IncompatibleError, match="model_type = 'gpt2'"):
-        widen(str(cache / "gpt2"), 2)
-    assert list((cache / "models").iterdir()) == []

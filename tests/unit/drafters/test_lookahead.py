@@ -33,9 +33,9 @@ def told(tree: TokenTree) -> TargetTopK:
     return TargetTopK(tokens, tree.parents, np.array([[after(t)] for t in tokens.tolist()]))
 
 
-def make(window: int, ngram: int, candidates: int, share: bool = False) -> LookaheadDrafter:
+def make(window: int, ngram: int, candidates: int) -> LookaheadDrafter:
     description = DrafterDescription(vocab_size=V, target_top_k=1)
-    return LookaheadDrafter(description, LookaheadShape(window, ngram, candidates), share)
+    return LookaheadDrafter(description, LookaheadShape(window, ngram, candidates))
 
 
 def draft(
@@ -94,11 +94,10 @@ def test_predictions_become_the_youngest_row_and_accepted_columns_leave() -> Non
 @pytest.mark.parametrize(("window", "ngram"), [(5, 3), (4, 4), (6, 2)])
 def test_iterations_find_the_n_grams_of_the_target(window: int, ngram: int) -> None:
     """Once the pool has them a step brings N tokens: those behind an n-gram's first, and the bonus."""
-    for share in (False, True):
-        drafter = make(window, ngram, 3, share)
-        brought = steps(drafter, 60)
-        assert brought[-4:] == [ngram] * 4
-        assert steps(drafter, 30, "another")[0] == (ngram if share else 1), "requests share if they may"
+    drafter = make(window, ngram, 3)
+    brought = steps(drafter, 60)
+    assert brought[-4:] == [ngram] * 4
+    assert steps(drafter, 30, "another")[0] == 1, "requests share nothing"
 
 
 def test_the_window_alone_finds_n_grams() -> None:

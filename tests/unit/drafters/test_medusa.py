@@ -5,16 +5,15 @@ import pytest
 import torch
 
 from specinfer.drafters import DrafterDescription
-from specinfer.drafters.blockwise import BlockwiseDrafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
+from specinfer.drafters.heads import BlockwiseDrafter, HeadsRunner
+from specinfer.drafters.heads_layers import BlockwiseSource
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.heads import HeadsRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
 from specinfer.model.weights.config import from_transformers
-from specinfer.model.weights.heads_checkpoint import BlockwiseSource
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.tiny_models import tiny_transformers

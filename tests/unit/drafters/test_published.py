@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specinfer.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters.checkpoint import load_draft
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
 from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.drawing import draft_distribution
 from specinfer.model.sampling.noise import perturbed
-from specinfer.model.weights.drafts import load_draft
 from specinfer.sampling import GREEDY, Sampling, noise_key
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from tests.support.models.published import (

@@ -7,7 +7,7 @@ import pytest
 
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
-from specinfer.drafters.references import References
+from specinfer.drafters.search import References
 from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits

@@ -13,7 +13,7 @@ from specinfer.drafters.retrieval import (
     likely_tree,
     read_datastore,
 )
-from specinfer.drafters.suffix_array import LONGEST, SuffixArray
+from specinfer.drafters.search import LONGEST_SORTED, SuffixArray
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits, check_tree
@@ -41,7 +41,7 @@ def test_the_longest_match_is_what_a_plain_search_finds(texts: list[list[int]], 
     array = SuffixArray(texts)
     flat = array.tokens.tolist()
     expected: tuple[int, list[int]] = (0, [])
-    for length in range(min(LONGEST, len(context)), 0, -1):
+    for length in range(min(LONGEST_SORTED, len(context)), 0, -1):
         end = context[len(context) - length :]
         ends = [at + length for at in range(len(flat)) if flat[at : at + length] == end]
         if ends:

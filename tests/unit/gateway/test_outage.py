@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from gateway.session.persist import Persistence
 from gateway.store.requests import Written
 from specinfer.errors import UnavailableError
+from specinfer.remote.policy import PoolPolicy
 from specinfer.service.outage import Outage, backoff
-from specinfer.speculators.policy import PoolPolicy
 
 
 def test_the_first_failure_is_logged_then_one_every_five_seconds_then_the_end(

@@ -13,7 +13,7 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.runner import ModelRunner
 from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 
-WINDOW, SINKS = 64, 4
+WINDOW = 64
 TOKENS = [(37 * i + i * i) % 97 for i in range(300)]
 
 
@@ -60,7 +60,7 @@ def windowed(
     executor: str, max_positions: int = 512, kv_tokens: int = 2048, family: str = "llama", **shape: Any
 ) -> tuple[Any, ModelRunner]:
     model = tiny_transformers(family, head_dim=16, max_position_embeddings=max_positions, **shape)
-    options = {"executor": executor, "kv_window": WINDOW, "kv_sinks": SINKS, "kv_tokens": kv_tokens}
+    options = {"executor": executor, "kv_window": WINDOW, "kv_tokens": kv_tokens}
     return model, runner_of(model, **options)
 
 

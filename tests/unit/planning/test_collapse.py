@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.observability.acceptance_watch import AcceptanceWatch
+from gateway.observability.acceptance_watch import WINDOW, AcceptanceTrend, AcceptanceWatch
 from gateway.observability.metrics.speculation import SpeculationMetrics
 from gateway.session.totals import Named
-from specinfer.planning.step_counts import WINDOW, AcceptanceTrend, SpeculatorStep, StepCounts
+from specinfer.scheduling.statistics import SpeculationCounts, SpeculatorCounts
 
 
 def run(trend: AcceptanceTrend, drafts: int, rate: float, seed: int = 0) -> list[bool]:
@@ -70,8 +70,8 @@ def test_a_collapse_is_a_metric_and_a_line_for_its_speculator_alone(caplog: pyte
 
     def steps(count: int, *accepted: int) -> None:
         for _ in range(count):
-            did = {n: SpeculatorStep(drafts=4, accepted=each) for n, each in enumerate(accepted)}
-            watch.count(StepCounts(speculators=did), names)
+            did = {n: SpeculatorCounts(drafts=4, accepted=each) for n, each in enumerate(accepted)}
+            watch.count(SpeculationCounts(speculators=did), names)
 
     steps(300, 2, 2)
     assert (shown(), caplog.records) == ([0, 0], [])

@@ -8,8 +8,8 @@ from gateway.session.verifier import VerifierClient
 from specinfer.errors import IncompatibleError
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import derive_budget
-from specinfer.speculators.directory import SpeculatorDirectory
-from specinfer.speculators.service import SpeculatorService
+from specinfer.remote.directory import SpeculatorDirectory
+from specinfer.remote.service import SpeculatorService
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from tests.fuzz.services import Services
 from tests.fuzz.table_target import TableTarget

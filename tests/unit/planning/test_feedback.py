@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from specinfer.outcomes import EntryStatus
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import FinishedStep, StepTimes, learn
 from specinfer.planning.latency import DraftTime
@@ -16,6 +15,7 @@ from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TreeLimits, merge_trees
 from tests.support.oracle import chain
 

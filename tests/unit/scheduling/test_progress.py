@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.outcomes import LogprobRow
 from specinfer.scheduling.entries import Progress, unite
 from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.statuses import LogprobRow
 
 
 def state_of(name: str) -> RequestState:

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
-from specinfer.outcomes import EntryStatus, FinishReason
 from specinfer.sampling import Sampling
 from specinfer.scheduling.commit import MOST_PUT_OFF_S
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler
+from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree
 from tests.support.trees import CAT, RAN, SAT, THE, example_tree
 

@@ -11,9 +11,9 @@ from specinfer.drafters.entries import DraftOutcome
 from specinfer.drafters.failures import DraftFailures
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.errors import SpecInferError
-from specinfer.outcomes import EntryStatus
+from specinfer.remote.contract.examined import Examined
 from specinfer.service.channel import open_channel
-from specinfer.speculators.contract.examined import Examined
+from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LOG_EVERY_S
 from specinfer.tree import TokenTree
 from tests.support.services import speculator_service

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.drafters.entries import DraftOutcome
-from specinfer.outcomes import EntryStatus
+from specinfer.statuses import EntryStatus
 from specinfer.v1 import speculator_pb2
 from speculator_svc.clients import own_id
 from speculator_svc.learning.recording import record

@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.drafters import DrafterOptions, DraftJob, Features, make_drafter
+from specinfer.drafters.heads_layers import BlockwiseSource, HeadsSource, MedusaSource, tensors_of_target
 from specinfer.errors import SettingError
-from specinfer.model.heads import tensors_of_target
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
-from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import distil

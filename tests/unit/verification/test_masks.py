@@ -11,8 +11,8 @@ import pytest
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.masks import Behind, MaskThreads
 from specinfer.llm import LLM, SamplingParams
-from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY, Sampling
+from specinfer.statuses import EntryStatus
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from tests.support.constraints.gated import GatedCompiler

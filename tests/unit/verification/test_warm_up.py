@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.outcomes import EntryStatus
+from specinfer.statuses import EntryStatus
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
 from specinfer.verification.warm_up import warm_up

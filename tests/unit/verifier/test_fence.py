@@ -1,7 +1,7 @@
 """The latest lease drives the verifier: lower numbers are refused, a higher one begins with nothing held."""
 
-from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY
+from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob

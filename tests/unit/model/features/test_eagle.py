@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specinfer.drafters.eagle import EagleRunner
+from specinfer.drafters.published.eagle3 import EagleSource, load_eagle, save_eagle
 from specinfer.errors import IncompatibleError
-from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
+from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.eagle import EagleRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import ModelConfig, from_transformers
-from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training.eagle_student import EagleStudent, starting_tensors

@@ -109,7 +109,7 @@ def test_other_layers_forget_what_was_kept() -> None:
 
 
 def test_a_window_tells_only_what_it_holds_without_a_gap() -> None:
-    it = runner(kv_window=32, kv_sinks=4)
+    it = runner(kv_window=32)
     it.keep_features(LAYERS)
     sequence, tokens = it.open(), list(range(3, 3 + 80))
     for at in range(0, 80, 16):

@@ -15,19 +15,24 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 from torch import nn
 
+from specinfer.drafters.checkpoint import load_draft
+from specinfer.drafters.heads import HeadsRunner
+from specinfer.drafters.heads_layers import (
+    BlockwiseSource,
+    HeadsSource,
+    MedusaSource,
+    save_heads,
+)
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.levels import grow_levels
 from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape, GrowthTask
-from specinfer.model.heads import HeadsRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.sampling import drawing
 from specinfer.model.weights.config import from_transformers
-from specinfer.model.weights.drafts import load_draft
 from specinfer.model.weights.families import open_weights
-from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource, save_heads
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
 from specinfer.verification.acceptance import RequestRandomness

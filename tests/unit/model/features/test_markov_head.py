@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from specinfer.drafters.checkpoint import load_draft
+from specinfer.drafters.heads_layers import BlockwiseSource, HeadsSource, MedusaSource, save_heads
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.levels import grow_edges
 from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape, GrowthTask
 from specinfer.model.sampling import drawing
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
-from specinfer.model.weights.drafts import load_draft
-from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource, save_heads
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, check_tree
 from tests.support.exactness.enumeration import Branches, exact, joint, random_tables

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from specinfer.drafters.eagle import EagleRunner
 from specinfer.errors import SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
+from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.eagle import EagleRunner
 from specinfer.model.loading import hold
-from specinfer.model.native.eagle import NativeEagle
+from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.native.executor import pass_of
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.weights.config import from_transformers

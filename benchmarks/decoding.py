@@ -1,0 +1,247 @@
+"""Speculative decoding without services: drafters, merge, cut, verifier, in one process and in batches."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.prompts import EvaluationPrompt
+from specinfer.drafters import Drafter, DraftJob, Features, TargetTopK
+from specinfer.drafters.contexts import FeatureBuffer
+from specinfer.model.runner import ModelRunner
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.reliability import Reliability
+from specinfer.sampling import Sampling, draft_seed
+from specinfer.tree import TokenTree, TreeLimits, merge_trees
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.features import FeatureSpan
+from specinfer.verification.jobs import EngineLimits, VerifyJob
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingPlan:
+    """The way of decoding."""
+
+    nodes: int
+    depth: int
+    temperature: float
+    new_tokens: int
+    batch: int = 8
+    rule: str = "multi_step"
+    calibrated: bool = False
+    """True if scores are corrected as the gateway does it."""
+    width: int | None = None
+    """Most children of a node; 1 makes chains, None trees."""
+
+
+@dataclass(slots=True)
+class Result:
+    """The counts of a run."""
+
+    per_prompt: list[tuple[str, int, int]] = field(default_factory=list)
+    """(source, steps, tokens) of every prompt."""
+    seconds: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    """Seconds of drafts, the merge included, and of passes with their verdicts, in `timed_steps`."""
+    timed_steps: int = 0
+    """Steps of requests that read no prompt."""
+    accepted: Counter[int] = field(default_factory=Counter)
+    """Steps by the drafted tokens that they accepted."""
+    reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
+    """By drafter: how well its scores foretold acceptance, as they came and as corrected."""
+
+    def tokens_per_step(self, source: str | None = None) -> float:
+        """Acceptance length, of one source or of all."""
+        rows = [(steps, tokens) for name, steps, tokens in self.per_prompt if source in (None, name)]
+        return sum(tokens for _, tokens in rows) / max(1, sum(steps for steps, _ in rows))
+
+    def by_source(self) -> dict[str, float]:
+        """Acceptance length of every source, rounded."""
+        sources = dict.fromkeys(source for source, _, _ in self.per_prompt)
+        return {source: round(self.tokens_per_step(source), 3) for source in sources}
+
+    def standard_error(self) -> float:
+        """Return the jackknife error of the acceptance length over all prompts: each prompt is left out once."""
+        rows = np.array([(steps, tokens) for _, steps, tokens in self.per_prompt], float)
+        steps, tokens = (rows.sum(0) - rows).T
+        found = tokens / steps
+        return float(np.sqrt((len(rows) - 1) * found.var()))
+
+    def distribution(self) -> list[float]:
+        """Tokens per step of every prompt."""
+        return [tokens / steps for _, steps, tokens in self.per_prompt]
+
+    def ms_per_token(self, batch: int) -> float:
+        """Return the milliseconds that a token of one request takes: `batch` of them share every step."""
+        return 1000 * batch * self.seconds / sum(tokens for _, _, tokens in self.per_prompt)
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt: EvaluationPrompt
+    name: str
+    sampling: Sampling
+    context: list[int]
+    held: int = 0
+    steps: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
+    target_top_k: TargetTopK | None = None
+    """Predictions of the target in the last step, if any drafter reads that."""
+    ended: bool = False
+    """True if the target has ended the answer."""
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.context) - len(self.prompt.tokens)
+
+    def commit(self, tokens: Sequence[int], stops: Sequence[int]) -> None:
+        """Appends what a step brought, up to the answer's end."""
+        end = next((i for i, token in enumerate(tokens) if token in stops), None)
+        self.ended = end is not None
+        self.context += tokens if end is None else tokens[: end + 1]
+        self.steps += 1
+        self.accepted[len(tokens) - 1] += 1
+
+
+class Decoding:
+    """A target, and drafters that share one budget."""
+
+    def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter], plan: DecodingPlan) -> None:
+        self._engine = VerifierEngine(runner, plan.rule, EngineLimits())
+        self._drafters, self._plan, self._calibration = drafters, plan, Calibration()
+        self._features = FeatureFlow(runner, drafters)
+        self._top_k = max((drafter.description.target_top_k for drafter in drafters), default=0)
+
+    def run(self, prompts: Sequence[EvaluationPrompt]) -> Result:
+        """Decodes all prompts, a batch at a time; a request that is done leaves its batch."""
+        result = Result()
+        for start in range(0, len(prompts), self._plan.batch):
+            requests = [
+                _Request(p, f"r{i}", Sampling(self._plan.temperature, seed=i), list(p.tokens))
+                for i, p in enumerate(prompts[start : start + self._plan.batch], start)
+            ]
+            started = time.perf_counter()
+            running = requests
+            while running:
+                draft_s, verify_s = self._step(running)
+                if all(request.steps > 1 for request in running):  # the first step reads prompts
+                    result.draft_s, result.verify_s = result.draft_s + draft_s, result.verify_s + verify_s
+                    result.timed_steps += len(running)
+                running = [r for r in running if r.new_tokens < self._plan.new_tokens and not r.ended]
+            result.seconds += time.perf_counter() - started
+            names = [r.name for r in requests]
+            self._engine.release(names)
+            self._features.forget(names)
+            for drafter in self._drafters:
+                for name in names:
+                    drafter.release(name)
+            result.per_prompt += [(r.prompt.source, r.steps, r.new_tokens) for r in requests]
+            result.accepted += sum((r.accepted for r in requests), Counter())
+        found = map(self._calibration.reliability, range(len(self._drafters)))
+        result.reliability = [parts or (Reliability(), Reliability()) for parts in found]
+        return result
+
+    def _step(self, requests: Sequence[_Request]) -> tuple[float, float]:
+        """Return the seconds of the drafts, and of the pass with its verdicts."""
+        started = time.perf_counter()
+        trees, drafts = self._draft(requests)
+        drafted = time.perf_counter()
+        jobs = [
+            VerifyJob(
+                *(r.name, r.held, r.context[r.held :], tree, r.sampling),
+                top_k=self._top_k,
+                features_from=self._features.wanted_from(r.name),
+            )
+            for r, tree in zip(requests, trees, strict=True)
+        ]
+        outcomes = self._engine.verify(jobs)
+        verified = time.perf_counter()
+        for i, outcome in enumerate(outcomes):
+            assert outcome.verdict is not None, outcome.message
+            tokens = [int(trees[i].token_ids[v]) for v in outcome.verdict.accepted]
+            tokens.append(outcome.verdict.bonus)
+            for index, tree in enumerate(drafts[i]):
+                self._calibration.observe(index, tree, tokens)
+            self._calibration.observe_draws(trees[i], outcome.verdict.accepted)
+            requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
+            requests[i].held = outcome.held_len
+            self._features.arrived(requests[i].name, outcome.features)
+            if self._top_k:
+                top_k = np.array(outcome.top_k, np.int64)
+                tokens_of_nodes = trees[i].token_ids.astype(np.int64)
+                requests[i].target_top_k = TargetTopK(tokens_of_nodes, trees[i].parents, top_k)
+        return drafted - started, verified - drafted
+
+    def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
+        """The merged and cut tree of every request, and what each drafter said."""
+        if not self._drafters:
+            return [TokenTree.root_only(r.context[-1]) for r in requests], [[] for _ in requests]
+        limits = TreeLimits(self._plan.nodes, self._plan.depth, self._plan.width)
+        found = []
+        seen = not any(drafter.description.draws for drafter in self._drafters)
+        for index, drafter in enumerate(self._drafters):
+            seeds = [draft_seed(r.sampling.seed, index) for r in requests]
+            found.append(
+                drafter.draft(
+                    [
+                        DraftJob(
+                            *(r.name, r.context, limits, r.sampling, seed, seen),
+                            self._features.take(r.name, index),
+                            r.target_top_k,
+                        )
+                        for r, seed in zip(requests, seeds, strict=True)
+                    ]
+                )
+            )
+        drafts: list[list[TokenTree]] = []
+        merged = []
+        for r, of_request in zip(requests, zip(*found, strict=True), strict=True):
+            trees = []
+            for tree in of_request:
+                assert isinstance(tree, TokenTree), tree
+                trees.append(tree)
+            drafts.append(trees)
+            correct = self._calibration.correct if self._plan.calibrated else lambda _, tree: tree
+            pairs = [(index, correct(index, tree)) for index, tree in enumerate(trees)]
+            beliefs = self._calibration.beliefs() if self._plan.calibrated else {}
+            root = TokenTree.root_only(r.context[-1])
+            merged.append(merge_trees(pairs, limits.nodes + 1, beliefs) if pairs else root)
+        return merged, drafts
+
+
+class FeatureFlow:
+    """Features that the requests' drafters were given, and those that they lack. Nobody reads any: nothing is kept."""
+
+    def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter]) -> None:
+        wishes = [drafter.description.feature_layers for drafter in drafters]
+        self._layers = sorted({layer for wanted in wishes for layer in wanted})
+        self._places = [[self._layers.index(layer) for layer in wanted] for wanted in wishes]
+        self._shape = (len(self._layers), runner.config.hidden_size)
+        self._buffers: dict[str, FeatureBuffer] = {}
+        self._until: dict[str, int] = {}
+        runner.keep_features(self._layers)
+
+    def wanted_from(self, request: str) -> int | None:
+        """The context position from which a pass is to tell hidden states."""
+        return self._until.get(request, 0) if self._layers else None
+
+    def arrived(self, request: str, span: FeatureSpan) -> None:
+        """Keep the features of a pass."""
+        if span.data:
+            self._buffers.setdefault(request, FeatureBuffer()).add(span.start, span.data, self._shape)
+            token_bytes = 2 * self._shape[0] * self._shape[1]
+            self._until[request] = span.start + len(span.data) // token_bytes
+
+    def take(self, request: str, drafter: int) -> Features | None:
+        """Return what a drafter was not given yet."""
+        places, buffer = self._places[drafter], self._buffers.get(request)
+        return buffer.take(drafter, places) if buffer is not None and places else None
+
+    def forget(self, requests: Sequence[str]) -> None:
+        """Requests that ended."""
+        for request in requests:
+            self._buffers.pop(request, None)
+            self._until.pop(request, None)

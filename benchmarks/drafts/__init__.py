@@ -1,1 +1,0 @@
-"""Parts of `make bench-acceptance`, one per file."""

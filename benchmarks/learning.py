@@ -1,0 +1,248 @@
+"""Learning from traffic: a shift to requests about code, weights that learn beside the shipped ones.
+
+    python -m benchmarks learning
+
+Writes `benchmarks/results/learning.md`. A system with one speculator service serves requests about
+functions of Python's standard library while `specinfer train follow` trains beside it at the lowest priority. Behind
+every hundred requests the weights that draft are kept; in the end all decode the same held-out answers, which no
+training saw.
+`--poison N` adds a caller that sends N requests of random tokens for each of the others'.
+"""
+
+import ast
+import asyncio
+import random
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.load import Load, generate_all
+from benchmarks.publish import RESULTS, publish
+from benchmarks.tables import head, line, origin
+from specinfer.cli.about import about_this_run
+from specinfer.cli.local.processes import Child
+from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.show import console
+from specinfer.client import AsyncClient
+from specinfer.drafters import DrafterOptions, make_drafter
+from specinfer.drafters.pools import trained_for
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.service.api_keys import make_key, write_keys
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import generation_pb2
+from speculator_svc.learning.trials import LIMITS, steps_of
+
+FIXED = {"adaptive": "false", "tree-nodes": "4", "step-nodes": "16", "max-batch": "8"}
+"""Trees of one size, whatever the planner would choose beside a training."""
+OTHERS, POISONER = "others", "poisoner"
+
+
+@contextmanager
+def trainer(address: str, directory: Path, round_seconds: float) -> Iterator[Child]:
+    """A training that follows the service."""
+    command = [sys.executable, "-m", "speculator_svc.training", "follow", address]
+    command += ["--out", str(directory / "offered"), "--round-seconds", str(round_seconds), "--threads", "1"]
+    child = Child("trainer", command, directory / "trainer.log", {})
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.join(timeout_s=30)
+
+
+class Marks:
+    """Weights that drafted at times of a run."""
+
+    def __init__(self, directory: Path, began: float) -> None:
+        self._directory, self._began = directory, began
+        self.rows: list[dict[str, Any]] = []
+
+    async def note(self, client: AsyncClient, served: int) -> None:
+        """Keep the weights that draft now."""
+        (row,) = (await client.status()).speculators
+        version = row.learning.version
+        source, kept = self._directory / "learn" / f"version-{version}", self._directory / f"kept-{version}"
+        if version and not kept.exists():
+            shutil.copytree(source, kept)
+        now = round(time.monotonic() - self._began)
+        state = row.learning
+        self.rows.append(
+            {"requests": served, "seconds": now, "version": version, "swaps": state.swaps}
+            | {"take_backs": state.take_backs, "replay_tokens": state.replay_tokens}
+        )
+        console.print(self.rows[-1])
+
+    def model(self, row: dict[str, Any]) -> str:
+        """Name or directory of the weights of a row."""
+        version = row["version"]
+        return str(self._directory / f"kept-{version}") if version else trained_for(DEFAULT_MODEL)["ssm"]
+
+
+async def run(
+    system: LocalSystem, speculator: str, directory: Path, keys: dict[str, str], plan: dict[str, Any]
+) -> tuple[Marks, list[tuple[list[int], int]]]:
+    """Serve the requests while a training follows; return the weights by time, and held-out answers."""
+    asked, tree = prompts(plan["requests"] + plan["held_out"]), generation_pb2.SPECULATION_TREE
+    load = Load(plan["batch"], tree, plan["new_tokens"], ignore_eos=False)
+    held_out = asked[plan["requests"] :]
+    poison = noise(plan["poison"] * plan["requests"])
+    async with (
+        AsyncClient(system.address, api_key=keys[OTHERS]) as client,
+        AsyncClient(system.address, api_key=keys[POISONER]) as other,
+    ):
+        answers = await generate_all(client, held_out, replace(load, no_training=True))
+        with trainer(speculator, directory, plan["round_seconds"]):
+            marks = Marks(directory, time.monotonic())
+            await marks.note(client, 0)
+            for start in range(0, plan["requests"], plan["every"]):
+                end = min(start + plan["every"], plan["requests"])
+                work = [generate_all(client, asked[start:end], load)]
+                if share := plan["poison"]:
+                    noisy = replace(load, temperature=1.0)
+                    work.append(generate_all(other, poison[share * start : share * end], noisy))
+                await asyncio.gather(*work)
+                await marks.note(client, end)
+            await asyncio.sleep(plan["after_seconds"])  # nobody asks: the training has the machine
+            await marks.note(client, plan["requests"])
+    return marks, [
+        ([*prompt, *answer.token_ids], len(prompt)) for prompt, answer in zip(held_out, answers, strict=True)
+    ]
+
+
+def judged(marks: Marks, held: Sequence[tuple[list[int], int]]) -> None:
+    """Add to each row the tokens a step of its weights on held-out answers."""
+    tokens = sum(len(text) - prompt_len for text, prompt_len in held)
+    rates: dict[str, float] = {}
+    for row in marks.rows:
+        model = marks.model(row)
+        if model not in rates:
+            rates[model] = tokens / sum(steps_of(make_drafter("ssm", DrafterOptions(model=model)), held))
+        row["tokens_per_step"] = rates[model]
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report's table."""
+    plan = report["plan"]
+    lines = [
+        "# Learning from traffic",
+        "",
+        f"{origin(report['about'])}; {DEFAULT_MODEL}, default weights, greedy,",
+    ]
+    lines += [
+        f"{plan['requests']} requests about code, {plan['batch']} at once, {plan['new_tokens']} tokens each; "
+        f"`specinfer train follow` beside them with one thread, rounds of {plan['round_seconds']:g} s. "
+        f"Tokens a step: trees of {LIMITS.nodes} nodes on {plan['held_out']} held-out answers of the same kind."
+    ]
+    if plan["poison"]:
+        lines.append(
+            f"Another caller sends {plan['poison']} times as many prompts of random tokens, temperature 1."
+        )
+    lines += [
+        "",
+        *head(["seconds", "version", "swaps, taken back", "tokens a step", "over the start"], "requests"),
+    ]
+    first = report["rows"][0]["tokens_per_step"]
+    for row in report["rows"]:
+        rate = row["tokens_per_step"]
+        cells = [str(row["seconds"]), str(row["version"]), f"{row['swaps']}, {row['take_backs']}"]
+        lines.append(line(str(row["requests"]), [*cells, f"{rate:.3f}", f"{rate / first:.2f}x"]))
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    requests: Annotated[int, typer.Option(help="Requests to serve and learn from.")] = 600,
+    held_out: Annotated[int, typer.Option(help="Requests of the same kind that are not learnt from.")] = 100,
+    every: Annotated[int, typer.Option(help="Requests between two looks.")] = 100,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96,
+    batch: Annotated[int, typer.Option(help="Requests at once.")] = 4,
+    round_seconds: Annotated[float, typer.Option(help="Seconds of training between two offers.")] = 30.0,
+    after_seconds: Annotated[
+        float, typer.Option(help="Seconds of training behind the last request.")
+    ] = 120.0,
+    poison: Annotated[int, typer.Option(help="Requests of random tokens by another caller, for each.")] = 0,
+    out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "learning",
+) -> None:
+    """Serve requests of a new kind with a speculator that learns."""
+    given = locals()
+    plan = {name: given[name] for name in ("requests", "held_out", "every", "new_tokens", "batch")}
+    plan |= {"round_seconds": round_seconds, "after_seconds": after_seconds, "poison": poison}
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        made = {caller: make_key(caller) for caller in (OTHERS, POISONER)}
+        write_keys(directory / "keys", [key for _, key in made.values()])
+        ssm = {
+            "drafter": "ssm",
+            "model": trained_for(DEFAULT_MODEL)["ssm"],
+            "learn": str(directory / "learn"),
+        }
+        gateway = {**FIXED, "api-keys": str(directory / "keys")}
+        with LocalSystem(LocalOptions(speculators={"ssm": ssm}, gateway=gateway)) as system:
+            keys = {caller: secret for caller, (secret, _) in made.items()}
+            (speculator,) = system.speculators
+            marks, held = asyncio.run(run(system, speculator, directory, keys, plan))
+        judged(marks, held)
+        console.print((directory / "trainer.log").read_text(), markup=False)
+    report = {"about": about_this_run(), "plan": plan, "rows": marks.rows}
+    publish(out, markdown(report))
+
+
+REQUESTS = (
+    "Explain what this Python function does:",
+    "Write a unit test for this Python function:",
+    "Rewrite this Python function with type annotations:",
+    "Add a docstring to this Python function:",
+)
+LEAST_CHARACTERS, MOST_CHARACTERS = 200, 700
+
+
+def functions() -> list[str]:
+    """Functions of Python's standard library, one of each name, in an order of their own."""
+    library, found = Path(sysconfig.get_paths()["stdlib"]), dict[str, str]()
+    for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")]):
+        if "test" in str(path.relative_to(library)):
+            continue
+        text = path.read_text(errors="replace")
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:
+            continue
+        lines = text.splitlines()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                source = dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+                if LEAST_CHARACTERS < len(source) < MOST_CHARACTERS:
+                    found.setdefault(node.name, source)
+    chosen = list(found.values())
+    random.Random(7).shuffle(chosen)
+    return chosen
+
+
+def prompts(count: int) -> list[list[int]]:
+    """So many requests, as tokens."""
+    tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
+    return [
+        tokenizer.encode_chat(
+            [{"role": "user", "content": f"{REQUESTS[i % len(REQUESTS)]}\n\n```python\n{source}\n```"}]
+        )
+        for i, source in enumerate(functions()[:count])
+    ]
+
+
+def noise(count: int, length: int = 24) -> list[list[int]]:
+    """Prompts of random tokens."""
+    draw, vocabulary = random.Random(3), Tokenizer.load(resolve_model(DEFAULT_MODEL)).vocab_size
+    return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+if __name__ == "__main__":
+    typer.run(main)

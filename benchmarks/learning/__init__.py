@@ -1,1 +1,0 @@
-"""A speculator that learns from the traffic it serves."""

@@ -1,0 +1,198 @@
+"""Figure 11: a tree verified in one pass against its root-to-leaf sequences as requests of their own.
+
+Both verify the same drafts behind the same contexts and accept the same tokens; what differs is the pass:
+
+    tree        the | cat (sat, ran) dog          1 row for the root, 4 for the nodes
+    sequences   the | cat sat                     3 rows for the root, 5 for the nodes, and the context's
+                the | cat ran                     keys are read three times
+                the | dog
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from benchmarks.prompts import EvaluationPrompt
+from specinfer.drafters import Drafter, DraftJob
+from specinfer.model.batch import Segment
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.runner import ModelRunner
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeLimits
+
+
+@dataclass(slots=True)
+class MeasuredSteps:
+    """Steps of one batch size: seconds of each, and what they brought and verified."""
+
+    tree_s: list[float] = field(default_factory=list)
+    sequences_s: list[float] = field(default_factory=list)
+    draft_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    tree_rows: int = 0
+    sequence_rows: int = 0
+
+    def report(self, batch: int) -> dict[str, Any]:
+        """Milliseconds per token of a request: of the passes, and with the drafts that both need."""
+        per_token = 1000 * batch / self.tokens
+        tree, apart, drafts = (sum(s) * per_token for s in (self.tree_s, self.sequences_s, self.draft_s))
+        ratios = [one / other for one, other in zip(self.sequences_s, self.tree_s, strict=True)]
+        return {
+            "tree_ms": tree,
+            "sequences_ms": apart,
+            "draft_ms": drafts,
+            "pass_ratio": apart / tree,
+            "pass_ratio_error": stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0,
+            "mean_of_step_ratios": mean(ratios),
+            "ratio_with_drafts": (apart + drafts) / (tree + drafts),
+            "steps": len(ratios),
+            "tokens_per_step": self.tokens / (batch * len(ratios)),
+            "rows": {"tree": self.tree_rows / len(ratios), "sequences": self.sequence_rows / len(ratios)},
+        }
+
+
+def paths(tree: TokenTree) -> list[list[int]]:
+    """Tokens below the root, of every path from the root to a leaf."""
+    inner = set(tree.parents.tolist())
+    found = []
+    for leaf in range(1, len(tree)):
+        if leaf in inner:
+            continue
+        path, node = [], leaf
+        while node:
+            path.append(int(tree.token_ids[node]))
+            node = int(tree.parents[node])
+        found.append(path[::-1])
+    return found
+
+
+def accepted_of_tree(tree: TokenTree, logits: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Greedy verification of a tree, [N, V]: accepted nodes, and tokens with the bonus."""
+    choices = logits.argmax(-1).tolist()
+    node, nodes, tokens = 0, list[int](), list[int]()
+    while True:
+        tokens.append(choices[node])
+        children = [n for n in range(1, len(tree)) if tree.parents[n] == node]
+        node = next((n for n in children if tree.token_ids[n] == choices[node]), 0)
+        if not node:
+            return nodes, tokens
+        nodes.append(node)
+
+
+def accepted_of_sequences(sequences: Sequence[Sequence[int]], logits: Sequence[torch.Tensor]) -> list[int]:
+    """Greedy verification of sequences, each of its own [N, V]: the longest accepted one's tokens."""
+    best: list[int] = []
+    for sequence, rows in zip(sequences, logits, strict=True):
+        choices = rows.argmax(-1).tolist()
+        agreed = 0
+        while agreed < len(sequence) and sequence[agreed] == choices[agreed]:
+            agreed += 1
+        best = max(best, choices[: agreed + 1], key=len)
+    return best
+
+
+class Comparison:
+    """A target and a drafter; steps of a batch, verified both ways."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        drafter: Drafter,
+        limits: TreeLimits,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._runner, self._drafter, self._limits = runner, drafter, limits
+        self._clock = clock or time.perf_counter
+
+    def measure(self, prompts: Sequence[EvaluationPrompt], batch: int, steps: int) -> MeasuredSteps:
+        """So many steps of every full batch of prompts; of one batch where there are too few."""
+        found = MeasuredSteps()
+        for start in range(0, max(1, len(prompts) - batch + 1), batch):
+            self.run(prompts[start : start + batch], steps, found)
+        return found
+
+    def run(self, prompts: Sequence[EvaluationPrompt], steps: int, found: MeasuredSteps) -> None:
+        """So many steps of all prompts together."""
+        contexts = [list(prompt.tokens) for prompt in prompts]
+        held = [self._held(context) for context in contexts]
+        for step in range(steps):
+            trees = self._draft(contexts, found)
+            ways = [self._as_tree, self._as_sequences][:: -1 if step % 2 else 1]
+            answers = [way(contexts, held, trees, found) for way in ways]
+            assert answers[0] == answers[1], "both ways accept the same tokens"
+            for context, tokens in zip(contexts, answers[0], strict=True):
+                context.extend(tokens)
+                found.tokens += len(tokens)
+        for i, sequence in enumerate(held):
+            self._runner.cache.release(sequence)
+            self._drafter.release(f"r{i}")
+        self._runner.cache.check()
+
+    def _held(self, context: Sequence[int]) -> KVSequence:
+        """A sequence that holds all of a context but its last token; found in the cache where it is there."""
+        sequence = self._runner.open()
+        known = self._runner.cache.share(sequence, context[:-1])
+        if rest := context[known:-1]:
+            self._runner.forward([Segment(sequence, rest)])
+        return sequence
+
+    def _draft(self, contexts: Sequence[Sequence[int]], found: MeasuredSteps) -> list[TokenTree]:
+        jobs = [DraftJob(f"r{i}", context, self._limits, GREEDY) for i, context in enumerate(contexts)]
+        started = self._clock()
+        trees = self._drafter.draft(jobs)
+        found.draft_s.append(self._clock() - started)
+        return [_checked(tree) for tree in trees]
+
+    def _as_tree(
+        self,
+        contexts: Sequence[Sequence[int]],
+        held: Sequence[KVSequence],
+        trees: Sequence[TokenTree],
+        found: MeasuredSteps,
+    ) -> list[list[int]]:
+        segments = [
+            Segment(s, c[-1:], t.token_ids[1:].tolist(), (t.parents[1:] - 1).tolist(), want_last=True)
+            for s, c, t in zip(held, contexts, trees, strict=True)
+        ]
+        seconds, logits = self._timed(segments)
+        found.tree_s.append(seconds)
+        found.tree_rows += sum(len(tree) for tree in trees)
+        verdicts = [accepted_of_tree(tree, rows) for tree, rows in zip(trees, logits, strict=True)]
+        for sequence, (nodes, _) in zip(held, verdicts, strict=True):
+            self._runner.cache.commit(sequence, [node - 1 for node in nodes])
+        return [tokens for _, tokens in verdicts]
+
+    def _as_sequences(
+        self,
+        contexts: Sequence[Sequence[int]],
+        held: Sequence[KVSequence],
+        trees: Sequence[TokenTree],
+        found: MeasuredSteps,
+    ) -> list[list[int]]:
+        of_request = [paths(tree) or [[]] for tree in trees]
+        segments = []
+        for context, sequences in zip(contexts, of_request, strict=True):
+            for tokens in sequences:
+                parents = range(-1, len(tokens) - 1)
+                segments.append(Segment(self._held(context), context[-1:], tokens, parents, want_last=True))
+        seconds, logits = self._timed(segments)
+        found.sequences_s.append(seconds)
+        found.sequence_rows += sum(1 + len(segment.nodes) for segment in segments)
+        for segment in segments:
+            self._runner.cache.release(segment.sequence)
+        rows = iter(logits)
+        return [accepted_of_sequences(each, [next(rows) for _ in each]) for each in of_request]
+
+    def _timed(self, segments: Sequence[Segment]) -> tuple[float, list[torch.Tensor]]:
+        started = self._clock()
+        logits = self._runner.forward(segments)
+        return self._clock() - started, logits
+
+
+def _checked(tree: object) -> TokenTree:
+    assert isinstance(tree, TokenTree), tree
+    return tree

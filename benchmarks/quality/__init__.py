@@ -1,1 +1,0 @@
-"""Quality of the formats of weights."""

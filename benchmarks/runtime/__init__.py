@@ -1,1 +1,0 @@
-"""Parts of `make bench`, one per file."""

@@ -1,0 +1,1 @@
+"""Speed of whole systems, plain and with trees: what speculation gains."""

@@ -1,0 +1,160 @@
+"""Plain decoding, sequences and trees: by resident speculators, by a service, and by the default of `up`.
+
+    python -m benchmarks speed --prompts prompts.jsonl
+    python -m benchmarks speed --weights bf16 --batch 1,2,4,8,16        the paper's figure 7
+
+Writes `benchmarks/results/speed.md`: tokens per second while the batch is full, the gain over plain decoding as the
+median over turns, milliseconds per token of a request, and tokens per step; by batch size, greedy and at temperature
+0.8, and by source at the first batch size. Each way of drafting is a system of its own, all of them run at once, and
+the modes take turns over parts of the prompts, every second time in reverse order. Plain decoding is that of the
+system without speculators.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.load import Load
+from benchmarks.prompts import EvaluationPrompt, load_prompts
+from benchmarks.publish import RESULTS, publish
+from benchmarks.speed.turns import Measured, part_of, run_turn, warm_up
+from benchmarks.tables import head, line, opening
+from specinfer.cli.about import about_this_run
+from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.options.shared import read_numbers
+from specinfer.cli.show import console
+from specinfer.drafters.pools import default_resident, default_speculators
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.v1 import generation_pb2
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
+PLAIN, SEQUENCES, DEFAULT = "plain", "sequences", "trees, default of up"
+
+Modes = Mapping[str, tuple[str, generation_pb2.Speculation]]
+"""By name, the address of a gateway and what is asked of it."""
+
+
+def systems(model: str, weights: str, max_batch: int) -> dict[str, LocalOptions]:
+    """The systems by the mode that they are for."""
+    parts: dict[str, dict[str, Any]] = {
+        PLAIN: {"speculators": {}, "resident": ""},
+        "trees by a service": {"speculators": default_speculators(model)},
+        "trees by residents": {"speculators": {}, "resident": default_resident(model)},
+        DEFAULT: {},
+    }
+    return {
+        mode: LocalOptions(
+            model=model, gateway={"max-batch": str(max_batch)}, verifier={"weights": weights}, **own
+        )
+        for mode, own in parts.items()
+    }
+
+
+async def measure(
+    modes: Modes,
+    prompts: Sequence[EvaluationPrompt],
+    batches: Sequence[int],
+    new_tokens: int,
+    turns: int,
+    say: Callable[[str], None],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Figures by kind of sampling, batch size and mode."""
+    for address in {address for address, _ in modes.values()}:
+        await warm_up(address, prompts, max(batches))
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for kind, temperature in KINDS.items():
+        for batch in batches:
+            say(f"{kind}, batch {batch}")
+            measured = {mode: Measured() for mode in modes}
+            for turn in range(turns):
+                part = part_of(prompts, turn, batch, turns)
+                for mode in list(modes)[:: -1 if turn % 2 else 1]:
+                    address, speculation = modes[mode]
+                    load = Load(batch, speculation, new_tokens, temperature, ignore_eos=False)
+                    await run_turn(address, part, load, measured[mode])
+            found.setdefault(kind, {})[str(batch)] = {
+                mode: figures(own, measured[PLAIN]) for mode, own in measured.items()
+            }
+    return found
+
+
+def figures(own: Measured, plain: Measured) -> dict[str, Any]:
+    """The figures of a mode: medians over turns, with quartiles of the gain."""
+    gains = [rate / other for rate, other in zip(own.rates, plain.rates, strict=True)]
+    low, middle, high = quantiles(gains, n=4, method="inclusive")
+    seconds = sum(tally.seconds for tally in own.by_source.values())
+    return {
+        "tokens_per_second": median(own.rates),
+        "gain": middle,
+        "gain_quartiles": [low, high],
+        "ms_per_token": 1000 * seconds / sum(tally.tokens for tally in own.by_source.values()),
+        "acceptance_length": own.acceptance_length,
+        "by_source": {
+            source: (tally.tokens / tally.seconds) * (base.seconds / base.tokens)
+            for source, tally in own.by_source.items()
+            for base in [plain.by_source[source]]
+        },
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report's tables."""
+    rest = f"; {report['model']}, weights {report['weights']}, {report['turns']} turns; medians, in brackets quartiles"
+    lines = opening("Speed through the services", report, rest)
+    for kind, by_batch in report["kinds"].items():
+        lines += [f"## {kind}", ""]
+        lines += head(["batch", "tokens/s", "over plain", "ms a token of a request", "tokens a step"], "mode")
+        for batch, by_mode in by_batch.items():
+            lines += [_line(mode, batch, row) for mode, row in by_mode.items()]
+        first, by_mode = next(iter(by_batch.items()))
+        sources = list(by_mode[PLAIN]["by_source"])
+        lines += ["", f"By source at batch {first}, over plain decoding:", "", *head(sources)]
+        lines += [
+            line(mode, [f"{row['by_source'][source]:.2f}x" for source in sources])
+            for mode, row in by_mode.items()
+            if mode != PLAIN
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(mode: str, batch: str, row: dict[str, Any]) -> str:
+    low, high = row["gain_quartiles"]
+    gain = "" if mode == PLAIN else f"{row['gain']:.2f}x ({low:.2f} to {high:.2f})"
+    speed, pace = f"{row['tokens_per_second']:.0f}", f"{row['ms_per_token']:.1f}"
+    return line(mode, [batch, speed, gain, pace, f"{row['acceptance_length']:.2f}"])
+
+
+def main(
+    prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
+    / "tests/data/prompts.jsonl",
+    model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
+    weights: Annotated[str, typer.Option(help="Format of the target's weights.")] = "auto",
+    per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 6,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 96,
+    batch: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,4,16",
+    turns: Annotated[int, typer.Option(min=2, help="Parts of the prompts.")] = 6,
+    out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "speed",
+) -> None:
+    """Measure what speculation gains through the services."""
+    found, batches = load_prompts(prompts, per_source), read_numbers("batch", batch)
+    report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
+    report |= {"model": model, "weights": weights, "turns": turns}
+    with ExitStack() as stack, console.status("starting") as spinner:
+        modes: dict[str, tuple[str, generation_pb2.Speculation]] = {}
+        for mode, options in systems(model, weights, max(batches)).items():
+            address = stack.enter_context(LocalSystem(options)).address
+            modes[mode] = address, generation_pb2.SPECULATION_TREE
+        modes[SEQUENCES] = modes[DEFAULT][0], generation_pb2.SPECULATION_SEQUENCE
+        report["kinds"] = asyncio.run(measure(modes, found, batches, new_tokens, turns, spinner.update))
+    publish(out, markdown(report))
+
+
+if __name__ == "__main__":
+    typer.run(main)

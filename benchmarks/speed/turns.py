@@ -1,0 +1,103 @@
+"""Tokens per second through the real services, in turns.
+
+The machine's speed drifts by a fifth within seconds. So modes take turns over parts of the prompts, and a mode is
+compared with plain decoding in the same turns.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import harmonic_mean, stdev
+from typing import Any
+
+from benchmarks.load import Load, generate_all, sustained
+from benchmarks.prompts import EvaluationPrompt
+from specinfer.client import Answer, AsyncClient, acceptance_length
+from specinfer.v1 import generation_pb2
+
+TURNS = 5
+FIRST_TOKENS = 24
+"""Tokens of one batch, before the clock starts."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Time and tokens of some requests, one after another."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+
+    def add(self, answer: Answer) -> None:
+        """Counts a request; its prompt's time included."""
+        self.seconds += answer.ttft_s + answer.tpot_s * (len(answer.token_ids) - 1)
+        self.tokens += len(answer.token_ids)
+        self.steps += answer.summary.stats.steps
+        self.accepted += answer.summary.stats.accepted
+
+
+@dataclass(slots=True)
+class Measured:
+    """One mode at one batch size."""
+
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second while the batch was full, turn by turn."""
+    by_source: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per step."""
+        tallies = self.by_source.values()
+        return acceptance_length(sum(t.steps for t in tallies), sum(t.accepted for t in tallies))
+
+    def beside(self, plain: "Measured") -> dict[str, Any]:
+        """Return what is reported: its speed, over plain decoding too, with the standard error over the turns."""
+        gains = [own / base for own, base in zip(self.rates, plain.rates, strict=True)]
+        return {
+            "tokens_per_second": harmonic_mean(self.rates),
+            "gain": harmonic_mean(self.rates) / harmonic_mean(plain.rates),
+            "gain_error": stdev(gains) / len(gains) ** 0.5,
+            "acceptance_length": self.acceptance_length,
+        }
+
+
+def part_of(
+    prompts: Sequence[EvaluationPrompt], turn: int, batch: int, turns: int = TURNS
+) -> list[EvaluationPrompt]:
+    """The prompts of a turn: a share of all at batch 1, more where the batch must stay full.
+
+    Sources alternate, so every part has all of them.
+    """
+    by_source: dict[str, list[EvaluationPrompt]] = defaultdict(list)
+    for prompt in prompts:
+        by_source[prompt.source].append(prompt)
+    rounds = [[of[i] for of in by_source.values() if i < len(of)] for i in range(len(prompts))]
+    mixed = [prompt for some in rounds for prompt in some]
+    size = min(len(mixed), max(-(-len(mixed) // turns), 3 * batch))
+    first = turn * len(mixed) // turns
+    return [mixed[(first + i) % len(mixed)] for i in range(size)]
+
+
+async def warm_up(address: str, prompts: Sequence[EvaluationPrompt], batch: int) -> None:
+    """Reads all prompts once, so that every mode finds them in the verifier's cache."""
+    client = AsyncClient(address)
+    try:
+        tokens = [prompt.tokens for prompt in prompts]
+        await generate_all(client, tokens, Load(batch, generation_pb2.SPECULATION_OFF, 1))
+    finally:
+        await client.close()
+
+
+async def run_turn(address: str, prompts: Sequence[EvaluationPrompt], load: Load, measured: Measured) -> None:
+    """One mode's turn."""
+    client = AsyncClient(address)
+    tokens = [prompt.tokens for prompt in prompts]
+    try:
+        await generate_all(client, tokens[: load.batch], replace(load, new_tokens=FIRST_TOKENS))
+        answers, rate = await sustained(client, tokens, load)
+    finally:
+        await client.close()
+    measured.rates.append(rate)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        measured.by_source[prompt.source].add(answer)

@@ -1,0 +1,127 @@
+"""Synthetic acceptance: how many drafted tokens a step accepts is drawn from a measured histogram.
+
+For speed on shapes whose weights cannot be had: a random model agrees with nobody, so its trees would always be
+rejected. What it answers is text of nobody. Only benchmarks do this; the services do not offer it, and every output
+says so. `python -m benchmarks acceptance_lengths` measures the histograms.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specinfer.errors import InvalidInputError
+from specinfer.tree import TokenTree
+from specinfer.verification.acceptance import RULES, AcceptanceRule, Randomness, Target, Verdict
+
+MEASURED: Mapping[str, tuple[int, ...]] = {
+    "greedy, 8 nodes": (66, 61, 43, 18, 15, 10, 6, 4, 4),
+    "greedy, 16 nodes": (51, 49, 42, 23, 8, 14, 6, 1, 11),
+    "greedy, 32 nodes": (41, 37, 32, 27, 14, 8, 6, 5, 14),
+    "greedy, 64 nodes": (29, 38, 29, 23, 16, 6, 4, 8, 18),
+    "stochastic, 8 nodes": (134, 136, 43, 23, 8, 4, 2, 0, 1),
+    "stochastic, 16 nodes": (148, 111, 59, 24, 12, 3, 1),
+    "stochastic, 32 nodes": (151, 85, 52, 25, 13, 9, 1),
+    "stochastic, 64 nodes": (119, 87, 55, 34, 12, 5, 4),
+}
+"""Number of steps by accepted drafted tokens (`benchmarks/results/acceptance-lengths.md`)."""
+WARNING = (
+    "SYNTHETIC ACCEPTANCE: lengths of accepted paths are drawn from a measured histogram, whatever the model "
+    "says. Times are real, texts are not."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceHistogram:
+    """The histogram of one pool and node budget: `counts[i]` steps accepted i drafted tokens."""
+
+    name: str
+    counts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not sum(self.counts) or min(self.counts) < 0:
+            raise InvalidInputError("counts", list(self.counts), "must be counts, not all of them zero")
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean, the bonus token included."""
+        return 1 + sum(i * count for i, count in enumerate(self.counts)) / sum(self.counts)
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """A number of accepted tokens, by inversion of one uniform number."""
+        sums = np.cumsum(self.counts)
+        return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
+
+
+def measured(name: str) -> AcceptanceHistogram:
+    """Return the measured histogram of this name.
+
+    Raises:
+        InvalidInputError: naming those that there are.
+    """
+    if name not in MEASURED:
+        raise InvalidInputError("histogram", name, f"must be one of {', '.join(MEASURED)}")
+    return AcceptanceHistogram(name, MEASURED[name])
+
+
+def mark(histogram: AcceptanceHistogram) -> dict[str, Any]:
+    """Return what every report of figures under synthetic acceptance carries as `synthetic_acceptance`."""
+    return {
+        "warning": WARNING,
+        "source": f"acceptance-lengths.md: {histogram.name}",
+        "counts": list(histogram.counts),
+        "tokens_per_step": histogram.tokens_per_step,
+    }
+
+
+RULE_NAME = "synthetic"
+RULE = "benchmarks.synthetic:verify_synthetic"
+_active: list[AcceptanceHistogram] = []
+
+
+def synthetic_rule(histogram: AcceptanceHistogram) -> AcceptanceRule:
+    """Accepts as many nodes of the deepest path as are drawn, all of them where it is shorter.
+
+    The draw is keyed by the request's seed and the position behind the root: the same request has the same
+    lengths again. The target is asked for its choice at every node on the way, as the greedy rule asks it.
+    """
+
+    def verify(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+        path = deepest_path(tree)[: histogram.draw(randomness.stream(0))]
+        choices = [target.best(node) for node in (0, *path)]
+        return Verdict(path, choices[-1])
+
+    return verify
+
+
+def deepest_path(tree: TokenTree) -> tuple[int, ...]:
+    """Nodes from the root's child down to the first of the deepest nodes."""
+    depths = np.zeros(len(tree), int)
+    for node in range(1, len(tree)):
+        depths[node] = depths[tree.parents[node]] + 1
+    path, node = list[int](), int(depths.argmax())
+    while node:
+        path.append(node)
+        node = int(tree.parents[node])
+    return tuple(reversed(path))
+
+
+def verify_synthetic(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+    """Apply `synthetic_rule` with the histogram of the innermost `synthetic_rules`."""
+    return synthetic_rule(_active[-1])(tree, target, randomness)
+
+
+@contextmanager
+def synthetic_rules(histogram: AcceptanceHistogram) -> Iterator[None]:
+    """Within, every acceptance rule that this process looks up is the synthetic one, greedy requests' too."""
+    rules = dict(RULES)
+    _active.append(histogram)
+    RULES.update(dict.fromkeys([*RULES, RULE_NAME], RULE))
+    try:
+        yield
+    finally:
+        RULES.clear()
+        RULES.update(rules)
+        _active.pop()

@@ -1,0 +1,142 @@
+"""`specinfer bench`: modes and batch sizes on the user's prompts."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specinfer.cli.about import about_this_run
+from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_bench, write_runs
+from specinfer.cli.connection import Connection, client_tls
+from specinfer.cli.local.running import gateway, load_in_process
+from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice
+from specinfer.cli.options.shared import (
+    GATEWAY_OPTIONS,
+    LOCAL_OPTIONS,
+    ApiKey,
+    Dtype,
+    LocalDevice,
+    Model,
+    Offload,
+    Raw,
+    Resident,
+    Speculators,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    Weights,
+    check_positive,
+    check_writable,
+    read_modes,
+    read_numbers,
+    refuse_with,
+)
+from specinfer.cli.show import print_runs, progress_bar
+from specinfer.drafters.pools import read_resident, read_speculators
+from specinfer.errors import InvalidInputError
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.formats.registry import AUTO
+from specinfer.prompts import read_prompts
+
+BenchTokens = Annotated[int, typer.Option(min=1, help="Tokens per prompt; end of sequence is ignored.")]
+ResultPath = Annotated[Path | None, typer.Option("--json", help="Where to write the result.")]
+
+
+def bench(
+    context: typer.Context,
+    prompts: Annotated[
+        Path | None, typer.Option(help=r"JSONL file of objects with `turns: \[text]`; needed.")
+    ] = None,
+    json_path: ResultPath = None,
+    modes: Annotated[
+        str, typer.Option(help="Some of incremental,sequence,tree.")
+    ] = "incremental,sequence,tree",
+    batch: Annotated[str, typer.Option(help="Numbers of concurrent requests, for example 1,4.")] = "1",
+    max_new_tokens: BenchTokens = 128,
+    limit: Annotated[int | None, typer.Option(help="Use only the first prompts.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of every request.")] = 0,
+    raw: Raw = False,
+    address: Annotated[
+        str | None, typer.Option(help="A running gateway; none starts a local system.")
+    ] = None,
+    api_key: ApiKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = DtypeChoice.BFLOAT16,
+    weights: Weights = AUTO,
+    offload: Offload = OffloadChoice.NONE,
+    device: LocalDevice = None,
+    speculator: Speculators = None,
+    resident: Resident = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Measure in this process, without services.")
+    ] = False,
+) -> None:
+    """Measure modes and batch sizes, through the real services or in one process.
+
+    The modes take turns, prompt by prompt, so that drift of the machine meets all alike.
+    """
+    if local:
+        refuse_with(
+            context, ("address", "resident", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway"
+        )
+    if prompts is None:
+        raise InvalidInputError("prompts", "", "needed: a JSONL file of objects with `turns: [text]`")
+    if address is not None:
+        refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway has its own")
+    else:
+        refuse_with(context, GATEWAY_OPTIONS, "needs --address: a local system has no TLS")
+    connection = Connection(address or "", api_key, client_tls(tls_ca, tls_cert, tls_key))
+    plan = BenchPlan(
+        read_prompts(prompts, check_positive("limit", limit)),
+        read_modes("modes", modes),
+        read_numbers("batch", batch),
+        max_new_tokens,
+        temperature,
+        seed,
+        not raw,
+    )
+    if json_path is not None:
+        check_writable("--json", json_path)
+    if local:
+        here = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
+        client = load_in_process(model, speculator, max_num_seqs=max(plan.batches), **here)
+        finish_bench(_run_with_bar(client, plan), json_path)
+        return
+    options = LocalOptions(
+        model=model,
+        dtype=dtype,
+        device=device,
+        verifier={"weights": weights, "offload": offload},
+        gateway={"max-batch": str(max(plan.batches))},
+        speculators=read_speculators(speculator),
+        resident=read_resident(resident),
+    )
+    with gateway(connection, options if address is None else None) as where:
+        finish_bench(_run_with_bar(where.client(), plan), json_path)
+
+
+def finish_bench(runs: Sequence[BenchRun], json_path: Path | None) -> None:
+    """Print the runs, and write them to a file if one is named."""
+    print_runs(runs)
+    if json_path is not None:
+        write_runs(json_path, runs, about_this_run())
+
+
+def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
+    """Run the plan behind a progress bar."""
+    with progress_bar() as bar:
+        total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
+        task = bar.add_task("warming up", total=total)
+        return asyncio.run(_bench(client, plan, lambda label: bar.update(task, advance=1, description=label)))
+
+
+async def _bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
+    async with client:
+        return await run_bench(client, plan, advance)

@@ -1,0 +1,178 @@
+"""Drafters with heads: Medusa and blockwise parallel decoding.
+
+The heads read the target's newest hidden state, each of a token further ahead. A request whose newest hidden state
+has not come has no draft in that step. No state of a request is kept: a service that has forgotten one drafts again
+as soon as the newest hidden state comes.
+
+Blockwise: k heads propose one chain; the pass that verifies it predicts the next one. The first token of a block is
+the target's own choice, the root; with k heads a block has k + 1 tokens, and in the ideal case m tokens take one pass
+for the prompt and m / (k + 1) more. With a Markov head the heads know the token before, and grow trees.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.drafters.checkpoint import load_trained
+from specinfer.drafters.heads_layers import (
+    BlockwiseSource,
+    Heads,
+    HeadsSource,
+    MedusaSource,
+    tensors_of_target,
+)
+from specinfer.drafters.ssm import growth_task, shape_of
+from specinfer.errors import SettingError, SpecInferError
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.levels import grow_edges, grow_levels
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
+from specinfer.model.torch.parts import Parts
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.families import open_weights
+from specinfer.tree import ProposalKind, TokenTree, TreeLimits
+
+
+class HeadsRunner:
+    """Grows trees for a batch. Not thread-safe."""
+
+    def __init__(self, heads: Heads, dtype: torch.dtype, device: str) -> None:
+        self._heads, self._dtype, self._device = heads, dtype, device
+
+    @classmethod
+    def build(
+        cls,
+        source: HeadsSource,
+        config: ModelConfig,
+        target: Mapping[str, torch.Tensor],
+        options: RunnerOptions,
+    ) -> "HeadsRunner":
+        """Combine the heads with the parts of their target.
+
+        Raises:
+            SettingError: if an option is bad, or if the chosen executor cannot run heads.
+        """
+        check_options(options)
+        if options.executor not in ("auto", "torch"):
+            raise SettingError("executor", options.executor, "heads run in torch")
+        check_numbers(options, "heads are held")
+        dtype = DTYPES[options.dtype]
+        kind, markov = type(source), source.markov
+        tensors = {**source.tensors, **tensors_of_target(kind, config, target, source.token_ids, markov)}
+        parts = Parts(config, tensors, dtype, options.device)
+        return cls(Heads(kind, source.count, config, parts, markov), dtype, options.device)
+
+    @property
+    def knows_paths(self) -> bool:
+        """True if the tokens before a node count: the heads have a Markov head."""
+        return self._heads.markov is not None
+
+    @torch.inference_mode()
+    def grow(
+        self,
+        tasks: Sequence[GrowthTask],
+        states: torch.Tensor,
+        shape: GrowthShape,
+        token_ids: torch.Tensor,
+    ) -> list[TokenTree]:
+        """Return one tree per task, in order; `states` [tasks, hidden] are the newest of each."""
+        outs = self._heads.outs(states.to(self._device, self._dtype))
+        levels = [rows.float() for rows in self._heads.logits(outs.unbind(1))]
+        markov = self._heads.markov
+        if markov is not None:
+            return grow_edges(
+                tasks, levels, lambda ids: markov(ids.to(self._device)).float(), shape, token_ids
+            )
+        return [
+            grow_levels(task, [rows[i] for rows in levels], shape, token_ids) for i, task in enumerate(tasks)
+        ]
+
+
+class HeadsDrafter:
+    """Drafts with heads of one kind."""
+
+    kind: ClassVar[type[HeadsSource]]
+
+    def __init__(
+        self,
+        runner: HeadsRunner,
+        description: DrafterDescription,
+        shape: GrowthShape,
+        token_ids: torch.Tensor,
+    ) -> None:
+        self._runner, self._shape, self._token_ids = runner, shape, token_ids.to(torch.int32)
+        self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> Self:
+        """Load a checkpoint of its kind.
+
+        Raises:
+            SettingError: naming the bad option.
+        """
+        shape, trained = shape_of(options), load_trained(options, cls.kind)
+        config, heads = trained.config, trained.draft
+        run_as = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
+        runner = HeadsRunner.build(heads, config, open_weights(trained.target, config), run_as)
+        description = replace(
+            trained.description, feature_layers=(config.layers,), feature_size=config.hidden_size
+        )
+        return cls(runner, description, shape, heads.token_ids)
+
+    @property
+    def description(self) -> DrafterDescription:
+        """Description of the checkpoint."""
+        return self._description
+
+    def release(self, request_id: str) -> None:
+        """Do nothing: no state is kept."""
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """Draft one tree per job, in order."""
+        newest = {i: state for i, job in enumerate(jobs) if (state := newest_state(job)) is not None}
+        trees: list[TokenTree | SpecInferError] = [TokenTree.root_only(job.context[-1]) for job in jobs]
+        if newest:
+            states = torch.from_numpy(np.stack(list(newest.values()))).view(torch.bfloat16)
+            tasks = [self._task(jobs[i]) for i in newest]
+            grown = self._runner.grow(tasks, states, self._shape, self._token_ids)
+            for i, tree in zip(newest, grown, strict=True):
+                trees[i] = tree
+        return trees
+
+    def limits(self, asked: TreeLimits) -> TreeLimits:
+        """Return the limits of the tree that is grown for the requested limits."""
+        return self._shape.limits(asked)
+
+    def _task(self, job: DraftJob) -> GrowthTask:
+        root, limits = job.context[-1:], self.limits(job.limits)
+        return growth_task(self._shape, job, KVSequence(), root, limits, offset=len(job.context) - 1)
+
+
+class MedusaDrafter(HeadsDrafter):
+    """Drafts a tree whose levels are the top tokens of Medusa's heads."""
+
+    kind = MedusaSource
+
+
+def newest_state(job: DraftJob) -> NDArray[np.int16] | None:
+    """Return the hidden state [hidden] of the token before the root as bfloat16 bits, if the job has it."""
+    came, place = job.features, len(job.context) - 2
+    if job.limits.empty or came is None or not came.start <= place < came.stop:
+        return None
+    state: NDArray[np.int16] = came.states[place - came.start, -1]
+    return state
+
+
+class BlockwiseDrafter(HeadsDrafter):
+    """Drafts a chain of each head's first token, or a tree."""
+
+    kind = BlockwiseSource
+
+    def limits(self, asked: TreeLimits) -> TreeLimits:
+        """Return the limits of a single branch, for any requested limits; of a tree with a Markov head."""
+        return super().limits(asked) if self._runner.knows_paths else replace(asked, width=1)

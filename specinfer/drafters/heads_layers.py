@@ -1,0 +1,196 @@
+"""Heads over the target's last hidden state (Medusa, blockwise parallel decoding): checkpoints and logits.
+
+    context      t_0 ... t_{n-1} t_n          h = norm(f_{n-1}): the newest hidden state that there is
+    target       head(h) chose t_n            the tree's root
+    medusa       out_i = h + SiLU(A_i h + a_i)                        logits_i = B_i out_i
+    blockwise    out_i = h + (D ReLU(C h + c) + d)_i                  logits_i = head(out_i)
+
+logits_i are of the token i places after the root, i = 1 ... k, whatever lies in between. One row, read once,
+gives the whole tree; there is no cache. Heads with a Markov head know the token before each node, x, the root at
+first, so each level of nodes is a product of its own, [nodes, rank] by [rank, draft vocabulary]:
+
+    edge logits of a node's children      logits_i + W2 W1 e(x) / rms(e(x))       e: the target's embeddings
+
+Tensors of Medusa, under the names that its authors publish, i = 0 ... k - 1:
+
+    i.0.linear.weight, i.0.linear.bias    [hidden, hidden]             of the residual block
+    i.1.weight                            [draft vocabulary, hidden]   its output head
+
+Blockwise parallel decoding, whose heads share the target's output head, which is not stored:
+
+    in_proj.weight, in_proj.bias          [k * hidden, hidden]         one feed-forward layer for all heads
+    out_proj.weight, out_proj.bias        [k * hidden, k * hidden]     rows of head after head
+
+The Markov head of either:
+
+    markov.in.weight                      [rank, hidden]               reads the target's embedding of that token
+    markov.out.weight                     [draft vocabulary, rank]
+
+Both have `d2t` and `t2d` as EAGLE has them; without these a draft token is its target token. `config.json`
+has `speculators_model_type: medusa` or `blockwise`, and `num_heads`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.torch.linear import Linear
+from specinfer.model.torch.parts import Parts
+from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.draft_checkpoint import checked_config, own_tensors, save_checkpoint
+from specinfer.model.weights.families import EMBEDDING
+
+_COUNT = "num_heads"
+MARKOV_IN, MARKOV_OUT = "markov.in", "markov.out"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsSource:
+    """Heads of either kind."""
+
+    algorithm: ClassVar[str]
+    architecture: ClassVar[str]
+    tensors: Mapping[str, torch.Tensor]
+    token_ids: torch.Tensor
+    """[draft vocabulary] target token of each draft token, ascending."""
+    count: int
+    """Number of heads."""
+
+    @property
+    def markov(self) -> bool:
+        """Return whether they have a Markov head."""
+        return f"{MARKOV_OUT}.weight" in self.tensors
+
+
+class MedusaSource(HeadsSource):
+    """Heads of Medusa: each has a residual block and an output head."""
+
+    algorithm = "medusa"
+    architecture = "MedusaSpeculator"
+
+
+class BlockwiseSource(HeadsSource):
+    """Heads of blockwise parallel decoding: one feed-forward layer, the target's output head."""
+
+    algorithm = "blockwise"
+    architecture = "BlockwiseSpeculator"
+
+
+H = TypeVar("H", bound=HeadsSource)
+
+
+def save_heads(
+    directory: Path, heads: HeadsSource, target_directory: Path, target_name: str, trained: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint. `trained` records data, command, seed, time and figures."""
+    fields = {"architectures": [heads.architecture], _COUNT: heads.count, "trained": dict(trained)}
+    save_checkpoint(
+        directory,
+        heads.algorithm,
+        heads.tensors,
+        heads.token_ids,
+        fields,
+        target_directory,
+        target_name,
+        {"num_hidden_layers": 0},
+    )
+
+
+def load_heads(kind: type[H], directory: Path, target_directory: Path) -> H:
+    """Read a checkpoint.
+
+    Raises:
+        IncompatibleError: if it is of another kind, was trained for another target or has no heads.
+    """
+    config = checked_config(directory, target_directory, kind.algorithm)
+    tensors, token_ids = own_tensors(directory)
+    count = config.get(_COUNT)
+    if not isinstance(count, int) or count < 1:
+        raise IncompatibleError(f"{directory}: {_COUNT} = {count!r} must be a positive whole number")
+    if token_ids is None:
+        token_ids = torch.arange(load_config(target_directory).vocab_size)
+    return kind(tensors, token_ids, count)
+
+
+_NORM, _HEAD = "model.norm", "lm_head"
+
+
+load_medusa = partial(load_heads, MedusaSource)
+load_blockwise = partial(load_heads, BlockwiseSource)
+
+
+class MarkovBias:
+    """Low-rank bias of logits by the token before."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._embeddings = parts.tensor(EMBEDDING)
+        self._inner, self._outer = parts.linear("", MARKOV_IN), parts.linear("", MARKOV_OUT)
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the biases [N, draft vocabulary] behind N tokens of the target."""
+        embedded = F.embedding(tokens, self._embeddings)
+        return self._outer(self._inner(F.rms_norm(embedded, embedded.shape[-1:])))
+
+
+class Heads:
+    """The heads, over any tensors: those of a checkpoint, or parameters that are trained."""
+
+    def __init__(
+        self, kind: type[HeadsSource], count: int, config: ModelConfig, parts: Parts, markov: bool = False
+    ) -> None:
+        """Take the target's `config`; `parts` consist of the checkpoint's tensors and `tensors_of_target`."""
+        self.markov = MarkovBias(parts) if markov else None
+        self._norm, self._shape = parts.norm(_NORM), (-1, count, config.hidden_size)
+        self._second: Linear | None = None
+        if issubclass(kind, BlockwiseSource):
+            self._first, self._second = parts.linear("", "in_proj"), parts.linear("", "out_proj")
+            self._heads = [parts.linear("", _HEAD)]
+        else:
+            self._first = parts.linear("", *(f"{i}.0.linear" for i in range(count)))
+            self._heads = [parts.linear("", f"{i}.1") for i in range(count)]
+
+    def outs(self, states: torch.Tensor) -> torch.Tensor:
+        """Return outs [R, k, hidden] of the target's hidden states [R, hidden], before its final norm."""
+        h = self._norm(states)
+        inner = self._first(h)
+        added = F.silu(inner) if self._second is None else self._second(F.relu(inner))
+        return h[:, None] + added.view(self._shape)
+
+    def logits(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the logits of each head [R_i, draft vocabulary], given its outs [R_i, hidden]."""
+        if self._second is None:
+            return [head(rows) for head, rows in zip(self._heads, outs, strict=True)]
+        # shared: its weights, the most of what is read, are read once
+        together = self._heads[0](torch.cat(list(outs)))
+        return list(torch.split(together, [len(rows) for rows in outs]))
+
+
+def tensors_of_target(
+    kind: type[HeadsSource],
+    config: ModelConfig,
+    target: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor,
+    markov: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Return the target's frozen tensors that heads read: its final norm, its output head if shared.
+
+    A Markov head reads its embeddings.
+    """
+    norm = ("weight", "bias") if config.layer_norm else ("weight",)
+    found = {f"{_NORM}.{part}": target[f"{_NORM}.{part}"] for part in norm}
+    if markov:
+        found[EMBEDDING] = target[EMBEDDING]
+    if issubclass(kind, BlockwiseSource):
+        found[f"{_HEAD}.weight"] = output_head(config, target)[token_ids]
+    return found
+
+
+def output_head(config: ModelConfig, target: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the target's output head [V, hidden]."""
+    return target[EMBEDDING if config.tied_embeddings else f"{_HEAD}.weight"]

@@ -1,0 +1,262 @@
+"""DFlash and DSpark drafts: a block of tokens, all guessed in one pass over the target's hidden states.
+
+Guesses of DFlash do not depend on the tokens before them in the block, so its trees grow as those of heads. DSpark
+adds to each guess a bias by the token before it (a Markov head), and its trees grow level by level. Its confidence
+head is not asked: which nodes are worth verifying follows from the probabilities of the paths. Tensors:
+
+    fc.weight                        [hidden, layers read * hidden], followed by the norm hidden_norm
+    layers.i.*, norm.weight          decoder layers with norms of queries and keys; the final norm
+    lm_head.weight                   [draft vocabulary, hidden]; where it is the whole, the target's own is taken
+    d2t, t2d                         as of EAGLE-3; absent if the draft vocabulary is the target's
+    markov_head.*                    DSpark: bias of a position's logits by the token before it
+    confidence_head.*                DSpark: how likely a position is accepted; does not change any logit
+
+The embeddings are the target's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Self, TypeVar
+
+import torch
+
+from specinfer.drafters import DrafterOptions
+from specinfer.drafters.feature_rows import FeatureRowsDrafter
+from specinfer.drafters.published.block_model import BlockModel, BlockPath, BlockTask, MarkovPasses
+from specinfer.drafters.published.config import (
+    PublishedConfig,
+    Shapes,
+    layer_shapes,
+    naming,
+    read_published,
+)
+from specinfer.drafters.published.rows import PublishedSource, in_llama_names, load_published, read_tensors
+from specinfer.drafters.ssm import shape_of
+from specinfer.errors import IncompatibleError
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.eagle_layer import EagleTask
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.levels import grow_levels
+from specinfer.model.drafting.task import GrowthShape
+from specinfer.tree import TokenTree, TreeLimits
+
+_FIELDS = {
+    "draft_vocab_size": None,
+    "block_size": 8,
+    "target_hidden_size": None,
+    "aux_hidden_state_layer_ids": None,
+    "mask_token_id": None,
+    "sliding_window_non_causal": False,
+    "sample_from_anchor": False,
+}
+_MARKOV_FIELDS = {
+    "sample_from_anchor": True,
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+MARKOV_KINDS = ("vanilla", "gated", "rnn")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSource(PublishedSource):
+    """A draft that guesses a block of tokens at once."""
+
+    block: int
+    """Positions of a block: the root, then masks."""
+    mask: int
+    """Token of a mask."""
+    from_root: bool
+    """True if the root's own position guesses the token behind it, so that no position is without a guess."""
+    windows_see_all: bool
+    """True if positions of a block see later ones of it in layers with a window, too."""
+    markov: str = ""
+    """Kind of the Markov head, if there is one."""
+
+
+class DFlashSource(BlockSource):
+    """A DFlash draft."""
+
+    algorithm = "dflash"
+
+
+class DSparkSource(BlockSource):
+    """A DSpark draft: DFlash, and a Markov head."""
+
+    algorithm = "dspark"
+
+
+B = TypeVar("B", bound=BlockSource)
+
+
+def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> B:
+    """Read a checkpoint.
+
+    Raises:
+        IncompatibleError: naming what is not understood, or does not fit the target.
+    """
+    spark = issubclass(kind, DSparkSource)
+    with naming(directory):
+        config = read_published(
+            directory, target_directory, kind.algorithm, {**_FIELDS, **(_MARKOV_FIELDS if spark else {})}
+        )
+        rank = config.fields["markov_rank"] if spark else 0
+        if not isinstance(rank, int) or rank < 0:
+            raise IncompatibleError(f"markov_rank = {rank!r}: must be a whole number")
+        anchored, block = config.flag("sample_from_anchor"), config.count("block_size")
+        if block == 1 and not anchored:
+            raise IncompatibleError(f"block_size = {block}: has no position that guesses")
+        wanted = _shapes(config) | (_markov_shapes(config, rank) if spark else {})
+        vocabulary, size = config.count("draft_vocab_size"), config.target.vocab_size
+        hidden = config.target.hidden_size
+        whole: Shapes = {"embed_tokens.weight": (size, hidden)}  # the library takes the target's own
+        head: Shapes = {"lm_head.weight": (vocabulary, hidden)}
+        if vocabulary == size:
+            whole |= head
+        else:
+            wanted |= head
+        tensors, token_ids = read_tensors(directory, wanted, whole, vocabulary, size)
+        return kind(
+            in_llama_names({name: tensors[name] for name in wanted}),
+            token_ids,
+            config.layers,
+            config.read_layers("aux_hidden_state_layer_ids"),
+            block,
+            config.token("mask_token_id"),
+            anchored,
+            config.flag("sliding_window_non_causal"),
+            config.fields["markov_head_type"] if rank else "",
+        )
+
+
+load_dflash = partial(load_block_draft, DFlashSource)
+load_dspark = partial(load_block_draft, DSparkSource)
+
+
+def _shapes(config: PublishedConfig) -> Shapes:
+    hidden = config.target.hidden_size
+    read = len(config.read_layers("aux_hidden_state_layer_ids"))
+    found: Shapes = {"fc.weight": (hidden, read * hidden)}
+    found |= {f"{norm}.weight": (hidden,) for norm in ("hidden_norm", "norm")}
+    for index in range(config.layers.config.layers):
+        found |= layer_shapes(f"layers.{index}.", config.layers, normed_heads=True)
+    return found
+
+
+def _markov_shapes(config: PublishedConfig, rank: int) -> Shapes:
+    hidden, kind = config.target.hidden_size, config.fields["markov_head_type"]
+    if kind not in MARKOV_KINDS:
+        raise IncompatibleError(f"markov_head_type = {kind!r}: must be one of {', '.join(MARKOV_KINDS)}")
+    found: Shapes = {}
+    if rank:
+        found["markov_head.markov_w1.weight"] = (config.target.vocab_size, rank)
+        found["markov_head.markov_w2.weight"] = (config.count("draft_vocab_size"), rank)
+        sizes = {
+            "gated": ("gate_proj", rank, hidden + rank),
+            "rnn": ("joint_proj", 3 * rank, 2 * rank + hidden),
+        }
+        if kind in sizes:
+            name, out, read = sizes[kind]
+            found |= {f"markov_head.{name}.weight": (out, read), f"markov_head.{name}.bias": (out,)}
+    if config.flag("enable_confidence_head"):
+        read = hidden + (rank if config.flag("confidence_head_with_markov") else 0)
+        found |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+    return found
+
+
+class BlockRunner:
+    """Grows trees of DFlash or DSpark."""
+
+    def __init__(self, model: BlockModel, num_blocks: int) -> None:
+        self._model, self.cache = model, PagedKVCache(num_blocks, model.memory)
+
+    def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
+        """Return the rows that growing one tree adds to the cache for a while: none."""
+        return 0
+
+    @torch.inference_mode()
+    def grow(
+        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """Read every task's new rows and grow its tree; return one per task, in order."""
+        parts = [
+            BlockTask(
+                item.task.sequence, item.states, None if item.task.limits.empty else item.task.delta[-1]
+            )
+            for item in tasks
+        ]
+        hidden = iter(self._model.run(parts))
+        blocks = [None if part.root is None else next(hidden) for part in parts]
+        trees = self._grown(tasks, blocks, shape, token_ids)
+        for item in tasks:
+            self.cache.append(item.task.sequence, item.task.delta)
+            self.cache.trim(item.task.sequence)
+        return trees
+
+    def _grown(
+        self,
+        tasks: Sequence[EagleTask],
+        blocks: Sequence[torch.Tensor | None],
+        shape: GrowthShape,
+        token_ids: torch.Tensor,
+    ) -> list[TokenTree]:
+        first, depths, head = self._model.first, self._model.depths, self._model.markov
+        paths: dict[int, BlockPath] = {}
+        alone = []
+        for item, block in zip(tasks, blocks, strict=True):
+            limits = replace(item.task.limits, depth=min(item.task.limits.depth, depths))
+            # its nodes are no rows of the cache
+            task = replace(
+                item.task,
+                sequence=KVSequence(),
+                delta=item.task.delta[-1:],
+                limits=limits,
+                offset=item.task.context_length - 1,
+            )
+            alone.append(task)
+            if block is not None:
+                logits = self._model.logits(block[first : first + limits.depth])
+                paths[id(task.sequence)] = BlockPath(block, logits, [])
+        if head is not None:
+            passes = MarkovPasses(head, first, self.cache, paths)
+            return ReferenceGrowth(passes.forward, shape, token_ids).grow(alone)
+        return [
+            grow_levels(task, list(path.logits), shape, token_ids)
+            if (path := paths.get(id(task.sequence)))
+            else TokenTree.root_only(task.delta[-1])
+            for task in alone
+        ]
+
+
+class BlockDrafter(FeatureRowsDrafter):
+    """Drafts a tree over a block."""
+
+    kind: ClassVar[type[BlockSource]]
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> Self:
+        """Load a checkpoint of its kind.
+
+        Raises:
+            SettingError: naming the bad option.
+            IncompatibleError: naming what is not understood, or does not fit the target.
+        """
+        shape, found = shape_of(options), load_published(options, cls.kind)
+        runner = BlockRunner(BlockModel(found.draft, found.borrowed, *found.memory), found.blocks)
+        return cls(runner, found.description, shape, found.draft.token_ids)
+
+
+class DFlashDrafter(BlockDrafter):
+    """Drafts a tree of the tokens that are likely at each place of a block."""
+
+    kind = DFlashSource
+
+
+class DSparkDrafter(BlockDrafter):
+    """Drafts a tree over a block, level by level."""
+
+    kind = DSparkSource

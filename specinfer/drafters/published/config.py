@@ -1,0 +1,270 @@
+"""`config.json` of a published draft: each field is read, or refused by its name and value."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.sizes import check_sizes
+from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.draft_checkpoint import checked_config, target_config, verifier_fields
+
+_KINDS = ("llama", "qwen3")
+_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+_ELSEWHERE = ("rope_theta", "rope_scaling", "torch_dtype", "_name_or_path")
+"""Fields under their older names, and one without meaning."""
+_ROPE = frozenset(
+    {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+    }
+    | {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}
+    | {"mscale", "mscale_all_dim", "short_factor", "long_factor"}
+)
+"""Parts of `rope_parameters` that `transformers` reads; frequencies by kind of layer are none of them."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FIELD = "transformer_layer_config"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayers:
+    """The layers of a draft."""
+
+    config: ModelConfig
+    """Their shape; the vocabulary is the target's."""
+    windows: tuple[int | None, ...]
+    """By layer, the number of positions that it looks back; None: all."""
+    biased: bool
+    """True if the projections of attention have biases."""
+
+
+def read_layers(fields: Any) -> DraftLayers:
+    """Read a `transformer_layer_config`.
+
+    Raises:
+        IncompatibleError: naming the field that is not understood.
+    """
+    from transformers import AutoConfig
+
+    if not isinstance(fields, dict):
+        raise IncompatibleError(f"{_FIELD} = {fields!r}: must be an object")
+    kind = fields.get("model_type")
+    if kind not in _KINDS:
+        raise refused("model_type", kind, f"supported are {', '.join(_KINDS)}")
+    known = {*AutoConfig.for_model(kind).to_dict(), *_WINDOWS, *_ELSEWHERE}
+    for name in sorted(fields.keys() - known):
+        raise refused(name, fields[name], "not understood")
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = fields.get(name) or {}
+        if not isinstance(rope, dict) or rope.keys() - _ROPE:
+            raise refused(name, rope, "not understood")
+    check_sizes({_FIELD: fields}, least=1)
+    plain = {name: value for name, value in fields.items() if name not in _WINDOWS}
+    try:
+        config = from_transformers(AutoConfig.for_model(**plain))
+    except IncompatibleError as error:
+        raise IncompatibleError(f"{_FIELD}: {error}") from error
+    except Exception as error:  # values that do not go together: of any type
+        raise IncompatibleError(f"{_FIELD}: {' '.join(str(error).split())}") from error
+    return DraftLayers(config, _windows(fields, config.layers), bool(fields.get("attention_bias")))
+
+
+def refused(name: str, value: Any, why: str) -> IncompatibleError:
+    """Return the error that refuses a field of the layers."""
+    return IncompatibleError(f"{_FIELD}.{name} = {value!r}: {why}")
+
+
+def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    kinds, window = fields.get("layer_types"), fields.get("sliding_window")
+    if kinds is None and fields.get("use_sliding_window"):
+        raise refused("layer_types", kinds, "use_sliding_window = True does not say which layers have it")
+    kinds = [_FULL] * layers if kinds is None else kinds
+    known = isinstance(kinds, list) and all(kind in (_FULL, _SLIDING) for kind in kinds)
+    if not known or len(kinds) != layers:
+        raise refused("layer_types", kinds, f"must be {_FULL} or {_SLIDING} for each of {layers} layers")
+    if _SLIDING in kinds and (not isinstance(window, int) or window < 1):
+        raise refused("sliding_window", window, "must be a positive whole number")
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
+
+
+def layer_shapes(prefix: str, layers: DraftLayers, normed_heads: bool, width: int = 1) -> Shapes:
+    """Return the tensors of one layer under a prefix, with their shapes.
+
+    Args:
+        normed_heads: whether queries and keys are normed.
+        width: hidden states that lie side by side in the input of attention.
+    """
+    c, read = layers.config, width * layers.config.hidden_size
+    query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    rows = {"q_proj": (query, read), "k_proj": (key, read), "v_proj": (key, read)}
+    rows["o_proj"] = (c.hidden_size, query)
+    found: Shapes = {
+        f"{prefix}{norm}.weight": (c.hidden_size,) for norm in ("input_layernorm", "post_attention_layernorm")
+    }
+    for name, shape in rows.items():
+        found[f"{prefix}self_attn.{name}.weight"] = shape
+        if layers.biased:
+            found[f"{prefix}self_attn.{name}.bias"] = shape[:1]
+    if normed_heads:
+        found |= {f"{prefix}self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
+    for name in ("gate_proj", "up_proj"):
+        found[f"{prefix}mlp.{name}.weight"] = (c.intermediate_size, c.hidden_size)
+    found[f"{prefix}mlp.down_proj.weight"] = (c.hidden_size, c.intermediate_size)
+    return found
+
+
+_DESCRIBED = frozenset(
+    {"architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "speculators_version"}
+    | {"speculators_model_type", "speculators_config", "transformer_layer_config", "_name_or_path"}
+    | {"has_no_defaults_at_init", "base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan"}
+)
+"""Fields of every algorithm that say who wrote the file, or are read by themselves."""
+EAGLE_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_UNTIED = {"tie_word_embeddings": False}
+_PROPOSAL: Mapping[str, Any] = {"proposal_type": "greedy", "verifier_accept_k": 1, "accept_tolerance": 0.0}
+"""A proposal method without loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedConfig:
+    """Contents of a published `config.json`."""
+
+    fields: Mapping[str, Any]
+    """The algorithm's own fields, with the library's value where the file has none."""
+    layers: DraftLayers
+    target: ModelConfig
+    tokens: int
+    """Tokens that the draft is meant to guess."""
+
+    def count(self, name: str) -> int:
+        """Return a field that is a positive whole number."""
+        value = self.fields[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise IncompatibleError(f"{name} = {value!r}: must be a positive whole number")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return a field that is true or false."""
+        value = self.fields[name]
+        if not isinstance(value, bool):
+            raise IncompatibleError(f"{name} = {value!r}: must be true or false")
+        return value
+
+    def token(self, name: str) -> int:
+        """Return a field that is a token of the target."""
+        value, size = self.fields[name], self.target.vocab_size
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
+            raise IncompatibleError(f"{name} = {value!r}: must be one of the target's {size} tokens")
+        return value
+
+    def read_layers(self, name: str) -> tuple[int, ...]:
+        """Return a field of layers of the target whose hidden states are read, in its order."""
+        value, most = self.fields[name], self.target.layers
+        if value is None and name == EAGLE_LAYERS:
+            return usual_layers(most)
+        whole = isinstance(value, list) and all(isinstance(n, int) and 0 <= n <= most for n in value)
+        if not whole or not value or len(set(value)) < len(value):
+            raise IncompatibleError(f"{name} = {value!r}: must be different layers from 0 to {most}")
+        return tuple(value)
+
+
+def usual_layers(layers: int) -> tuple[int, int, int]:
+    """Return the layers whose hidden states EAGLE-3's kin read of a target with so many, by default."""
+    return 2, layers // 2, layers - 3
+
+
+@contextmanager
+def naming(directory: Path) -> Iterator[None]:
+    """Let errors of a checkpoint say where it is."""
+    try:
+        yield
+    except IncompatibleError as error:
+        if str(error).startswith(str(directory)):
+            raise
+        raise IncompatibleError(f"{directory}: {error}") from error
+
+
+def read_published(
+    directory: Path, target_directory: Path, algorithm: str, known: Mapping[str, Any]
+) -> PublishedConfig:
+    """Read the `config.json` of a checkpoint.
+
+    Args:
+        known: the algorithm's fields, each with the library's value where the file has none.
+
+    Raises:
+        IncompatibleError: naming the field that is not understood, or that does not fit the target.
+    """
+    config = checked_config(directory, target_directory, algorithm)
+    known = {**known, **_UNTIED}
+    for name in sorted(config.keys() - known.keys() - _DESCRIBED):
+        raise IncompatibleError(f"{name} = {config[name]!r}: not understood for {algorithm}")
+    fields = {name: config.get(name, value) for name, value in known.items()}
+    target = target_config(target_directory)
+    must_be(fields, _UNTIED)
+    try:
+        layers = read_layers(config["transformer_layer_config"])
+        _check_verifier(config, layers, target, target_directory)
+        longest = min(layers.config.max_positions, target.max_positions)  # nothing is drafted beyond
+        layers = replace(layers, config=replace(layers.config, max_positions=longest))
+        return PublishedConfig(fields, layers, target, _tokens(config["speculators_config"], algorithm))
+    except KeyError as error:
+        raise IncompatibleError(f"config.json lacks {error}") from error
+
+
+def must_be(fields: Mapping[str, Any], only: Mapping[str, Any]) -> None:
+    """Check fields of which only one value is understood.
+
+    Raises:
+        IncompatibleError: naming the field that has another.
+    """
+    for name, value in only.items():
+        if fields.get(name, value) != value:
+            raise IncompatibleError(f"{name} = {fields[name]!r}: only {value!r} is understood")
+
+
+def _check_verifier(
+    config: Mapping[str, Any], layers: DraftLayers, target: ModelConfig, target_directory: Path
+) -> None:
+    """Compare the target with what a checkpoint says of its verifier."""
+    named = verifier_fields(config).get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise IncompatibleError(f"verifier.architectures = {named!r}: must be names")
+    found = json.loads((target_directory / "config.json").read_text()).get("architectures") or ()
+    if named and found and not set(named) & set(found):
+        told = f"verifier.architectures = {named!r}"
+        raise IncompatibleError(f"{told}: {target_directory} is of {list(found)!r}")
+    own = layers.config
+    for name, ours, theirs in (
+        ("transformer_layer_config.hidden_size", own.hidden_size, target.hidden_size),
+        ("transformer_layer_config.vocab_size", own.vocab_size, target.vocab_size),
+        ("target_hidden_size", config.get("target_hidden_size") or own.hidden_size, target.hidden_size),
+    ):
+        if ours != theirs:
+            raise IncompatibleError(f"{name} = {ours}: {target_directory} has {theirs}")
+
+
+def _tokens(described: Mapping[str, Any], algorithm: str) -> int:
+    """Return the tokens to be guessed, if the proposal is one without loss."""
+    must_be(described, {"algorithm": algorithm, "default_proposal_method": "greedy"})
+    methods = described["proposal_methods"]
+    if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
+        raise IncompatibleError(f"proposal_methods = {methods!r}: must be objects")
+    for method in methods:
+        for name in sorted(method.keys() - {*_PROPOSAL, "speculative_tokens"}):
+            raise IncompatibleError(f"proposal_methods.{name} = {method[name]!r}: not understood")
+        must_be(method, _PROPOSAL)
+    tokens = methods[0].get("speculative_tokens") if methods else None
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise IncompatibleError(f"speculative_tokens = {tokens!r}: must be a positive whole number")
+    return tokens

@@ -1,0 +1,160 @@
+"""Checkpoints of EAGLE-3 speculators, in the layout of the `speculators` library.
+
+    fc.weight                               [hidden, layers * target hidden]
+    layers.0.hidden_norm.weight             beside the modules of a decoder layer, whose query, key and value
+                                            read [2 * hidden]: norm of the embedding, then of the hidden state
+    norm.weight, lm_head.weight             [draft vocabulary, hidden]
+    d2t, t2d                                target id = draft id + d2t[draft id]; which target ids are drafted
+    embed_tokens.weight                     the target's own are taken where it is absent
+
+`config.json` says `speculators_model_type: eagle3`, the target's layers whose hidden states are read
+(`eagle_aux_hidden_state_layer_ids`: after so many layers), and `norm_before_residual`. The layer has the
+target's shape, unless another library wrote the file: then that of `transformer_layer_config`, and whatever
+else such a file says is read or refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from specinfer.drafters.published.config import (
+    EAGLE_LAYERS,
+    Shapes,
+    layer_shapes,
+    must_be,
+    naming,
+    read_published,
+    refused,
+    usual_layers,
+)
+from specinfer.drafters.published.rows import read_tensors
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.draft_checkpoint import (
+    FINGERPRINT,
+    checked_config,
+    own_tensors,
+    save_checkpoint,
+    verifier_fields,
+)
+
+ALGORITHM = "eagle3"
+_RENAMED = {"hidden_norm.weight": "layers.0.hidden_norm.weight", "model.norm.weight": "norm.weight"}
+_EMBEDDING = "embed_tokens.weight"
+_UNKNOWN_PARTS = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
+"""Fields of parts that the layer here does not have."""
+_FIELDS = {
+    "draft_vocab_size": None,
+    "norm_before_residual": False,
+    "target_hidden_size": None,
+    "embed_requires_grad": False,
+    EAGLE_LAYERS: None,
+    **_UNKNOWN_PARTS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EagleSource:
+    """An EAGLE-3 speculator."""
+
+    algorithm: ClassVar[str] = ALGORITHM
+    tensors: Mapping[str, torch.Tensor]
+    """Tensors: `fc`, `hidden_norm`, `model.norm`, `lm_head` and the modules of `model.layers.0`."""
+    token_ids: torch.Tensor
+    """[draft vocabulary] target token of each draft token, ascending."""
+    layers: tuple[int, ...]
+    """Numbers of the target's layers after which the hidden states are taken."""
+    norm_before_residual: bool = False
+    """True if the residual is the normed hidden state."""
+    embedding: torch.Tensor | None = None
+    """Its own embeddings [V, hidden]; None: the target's."""
+    shape: ModelConfig | None = None
+    """Shape of its layer; None: the target's."""
+
+
+def save_eagle(
+    directory: Path, eagle: EagleSource, target_directory: Path, target_name: str, trained: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint. `trained` records data, command, seed, time and figures."""
+    stored = {_stored(name): tensor for name, tensor in eagle.tensors.items()}
+    if eagle.embedding is not None:
+        stored[_EMBEDDING] = eagle.embedding
+    fields = {
+        "architectures": ["Eagle3Speculator"],
+        "norm_before_residual": eagle.norm_before_residual,
+        EAGLE_LAYERS: list(eagle.layers),
+        "trained": dict(trained),
+    }
+    shape = {"num_hidden_layers": 1}
+    save_checkpoint(
+        directory, ALGORITHM, stored, eagle.token_ids, fields, target_directory, target_name, shape
+    )
+
+
+def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
+    """Read a checkpoint.
+
+    Raises:
+        IncompatibleError: if it was trained for another target, or is of another kind; naming what is not
+            understood.
+    """
+    config = checked_config(directory, target_directory, ALGORITHM)
+    if FINGERPRINT not in verifier_fields(config):
+        with naming(directory):
+            return _load_published(directory, target_directory)
+    own, token_ids = own_tensors(directory)
+    layers = config.get(EAGLE_LAYERS) or usual_layers(load_config(target_directory).layers)
+    return EagleSource(
+        _named(own),
+        torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids,
+        tuple(layers),
+        bool(config.get("norm_before_residual", False)),
+        own.get(_EMBEDDING),
+    )
+
+
+def _load_published(directory: Path, target_directory: Path) -> EagleSource:
+    """Read a checkpoint that another library wrote. A layer with a window is served up to it."""
+    config = read_published(directory, target_directory, ALGORITHM, _FIELDS)
+    must_be(config.fields, _UNKNOWN_PARTS)
+    read, layers = config.read_layers(EAGLE_LAYERS), config.layers
+    if list(read) != sorted(read):
+        raise IncompatibleError(f"{EAGLE_LAYERS} = {list(read)!r}: must ascend")
+    if layers.config.layers != 1:
+        raise refused("num_hidden_layers", layers.config.layers, "EAGLE-3 has one layer here")
+    vocabulary, size, hidden = (
+        config.count("draft_vocab_size"),
+        config.target.vocab_size,
+        config.target.hidden_size,
+    )
+    wanted: Shapes = {"fc.weight": (hidden, len(read) * hidden), "lm_head.weight": (vocabulary, hidden)}
+    wanted |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
+    wanted |= layer_shapes("layers.0.", layers, layers.config.qk_norm, width=2)
+    own, token_ids = read_tensors(directory, wanted, {_EMBEDDING: (size, hidden)}, vocabulary, size)
+    (window,) = layers.windows
+    most = layers.config.max_positions
+    return EagleSource(
+        _named(own),
+        token_ids,
+        read,
+        config.flag("norm_before_residual"),
+        own.get(_EMBEDDING),
+        replace(layers.config, max_positions=min(most, window) if window else most),
+    )
+
+
+def _stored(name: str) -> str:
+    return _RENAMED.get(name, name.removeprefix("model."))
+
+
+def _named(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of a checkpoint but its embeddings, under the names of `EagleSource`."""
+    back = {stored: own for own, stored in _RENAMED.items()}
+    return {
+        back.get(name, f"model.{name}" if name.startswith("layers.") else name): tensor
+        for name, tensor in tensors.items()
+        if name != _EMBEDDING
+    }

@@ -1,0 +1,146 @@
+"""MTP drafts: one decoder layer that was trained with the target, over its last hidden state.
+
+    context   t_0 t_1 ... t_n     rows   (f_0, t_1) ... (f_{n-1}, t_n), f: before the target's final norm
+    row j     x = proj [norm(embedding(t_{j+1})), norm(f_j)]      out = norm(layer(x)), position j
+              logits = head(out), the target's own head, of the token after t_{j+1}
+    node      its hidden state is the out of its parent's row
+
+As EAGLE's, rows of nodes follow those of the context, all in one cache: that is how servers run such layers.
+(While they are trained each further step reads rows of its own for the whole context.) Tensors:
+
+    mtp_layers.0.input_proj.weight              [hidden, 2 * hidden], of the embedding, then of the hidden state
+    mtp_layers.0.token_layernorm.weight         norm of the embedding
+    mtp_layers.0.hidden_layernorm.weight        norm of the hidden state
+    mtp_layers.0.*, ....final_layernorm.weight  a decoder layer; its final norm
+
+Embeddings and output head are the target's.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+
+from specinfer.drafters import DrafterOptions
+from specinfer.drafters.eagle import EagleRunner
+from specinfer.drafters.feature_rows import FeatureRowsDrafter
+from specinfer.drafters.published.config import Shapes, layer_shapes, must_be, naming, read_published, refused
+from specinfer.drafters.published.rows import (
+    Borrowed,
+    PublishedSource,
+    RowMemory,
+    in_llama_names,
+    load_published,
+    read_tensors,
+)
+from specinfer.drafters.ssm import shape_of
+from specinfer.model.batch import Batch
+from specinfer.model.cache.sequence import Slots
+from specinfer.model.torch.layer import Layer
+from specinfer.model.torch.linear import make_linear
+from specinfer.model.torch.parts import Parts
+from specinfer.model.torch.rotary import rotary_tables
+
+_PREFIX = "mtp_layers."
+_KIND = "qwen3"
+"""The family of MTP layers that our decoder knows; the library has hybrid ones, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class MtpSource(PublishedSource):
+    """An MTP draft; it guesses all tokens of the target and reads its last layer."""
+
+    algorithm: ClassVar[str] = "mtp"
+
+
+def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
+    """Read a checkpoint.
+
+    Raises:
+        IncompatibleError: naming what is not understood, or does not fit the target.
+    """
+    with naming(directory):
+        config = read_published(
+            directory, target_directory, MtpSource.algorithm, {"num_nextn_predict_layers": 1}
+        )
+        must_be(config.fields, {"num_nextn_predict_layers": 1})
+        if config.layers.config.family != _KIND:
+            raise refused("model_type", config.layers.config.family, f"MTP layers are of {_KIND}")
+        if config.layers.windows[0] is not None:
+            raise refused("sliding_window", config.layers.windows[0], "an MTP layer sees all positions")
+        hidden, size = config.target.hidden_size, config.target.vocab_size
+        wanted: Shapes = {f"{_PREFIX}0.input_proj.weight": (hidden, 2 * hidden)}
+        for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            wanted[f"{_PREFIX}0.{norm}.weight"] = (hidden,)
+        wanted |= layer_shapes(f"{_PREFIX}0.", config.layers, normed_heads=True)
+        tensors, token_ids = read_tensors(directory, wanted, {}, size, size)
+        layers = (config.target.layers,)
+        return MtpSource(in_llama_names(tensors, _PREFIX), token_ids, config.layers, layers)
+
+
+class MtpModel:
+    """The layer with its weights and the memory of its rows."""
+
+    def __init__(
+        self, source: MtpSource, borrowed: Borrowed, dtype: torch.dtype, device: str, num_blocks: int
+    ) -> None:
+        config = replace(source.draft_layers.config, layers=1)
+        self._device, self._dtype = device, dtype
+        parts = Parts(config, source.tensors, dtype, device)
+        self._embedding = borrowed.embedding.to(device, dtype)
+        self._head = make_linear(borrowed.head.to(device, dtype))
+        prefix = "model.layers.0."
+        self._proj, self._layer = (
+            make_linear(parts.tensor(f"{prefix}input_proj.weight")),
+            Layer(0, config, parts),
+        )
+        self._token_norm, self._hidden_norm, self._norm = (
+            parts.norm(f"{prefix}{name}_layernorm") for name in ("token", "hidden", "final")
+        )
+        self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(config))
+        self._memory = RowMemory(config, dtype, device, num_blocks)
+
+    def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the target's last states [T, 1, hidden] as [T, hidden]."""
+        return states.to(self._device, self._dtype).flatten(1)
+
+    def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the rows' outs [T, hidden], given their hidden states [T, hidden]."""
+        token_ids, positions = (
+            torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            for numbers in (batch.token_ids, batch.positions)
+        )
+        embedded = self._token_norm(F.embedding(token_ids, self._embedding))
+        x = self._proj(torch.cat([embedded, self._hidden_norm(hidden)], -1))
+        angles = self._cos[positions][:, None], self._sin[positions][:, None]
+        return self._norm(self._layer(x, angles, self._memory.attention(batch, [None])))
+
+    def logits(self, outs: torch.Tensor) -> torch.Tensor:
+        """Return the logits [R, V] in float32."""
+        return self._head(outs).float()
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """Fail: no node of a tree is kept, so none moves."""
+        self._memory.move(source, target)
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """Fail: the cache has no window, so nothing turns."""
+        self._memory.rotate(slots, delta)
+
+
+class MtpDrafter(FeatureRowsDrafter):
+    """Drafts a tree level by level, one pass of the layer each."""
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> Self:
+        """Load a checkpoint.
+
+        Raises:
+            SettingError: naming the bad option.
+            IncompatibleError: naming what is not understood, or does not fit the target.
+        """
+        shape, found = shape_of(options), load_published(options, MtpSource)
+        runner = EagleRunner(MtpModel(found.draft, found.borrowed, *found.memory), found.blocks)
+        return cls(runner, found.description, shape, found.draft.token_ids)

@@ -1,0 +1,205 @@
+"""Common parts of published drafts: tensors, the memory of rows, what they borrow from the target."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+
+from specinfer.drafters import DrafterDescription, DrafterOptions
+from specinfer.drafters.checkpoint import load_trained
+from specinfer.drafters.heads_layers import output_head
+from specinfer.drafters.published.config import DraftLayers, Shapes
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.batch import Batch
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, blocks_for
+from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
+from specinfer.model.torch.attention import ReferenceAttention
+from specinfer.model.torch.layer import Attend
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.draft_checkpoint import checked_tokens, own_tensors
+from specinfer.model.weights.families import EMBEDDING, open_weights
+
+
+class RowMemory:
+    """Keys and values of rows, by layer and slot."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str, num_blocks: int) -> None:
+        self._attention, self._device = ReferenceAttention(device), device
+        shape = (num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
+        self.keys, self.values = (
+            [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)] for _ in range(2)
+        )
+
+    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep keys and values [T, KV heads, D] in slots."""
+        self.keys[layer].index_copy_(0, slots, key)
+        self.values[layer].index_copy_(0, slots, value)
+
+    def attention(self, batch: Batch, windows: Sequence[int | None]) -> Attend:
+        """Return the attention of a batch's rows in layers with these windows; the rows are kept."""
+        slots = torch.tensor(batch.write_slots, dtype=torch.int64, device=self._device)
+        plans = {window: self._attention.plan(batch, window=window) for window in set(windows)}
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            self.write(layer, slots, key, value)
+            return self._attention.attend(query, self.keys[layer], self.values[layer], plans[windows[layer]])
+
+        return attend
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """Fail: no row of a draft is kept, so none moves."""
+        raise NotImplementedError("drafts are dropped whole")
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """Fail: the cache has no window, so nothing turns."""
+        raise NotImplementedError("this cache has no window")
+
+
+def slots_of(sequence: KVSequence, start: int, stop: int) -> torch.Tensor:
+    """Return the slots of a sequence's positions from `start` to `stop`."""
+    places = torch.arange(start, stop)
+    return torch.tensor(sequence.blocks)[places // BLOCK_TOKENS] * BLOCK_TOKENS + places % BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Tensors that a draft shares with its target."""
+
+    embedding: torch.Tensor
+    """[V, hidden]"""
+    head: torch.Tensor
+    """[draft vocabulary, hidden]"""
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        target: Mapping[str, torch.Tensor],
+        own: Mapping[str, torch.Tensor],
+        token_ids: torch.Tensor,
+    ) -> "Borrowed":
+        """Return a draft's own tensors where it has them, else those of its target."""
+        embedding, head = own.get("embed_tokens.weight"), own.get("lm_head.weight")
+        return cls(
+            target[EMBEDDING] if embedding is None else embedding,
+            output_head(config, target)[token_ids] if head is None else head,
+        )
+
+
+def in_order(states: torch.Tensor, layers: tuple[int, ...]) -> torch.Tensor:
+    """Return hidden states [R, layers, hidden] of ascending layers in the order of a draft: [R, all]."""
+    ascending = sorted(layers)
+    return states[:, [ascending.index(layer) for layer in layers]].flatten(1)
+
+
+_OF_TARGET = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
+"""Copies of the target's own tensors, by which drafts are trained."""
+
+
+def read_tensors(
+    directory: Path, wanted: Shapes, optional: Shapes, draft_vocabulary: int, vocabulary: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return a checkpoint's tensors, and the target token of each draft token.
+
+    Raises:
+        IncompatibleError: naming the tensor that is missing, of another shape, or not called for.
+    """
+    tensors, token_ids = own_tensors(directory)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in _OF_TARGET}
+    if missing := sorted(wanted.keys() - tensors.keys()):
+        raise IncompatibleError(f"its weights lack {missing[0]}")
+    shapes = wanted | optional
+    for name, tensor in tensors.items():
+        if name not in shapes:
+            raise IncompatibleError(f"config.json does not call for the tensor {name}")
+        if tuple(tensor.shape) != shapes[name]:
+            found = f"{name} has shape {list(tensor.shape)}"
+            raise IncompatibleError(f"{found}: config.json says {list(shapes[name])}")
+    return tensors, _token_ids(token_ids, draft_vocabulary, vocabulary)
+
+
+def _token_ids(found: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
+    if found is None and draft_vocabulary == vocabulary:
+        return torch.arange(vocabulary)
+    return checked_tokens(found, draft_vocabulary, vocabulary)
+
+
+def in_llama_names(tensors: Mapping[str, torch.Tensor], prefix: str = "layers.") -> dict[str, torch.Tensor]:
+    """Return tensors with layers and final norm under the names that our decoder's parts have."""
+    renamed = {"norm.weight": "model.norm.weight"}
+    return {
+        renamed.get(name, f"model.layers.{name.removeprefix(prefix)}" if name.startswith(prefix) else name): t
+        for name, t in tensors.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSource:
+    """Common parts of a published draft of any kind."""
+
+    algorithm: ClassVar[str]
+    tensors: Mapping[str, torch.Tensor]
+    token_ids: torch.Tensor
+    """[draft vocabulary] target token of each draft token."""
+    draft_layers: DraftLayers
+    layers: tuple[int, ...]
+    """Numbers of the target's layers after which hidden states are read, in the order of `fc`."""
+
+
+P = TypeVar("P", bound=PublishedSource)
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Generic[P]):
+    """A checkpoint, and what it takes to run it."""
+
+    draft: P
+    borrowed: Borrowed
+    description: DrafterDescription
+    memory: tuple[torch.dtype, str, int]
+    """Numbers, device and blocks of its cache."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of its cache."""
+        return self.memory[2]
+
+
+def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
+    """Load the checkpoint that `options.model` names, with the tensors that it shares with its target.
+
+    Raises:
+        SettingError: if it is no checkpoint of this kind.
+        IncompatibleError: naming what is not understood, or does not fit the target.
+    """
+    _check_torch(options, f"a draft of {kind.algorithm}")
+    trained = load_trained(options, kind)
+    draft, config = trained.draft, trained.config
+    weights = open_weights(trained.target, config)
+    description = replace(
+        trained.description,
+        feature_layers=tuple(sorted(draft.layers)),
+        feature_size=config.hidden_size,
+        max_context_len=min(config.max_positions, draft.draft_layers.config.max_positions),
+    )
+    return Published(
+        draft,
+        Borrowed.of(config, weights, draft.tensors, draft.token_ids),
+        description,
+        (DTYPES[options.dtype], options.device, blocks_for(options.kv_tokens)),
+    )
+
+
+def _check_torch(options: DrafterOptions, what: str) -> None:
+    """Check the options for running a draft that runs in torch operations only.
+
+    Raises:
+        SettingError: if they ask for something else.
+    """
+    found = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
+    check_options(found)
+    if found.executor not in ("auto", "torch"):
+        raise SettingError("executor", found.executor, f"{what} runs in torch")
+    check_numbers(found, f"{what} is held")

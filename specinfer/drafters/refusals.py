@@ -1,0 +1,76 @@
+"""Who refused or put off drafts for which request: it is asked later, or never again."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+LONGEST_PAUSE = 63
+"""Most steps that a speculator is left out."""
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Standing of one speculator with one request."""
+
+    refused: bool = False
+    vain: int = 0
+    """Tries in a row that were put off."""
+    pause: int = 0
+    """Steps that are left out yet."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Refusals of the speculators of one service or pool, which are numbers."""
+
+    _by_request: defaultdict[str, dict[int, _Standing]] = field(default_factory=lambda: defaultdict(dict))
+
+    def __bool__(self) -> bool:
+        return bool(self._by_request)
+
+    def knows(self, request_id: str) -> bool:
+        """Return whether any speculator refused or put off a draft of a request."""
+        return request_id in self._by_request
+
+    def willing(self, request_id: str, speculators: Iterable[int]) -> list[int]:
+        """Return the speculators to call in this step; call it once in each."""
+        if request_id not in self._by_request:
+            return list(speculators)
+        known = self._by_request[request_id]
+        return [s for s in speculators if s not in known or _asks(known[s])]
+
+    def refuse(self, request_id: str, speculator: int) -> None:
+        """Note an answer of ERROR."""
+        self._standing(request_id, speculator).refused = True
+
+    def put_off(self, request_id: str, speculator: int) -> None:
+        """Note an answer of EXHAUSTED."""
+        standing = self._standing(request_id, speculator)
+        standing.pause = min((1 << standing.vain) - 1, LONGEST_PAUSE)
+        standing.vain = min(standing.vain + 1, LONGEST_PAUSE.bit_length())
+
+    def served(self, request_id: str, speculator: int) -> None:
+        """Note a good answer."""
+        if request_id in self._by_request:
+            self._by_request[request_id].pop(speculator, None)
+            if not self._by_request[request_id]:
+                del self._by_request[request_id]
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Forget requests that have ended."""
+        for name in request_ids:
+            self._by_request.pop(name, None)
+
+    def clear(self) -> None:
+        """Forget all refusals, as another process answers."""
+        self._by_request.clear()
+
+    def _standing(self, request_id: str, speculator: int) -> _Standing:
+        return self._by_request[request_id].setdefault(speculator, _Standing())
+
+
+def _asks(standing: _Standing) -> bool:
+    if standing.refused:
+        return False
+    standing.pause -= 1
+    return standing.pause < 0

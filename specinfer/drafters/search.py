@@ -1,0 +1,169 @@
+"""Finds earlier occurrences of a context's end: in growing texts, and in texts that are known whole.
+
+text      ... the cat sat on the mat . the cat ran . the cat
+matches   "the cat" -> sat on ...  (2 tokens match),  ". the cat" -> ran ...  (3 tokens match)
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST_SORTED = 16
+END = -1
+"""Separator between and behind sequences; matches never continue across it."""
+
+
+class SuffixArray:
+    """Finds token sequences in a text that does not change, by its suffixes in the order of their first tokens.
+
+    tokens   the cat sat the cat ran END        suffixes in order   cat ran .. | cat sat .. | ran .. | ...
+    find("the cat")  ->  the positions after its two occurrences
+
+    Built by prefix doubling in numpy: four sorts order all suffixes by their first sixteen tokens, which is
+    as far as a match is ever looked at.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        parts = [np.array([*sequence, END], np.int32) for sequence in sequences]
+        self.tokens: NDArray[np.int32] = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        self._order = _sorted_suffixes(self.tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def longest_match(self, context: Sequence[int], least: int) -> tuple[int, NDArray[np.int64]]:
+        """Return the length of the longest end of `context` that occurs, and the positions behind it.
+
+        Returns:
+            (0, nothing) if not even the last `least` tokens occur.
+        """
+        best: tuple[int, NDArray[np.int64]] = (0, np.zeros(0, np.int64))
+        low, high = least, min(LONGEST_SORTED, len(context))
+        while low <= high:  # if an end occurs, every shorter one does
+            length = (low + high) // 2
+            found = self._range(context[len(context) - length :])
+            if len(found):
+                best, low = (length, found + length), length + 1
+            else:
+                high = length - 1
+        return best
+
+    def _range(self, query: Sequence[int]) -> NDArray[np.int64]:
+        """Return the range of suffixes that start with `query`."""
+        wanted = list(query)
+
+        def first_not_below(bound: list[int], strictly: bool) -> int:
+            low, high = 0, len(self._order)
+            while low < high:
+                middle = (low + high) // 2
+                at = int(self._order[middle])
+                piece = self.tokens[at : at + len(bound)].tolist()
+                if piece < bound or (strictly and piece == bound):
+                    low = middle + 1
+                else:
+                    high = middle
+            return low
+
+        return self._order[first_not_below(wanted, False) : first_not_below(wanted, True)]
+
+
+def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return positions in the order of their first `LONGEST_SORTED` tokens."""
+    rank = tokens.astype(np.int64)
+    order = np.argsort(rank, kind="stable")
+    length = 1
+    while length < LONGEST_SORTED and len(tokens):
+        behind = np.full(len(rank), END - 1, np.int64)
+        behind[:-length] = rank[length:]
+        order = np.lexsort((behind, rank))
+        changes = (np.diff(rank[order]) != 0) | (np.diff(behind[order]) != 0)
+        fresh = np.empty(len(rank), np.int64)
+        fresh[order] = np.concatenate([[0], np.cumsum(changes)])
+        rank, length = fresh, 2 * length
+    return order
+
+
+LONGEST = 32
+"""Most tokens of a match that are counted."""
+_MOST = 64
+"""Maximum of occurrences that are examined: the latest ones, of references spread evenly over all."""
+
+
+class Match(NamedTuple):
+    """One earlier occurrence of a context's end."""
+
+    text: Sequence[int]
+    """Text that contains the occurrence."""
+    end: int
+    """Position behind the occurrence."""
+    length: int
+    """Number of matching tokens, at most `LONGEST`."""
+
+
+class Occurrences:
+    """Growing texts, indexed by their n-grams; nothing is ever rebuilt.
+
+    Every position is filed under its last `shortest` tokens, as in LZ77's hash chains; how much more matches
+    before them is examined on request. A suffix automaton would find the longest match without looking, but takes
+    several times the memory in Python, and does not give the continuations of shorter matches, which become
+    branches.
+    """
+
+    def __init__(self, shortest: int) -> None:
+        self._shortest = shortest
+        self._ends: dict[tuple[int, ...], list[tuple[Sequence[int], int]]] = {}
+
+    def file(self, text: Sequence[int], start: int = 0) -> None:
+        """Index a text, or the part appended to it behind `start`; the sequence itself is kept."""
+        for end in range(max(start + 1, self._shortest), len(text) + 1):
+            self._ends.setdefault(tuple(text[end - self._shortest : end]), []).append((text, end))
+
+    def drop(self, text: Sequence[int]) -> None:
+        """Forget the text that was added first."""
+        for end in range(self._shortest, len(text) + 1):
+            key = tuple(text[end - self._shortest : end])
+            filed = self._ends[key]
+            filed.pop(0)
+            if not filed:
+                del self._ends[key]
+
+    def matches(self, context: Sequence[int]) -> Iterator[Match]:
+        """Return the latest occurrences of the context's last tokens, the latest first; never its own end."""
+        filed = self._ends.get(tuple(context[-self._shortest :]), ())
+        found = (
+            Match(text, end, _length(text, end, context)) for text, end in reversed(filed) if end < len(text)
+        )
+        return islice(found, _MOST)
+
+
+def _length(text: Sequence[int], end: int, context: Sequence[int]) -> int:
+    """Return how many tokens before `end` equal the context's last ones."""
+    most = min(LONGEST, end, len(context))
+    length = 0
+    while length < most and text[end - 1 - length] == context[-1 - length]:
+        length += 1
+    return length
+
+
+class References:
+    """Texts that one request may copy from (LLMA, arXiv 2304.04487): retrieved documents, a text to be edited.
+
+    They do not grow, so a suffix array over all of them is built once: it takes twelve bytes for each token and
+    finds the longest match wherever in a text it is. Nothing of them is learnt, nor seen by another request.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        self._array = SuffixArray(texts)
+        self._tokens = self._array.tokens.tolist()
+
+    def matches(self, context: Sequence[int], least: int) -> list[Match]:
+        """Return the occurrences of the longest end of a context that occurs; none if shorter than `least`.
+
+        What follows a match ends at `END`, where its text ends.
+        """
+        length, ends = self._array.longest_match(context, least)
+        step = -(-len(ends) // _MOST) or 1
+        return [Match(self._tokens, end, length) for end in ends[::step].tolist()]

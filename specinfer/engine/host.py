@@ -1,0 +1,284 @@
+"""The host: drafters and verifier of one process, which carry out planned steps.
+
+    step(plan)           -> draft, merge, verify (paper, sections 3 and 4)
+    run(plan, grant)     -> steps of one plan, until a request ends, a verdict is not OK, or the grant is used up
+    conclude(steps)      -> cache compacted, calibration learnt; after the answer is on its way
+
+`LLM` calls it directly, the verifier's service for a gateway's messages. It has no queue and plans nothing.
+Invariant: time is looked at between whole steps only, so no draw is selected by the time that it takes.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from specinfer.constraints.compiler import Compiler
+from specinfer.engine.jobs import as_asked, job_of, verdict_of
+from specinfer.engine.local_pool import LocalPool, MemberCounts
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.feedback import Drafts
+from specinfer.planning.latency import DraftTime, SpeculatorSet
+from specinfer.planning.trees import give_matchers, trees_to_verify
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
+from specinfer.statuses import EntryStatus
+from specinfer.tree import TokenTree, most_depth
+from specinfer.tree.cut import Keeps
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.features import NO_FEATURES, with_layers
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+
+log = logging.getLogger(__name__)
+_FEATURE_BYTES = 2**24
+"""Most bytes of hidden states of one request that drafters receive at once."""
+_NO_TREES: Mapping[str, TokenTree] = MappingProxyType({})
+
+
+class HostPlan(NamedTuple):
+    """A step to carry out."""
+
+    entries: Sequence[StepEntry]
+    speculators: SpeculatorSet
+    """Drafters of this process that draft."""
+    keeps: Keeps
+    """Rule of the cut over the batch."""
+    given: Mapping[str, TokenTree] = _NO_TREES
+    """Trees of independent speculators, merged, by request."""
+    verbatim: frozenset[str] = frozenset()
+    """Requests whose given tree is verified as it is: nothing is drafted here."""
+    asked: WantedOutputs = NOTHING_WANTED
+    """Outputs of the target that the caller wants."""
+
+    def next(self) -> "HostPlan":
+        """Return the same plan for the tokens that its verdicts added; call after they were applied."""
+        return HostPlan([_following(entry) for entry in self.entries], self.speculators, self.keeps)
+
+
+class Grant(NamedTuple):
+    """How often a plan may be repeated without a message."""
+
+    steps: int = 1
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class HostStep:
+    """A step that was carried out."""
+
+    plan: HostPlan
+    jobs: Sequence[VerifyJob]
+    trees: Mapping[str, TokenTree]
+    """Trees as they were verified."""
+    drafts: Drafts
+    outcomes: Sequence[VerifyOutcome]
+    """One per entry, in order, with the outputs that the caller asked for."""
+    draft_times: Sequence[DraftTime]
+    drafted: Mapping[int, MemberCounts]
+    """Counts of the drafts of this process by drafter."""
+    passes: Sequence[tuple[int, float]]
+    """(tokens and nodes, seconds) of each pass."""
+    draft_s: float
+    """Seconds of drafting and merging."""
+    verify_s: float
+    """Seconds of the rest."""
+    verdicts: Mapping[str, VerdictEntry] = field(default_factory=dict)
+
+    @property
+    def pass_s(self) -> float:
+        """Seconds of its passes."""
+        return sum([seconds for _, seconds in self.passes])
+
+
+class Host:
+    """Used by one thread at a time."""
+
+    def __init__(
+        self,
+        pool: LocalPool,
+        verifier: VerifierEngine,
+        compiler: Compiler | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Put drafters beside a verifier; without `compiler` no drafts are matched to constraints."""
+        self.pool, self.verifier, self.compiler = pool, verifier, compiler
+        self.calibration = Calibration()
+        self.failed_drafts = 0
+        """Steps that decoded plainly because drafting failed."""
+        self.failed_steps = 0
+        """Steps of grants that failed behind others."""
+        self._clock = clock
+        self._put_off: dict[str, tuple[int, list[tuple[int, TokenTree]]]] = {}
+        """Tokens and drafts of requests that the verifier put off: to draft them anew could select by token."""
+
+    def step(self, plan: HostPlan) -> HostStep:
+        """Draft, merge and verify one step."""
+        started = self._clock()
+        drafts, times, trees = self._draft(plan)
+        drafted = self._clock()
+        own = self.pool.wanted(plan.entries)
+        self._keep_features(plan.asked, own)
+        jobs = [job_of(entry, trees.get(entry.request_id), plan.asked, own) for entry in plan.entries]
+        outcomes = self.verifier.verify(jobs)
+        self._note(plan, outcomes, drafts, trees, own)
+        if plan.asked is not NOTHING_WANTED or own is not NOTHING_WANTED:
+            kept = self.verifier.runner.features.layers
+            outcomes = [as_asked(each, plan.asked, kept) for each in outcomes]
+        done = self._clock()
+        return HostStep(
+            *(plan, jobs, trees, drafts, outcomes, times, self.pool.counts),
+            list(self.verifier.passes),
+            drafted - started,
+            done - drafted,
+            {outcome.request_id: verdict_of(outcome) for outcome in outcomes},
+        )
+
+    def run(
+        self, plan: HostPlan, grant: Grant, interrupted: Callable[[], bool] = lambda: False
+    ) -> list[HostStep]:
+        """Repeat a plan as often as a grant allows; apply the verdicts of all steps to the requests.
+
+        It ends with a step after which a request has ended, a verdict is not OK, somebody waits, or the next step
+        would rather end after the grant's time than within it; or before one that fails by a fault of ours, which
+        forgets its requests.
+        """
+        steps: list[HostStep] = []
+        began = self._clock()
+        while True:
+            started = self._clock()
+            try:
+                steps.append(step := self.step(plan))
+            except Exception:
+                if not steps:
+                    raise
+                log.exception("a step of %d requests failed behind others", len(plan.entries))
+                self.failed_steps += 1
+                self.verifier.abandon([entry.request_id for entry in plan.entries])
+                return steps
+            goes_on = self._apply(step)
+            now = self._clock()
+            late = now - began + (now - started) / 2 > grant.seconds
+            if not goes_on or late or len(steps) >= grant.steps or interrupted():
+                return steps
+            plan = plan.next()
+
+    def conclude(self, steps: Sequence[HostStep]) -> None:
+        """Compact the cache and learn from steps."""
+        self.verifier.settle()
+        for step in steps:
+            try:
+                self._learn(step)
+            except Exception:  # what is learnt makes trees better, not right
+                log.exception("nothing is learnt from a step")
+
+    def release(self, request_ids: Sequence[str]) -> int:
+        """Forget requests; return how many the verifier knew."""
+        self.forget(request_ids)
+        return self.verifier.release(request_ids)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Forget what the drafters hold of requests; the verifier may still hold them."""
+        self.pool.release(request_ids)
+        for name in request_ids:
+            self._put_off.pop(name, None)
+
+    def _draft(self, plan: HostPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree]]:
+        """Return drafts, their times, and the trees to verify; a fault costs the step its drafts, not its tokens."""
+        self.pool.counts = {}
+        own = [entry for entry in plan.entries if entry.request_id not in plan.verbatim]
+        trees = {name: plan.given[name] for name in plan.verbatim if name in plan.given}
+        given = {name: tree for name, tree in plan.given.items() if name not in plan.verbatim}
+        if not own:
+            return {}, [], trees
+        try:
+            drafts, times = self._drafts(own, plan.speculators)
+            give_matchers([entry.state for entry in own], self.compiler)
+            merged = trees_to_verify(own, drafts, self.calibration, plan.keeps, given)
+        except Exception:
+            log.exception("drafting for %d requests failed; this step decodes plainly", len(own))
+            self.failed_drafts += 1
+            return {}, [], trees | {e.request_id: TokenTree.root_only(e.delta[-1]) for e in own if e.final}
+        return drafts, times, trees | merged
+
+    def _drafts(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> tuple[Drafts, list[DraftTime]]:
+        """Draft, but for requests that were put off: they keep the drafts that they had."""
+        if not self._put_off:
+            return self.pool.draft(entries, chosen)
+        kept = {}
+        for entry in entries:
+            length, drafts = self._put_off.pop(entry.request_id, (0, []))
+            if length == len(entry.state.tokens) and entry.drafts:
+                kept[entry.request_id] = drafts
+        others = [entry for entry in entries if entry.request_id not in kept]
+        found, times = self.pool.draft(others, chosen)
+        return found | kept, times
+
+    def _keep_features(self, asked: WantedOutputs, own: WantedOutputs) -> None:
+        """Let the model keep the hidden states that anybody reads."""
+        layers = sorted({*asked.features.layers, *own.features.layers})
+        self.verifier.runner.keep_features(layers)
+
+    def _note(
+        self,
+        plan: HostPlan,
+        outcomes: Sequence[VerifyOutcome],
+        drafts: Drafts,
+        trees: Mapping[str, TokenTree],
+        own: WantedOutputs,
+    ) -> None:
+        """Keep what the next drafts need: outputs of the target, and drafts that were put off."""
+        for entry, outcome in zip(plan.entries, outcomes, strict=True):
+            name = entry.request_id
+            if outcome.status is EntryStatus.EXHAUSTED and name in drafts:
+                self._put_off[name] = len(entry.state.tokens), list(drafts[name])
+        if own.features.since or own.top_k:
+            verdicts = {each.request_id: self._own_outputs(each, own) for each in outcomes}
+            self.pool.keep(own, trees, verdicts)
+
+    def _own_outputs(self, outcome: VerifyOutcome, own: WantedOutputs) -> VerdictEntry:
+        """Return a verdict with the outputs that the drafters of this process read."""
+        name = outcome.request_id
+        since, span = own.features.since.get(name), NO_FEATURES
+        if since is not None and outcome.status is EntryStatus.OK:
+            span = self.verifier.features(name, since, _FEATURE_BYTES)
+            span = with_layers(span, self.verifier.runner.features.layers, own.features.layers)
+        k = own.top_k.get(name, 0)
+        return verdict_of(replace(outcome, top_k=tuple([row[:k] for row in outcome.top_k])), span)
+
+    def _apply(self, step: HostStep) -> bool:
+        """Append the tokens of verdicts to their requests; return whether all requests go on."""
+        goes_on = True
+        for entry in step.plan.entries:
+            state, verdict = entry.state, step.verdicts[entry.request_id]
+            tree = step.trees.get(entry.request_id)
+            if verdict.status is not EntryStatus.OK or tree is None:
+                goes_on = False
+                continue
+            state.verifier_len = verdict.held_len
+            state.extend([*tree.token_ids[list(verdict.accepted)].tolist(), verdict.bonus])
+            goes_on = goes_on and state.own_end is None and not verdict.finished
+        return goes_on
+
+    def _learn(self, step: HostStep) -> None:
+        for entry in step.plan.entries:
+            name = entry.request_id
+            verdict, tree = step.verdicts[name], step.trees.get(name)
+            if tree is None or verdict.status is not EntryStatus.OK:
+                continue
+            after = [*tree.token_ids[list(verdict.accepted)].tolist(), verdict.bonus]
+            for index, draft in step.drafts.get(name, ()):
+                self.calibration.observe(index, draft, after)
+            if len(tree) > 1:
+                self.calibration.observe_draws(tree, verdict.accepted)
+
+
+def _following(entry: StepEntry) -> StepEntry:
+    """Return the entry of the next step: the bonus token is read, the tree reaches no further than before."""
+    state = entry.state
+    positions = entry.base_len + len(entry.delta) + entry.reach
+    reach = most_depth(0, len(state.tokens), positions)
+    limits = replace(entry.limits, depth=min(entry.limits.depth, reach))
+    delta = tuple(state.tokens[state.verifier_len :])
+    return replace(entry, base_len=state.verifier_len, delta=delta, limits=limits, reach=reach)

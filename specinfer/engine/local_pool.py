@@ -1,0 +1,255 @@
+"""Drafters of this process, called directly, in the place of `specinfer.remote` over a network.
+
+Drafters of one group share contexts and draft one after another, as those of one service do. Their numbers and
+random streams are those that services would have, so texts are the same. A tree that breaks a rule is dropped.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from specinfer.drafters import TargetTopK
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.entries import DraftEntry, DraftOutcome
+from specinfer.drafters.refusals import Refusals
+from specinfer.errors import ExhaustedError, FaultError, MalformedTreeError, SpecInferError
+from specinfer.planning.latency import DraftTime, SpeculatorSet, tokens_read
+from specinfer.sampling import draft_seed
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
+from specinfer.statuses import EntryStatus
+from specinfer.tree import TokenTree, TreeLimits, check_draft
+
+log = logging.getLogger(__name__)
+_FEATURE_BYTES = 2**24
+"""Most bytes of one request's hidden states handed to a group at once."""
+_MOST_READ, _LEAST_READ = 1024, 16
+"""Most context tokens that a group reads in one step, as the batch waits for them; least of each request."""
+_NO_TREE = TreeLimits(0, 0)
+
+
+@dataclass(slots=True)
+class MemberCounts:
+    """Counts of one drafter's drafts in a step."""
+
+    nodes: int = 0
+    """Nodes of its trees, roots excluded."""
+    failed: int = 0
+    malformed: int = 0
+    """Trees that broke a rule."""
+
+
+@dataclass(slots=True)
+class DrafterGroup:
+    """Drafters that share contexts."""
+
+    engine: SpeculatorEngine
+    members: tuple[int, ...]
+    """Numbers of its drafters in the pool, in the order of the engine."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Context tokens that the engine holds, by request."""
+    features_held: dict[str, int] = field(default_factory=dict)
+    """Context positions up to which the group has received hidden states, by request."""
+    failed: set[int] = field(default_factory=set)
+    """Members whose failures were logged; later ones are only counted."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states it reads."""
+        return self.engine.description.feature_layers
+
+    @property
+    def target_top_k(self) -> int:
+        """Predictions of the target that it reads at each node; 0: none."""
+        return self.engine.description.target_top_k
+
+
+class LocalPool:
+    """All drafters of a host."""
+
+    def __init__(
+        self, engines: Sequence[tuple[SpeculatorEngine, Sequence[str]]], hidden_size: int, vocab_size: int
+    ) -> None:
+        """Number the drafters of these engines, each given with the names of its drafters.
+
+        Args:
+            hidden_size: numbers in a hidden state of the target.
+            vocab_size: tokens of the target.
+        """
+        self.names = [name for _, names in engines for name in names]
+        self._groups: list[DrafterGroup] = []
+        for engine, names in engines:
+            start = sum(len(group.members) for group in self._groups)
+            self._groups.append(DrafterGroup(engine, tuple(range(start, start + len(names)))))
+        self.groups: list[SpeculatorSet] = [frozenset(group.members) for group in self._groups]
+        self.drawing = frozenset(
+            number
+            for group in self._groups
+            for number, drafter in zip(group.members, group.engine.drafters, strict=True)
+            if drafter.description.draws
+        )
+        self.reads_references = any(group.engine.description.reads_references for group in self._groups)
+        self.outputs, self._vocab_size = TargetOutputs(hidden_size), vocab_size
+        self.counts: dict[int, MemberCounts] = {}
+        """Counts of the latest step by drafter."""
+        self.failures = 0
+        """Number of failed drafts."""
+        self._refusals = Refusals()
+
+    @property
+    def draws(self) -> bool:
+        """True if any drafter draws for requests that are sampled."""
+        return bool(self.drawing)
+
+    def draft(
+        self, entries: Sequence[StepEntry], chosen: SpeculatorSet
+    ) -> tuple[dict[str, list[tuple[int, TokenTree]]], list[DraftTime]]:
+        """Draft with the chosen members; return trees by request, and each group's time."""
+        found: dict[str, list[tuple[int, TokenTree]]] = {}
+        times: list[DraftTime] = []
+        self.counts = {}
+        asked = [entry for entry in entries if entry.drafts]
+        for group in self._groups:
+            wanted = chosen & frozenset(group.members)
+            if not wanted or not asked:
+                continue
+            most = max(_LEAST_READ, _MOST_READ // len(asked))
+            jobs = {
+                e.request_id: job for e in asked if (job := self._entry(group, e, wanted, most)) is not None
+            }
+            if not jobs:
+                continue
+            started = time.perf_counter()
+            outcomes = group.engine.draft(list(jobs.values()))
+            seconds = time.perf_counter() - started
+            for outcome in outcomes:
+                if trees := self._accept(group, jobs[outcome.request_id], outcome):
+                    found.setdefault(outcome.request_id, []).extend(trees)
+            own = {n: s for n, s in zip(group.members, group.engine.seconds, strict=True) if s}
+            read = tokens_read([len(job.delta) for job in jobs.values()])
+            times.append(
+                DraftTime(frozenset(group.members), own, max(0.0, seconds - sum(own.values())), read)
+            )
+        return found, times
+
+    def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
+        """Return the outputs of the target that the pass is to return, for members that read them."""
+        if not any(group.feature_layers or group.target_top_k for group in self._groups):
+            return NOTHING_WANTED
+        return self.outputs.wanted(entries, self._groups)
+
+    def keep(
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+    ) -> None:
+        """Keep the outputs of the target in a pass until the next draft."""
+        self.outputs.arrived(wanted, trees, verdicts)
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Forget requests."""
+        self.outputs.forget(request_ids)
+        self._refusals.forget(request_ids)
+        for group in self._groups:
+            group.engine.release(request_ids)
+            for name in request_ids:
+                group.held.pop(name, None)
+                group.features_held.pop(name, None)
+
+    def _entry(
+        self, group: DrafterGroup, entry: StepEntry, wanted: SpeculatorSet, most: int
+    ) -> DraftEntry | None:
+        """Return the group's part of a step for one request; None if no member may draft for it.
+
+        At most so many context tokens are read; nothing is drafted before they all are.
+        """
+        state, name = entry.state, entry.request_id
+        if not state.sampling.greedy and not state.drawn_for:
+            wanted -= self.drawing  # its noise is known to drafters
+        wanted = frozenset(self._refusals.willing(name, wanted))
+        if not wanted:
+            return None
+        held = group.held.get(name, 0)
+        if held == 0:
+            group.features_held[name] = 0
+        start, features = self.outputs.features.take(
+            name, group.features_held[name], group.feature_layers, _FEATURE_BYTES
+        )
+        group.features_held[name] = self.outputs.features.until(start, features, group.feature_layers)
+        delta = state.tokens[held : held + most]
+        limits = replace(entry.limits, nodes=min(entry.limits.nodes, group.engine.max_nodes))
+        return DraftEntry(
+            name,
+            held,
+            delta,
+            limits if held + len(delta) == len(state.tokens) else _NO_TREE,
+            state.sampling,
+            [place for place, number in enumerate(group.members) if number in wanted],
+            draft_seed(state.sampling.seed, group.members[0]),
+            not state.drawn_for,
+            features,
+            start,
+            self._top_k(name, group.target_top_k),
+            state.request.references if held == 0 and group.engine.description.reads_references else (),
+        )
+
+    def _top_k(self, request_id: str, k: int) -> TargetTopK | None:
+        predicted = self.outputs.top_k.take(request_id, k)
+        if predicted is None:
+            return None
+        tree = predicted.tree
+        return TargetTopK(tree.token_ids.astype("int64"), tree.parents, predicted.top_k[:, :k])
+
+    def _accept(
+        self, group: DrafterGroup, job: DraftEntry, outcome: DraftOutcome
+    ) -> list[tuple[int, TokenTree]]:
+        """Return the sound trees of an outcome; a failed draft costs its request one step of that member."""
+        group.held[outcome.request_id] = outcome.held_len if outcome.status is EntryStatus.OK else 0
+        found: list[tuple[int, TokenTree]] = []
+        if outcome.status is EntryStatus.ERROR:  # refused as a whole
+            for place in job.speculators:
+                self._refusals.refuse(job.request_id, group.members[place])
+            self._failed(group.members[0], group, outcome.message)
+        for place, draft in outcome.drafts:
+            number = group.members[place]
+            if isinstance(draft, SpecInferError):
+                self._failed(number, group, draft.for_logs)
+                momentary = isinstance(draft, (ExhaustedError, FaultError))
+                note = self._refusals.put_off if momentary else self._refusals.refuse
+                note(job.request_id, number)
+                continue
+            self._refusals.served(job.request_id, number)
+            if self._is_sound(group, place, job, draft):
+                self._count(number).nodes += len(draft) - 1
+                found.append((number, draft))
+        return found
+
+    def _is_sound(self, group: DrafterGroup, place: int, job: DraftEntry, tree: TokenTree) -> bool:
+        """Return whether a tree keeps to what was asked for; count it if it does not."""
+        number = group.members[place]
+        may_draw = job.sampling.greedy or (not job.sees_noise and number in self.drawing)
+        try:
+            check_draft(tree, job.delta[-1], job.limits, self._vocab_size)
+            if tree.has_draws and not may_draw:
+                raise MalformedTreeError("tree.proposals", "drawn", "it may only send points here")
+        except MalformedTreeError as error:
+            self._count(number).malformed += 1
+            self._log(number, group, error.for_logs)
+            return False
+        except Exception as error:  # noqa: BLE001  # drafters are extensions: only the draft is lost
+            self._count(number).malformed += 1
+            self._log(number, group, f"the draft is no tree: {type(error).__name__}")
+            return False
+        return True
+
+    def _count(self, number: int) -> MemberCounts:
+        return self.counts.setdefault(number, MemberCounts())
+
+    def _failed(self, number: int, group: DrafterGroup, why: str) -> None:
+        self.failures += 1
+        self._count(number).failed += 1
+        self._log(number, group, why)
+
+    def _log(self, number: int, group: DrafterGroup, why: str) -> None:
+        if number not in group.failed:
+            group.failed.add(number)
+            log.warning("a draft of %s failed, later ones are only counted: %s", self.names[number], why)

@@ -1,0 +1,234 @@
+"""One iteration of decoding, without I/O: the caller drafts and verifies, this module plans and commits.
+
+    plan(now)      -> who takes part, which speculators draft, how many nodes
+    decode(plan)   -> asks for drafts, merges them, asks for verdicts, commits them (paper, sections 3 and 4)
+    learn(step)    -> acceptance and costs, for the steps after the next one
+
+The caller owns the I/O: `specinfer.llm` answers from a host in its process, the gateway from services over gRPC.
+Invariant: a choice depends on committed tokens, earlier steps and time only, so it never biases the output.
+"""
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias
+
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.feedback import Drafts, FinishedStep, StepTimes, learn
+from specinfer.planning.latency import DraftTime, SpeculatorSet
+from specinfer.planning.planner import PLAIN, Choice, Planner
+from specinfer.planning.trees import trees_to_verify
+from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
+from specinfer.scheduling.request import RequestState
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.statistics import count_all
+from specinfer.tree import TokenTree
+
+
+class StepPlan(NamedTuple):
+    """Plan of one iteration."""
+
+    choice: Choice
+    entries: list[StepEntry]
+    """Parts of the requests; empty if there is nothing to do."""
+    admitted: list[RequestState]
+    """Requests that begin to run with this step."""
+
+
+class AskDrafts(NamedTuple):
+    """Question: what do the speculators draft that are not where the verifier is?"""
+
+    plan: StepPlan
+
+
+class Drafted(NamedTuple):
+    """Answer to `AskDrafts`."""
+
+    drafts: Drafts
+    times: Sequence[DraftTime] = ()
+    merged_by_host: bool = False
+    """True if the verifier's host makes the trees, of its own drafts and of no others."""
+
+
+class AskVerdicts(NamedTuple):
+    """Question: which tokens does the verifier accept?"""
+
+    plan: StepPlan
+    trees: Mapping[str, TokenTree]
+    """Merged trees of the drafts by request; none where the host makes them."""
+
+
+class Verified(NamedTuple):
+    """Answer to `AskVerdicts`: one step of the verifier's host."""
+
+    trees: Mapping[str, TokenTree]
+    """Trees as they were verified, with the drafts of the host's own speculators."""
+    verdicts: Mapping[str, VerdictEntry]
+    pass_s: float
+    host_s: float
+    """Seconds of the step at the host."""
+    draft_s: float = 0.0
+    """Seconds of those for drafts."""
+    draft_times: Sequence[DraftTime] = ()
+    proposed: Mapping[int, int] = MappingProxyType({})
+    """Nodes that the host's own speculators proposed, by speculator."""
+
+
+class Committed(NamedTuple):
+    """A step that is done, and the progress of each request that moved."""
+
+    step: FinishedStep
+    progress: list[Progress]
+
+
+Answer: TypeAlias = Drafted | Sequence[Verified]
+Decoding: TypeAlias = Generator[AskDrafts | AskVerdicts, Answer, list[Committed]]
+
+
+class Pool(Protocol):
+    """The speculators that a step may use."""
+
+    @property
+    def groups(self) -> Sequence[SpeculatorSet]:
+        """Numbers of the present speculators, one set per service."""
+
+
+class StepMachine:
+    """The requests of one target model, from plan to plan."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        planner: Planner,
+        on_fault: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        """Put scheduler and planner together; `on_fault` gets errors that cost a step its drafts."""
+        self.scheduler, self.planner, self.calibration = scheduler, planner, Calibration()
+        self._on_fault = on_fault
+        self.choice = PLAIN
+        """Choice of the latest plan."""
+        self._last_done = 0.0
+        """Time when the last step ended; 0 after a pause."""
+
+    def plan(self, now: float, pool: Pool) -> StepPlan:
+        """Admit requests, choose what to draft, and give each request its part of the step."""
+        running, wanting = self.scheduler.admit(now)
+        choice = self._choose(running, wanting, pool)
+        entries = self.scheduler.plan(now, choice.nodes, choice.node_threshold)
+        if entries:
+            self.choice = choice
+        else:
+            self.paused()
+        return StepPlan(choice, entries, self.scheduler.take_admitted())
+
+    def decode(self, plan: StepPlan) -> Decoding:
+        """Draft, merge, verify and commit; return the steps that this made, in order.
+
+        The caller answers `AskDrafts` with `Drafted`, and `AskVerdicts` with one `Verified` or several: those after the
+        first are steps that the host did by the same plan.
+        """
+        started = time.perf_counter()
+        found = yield AskDrafts(plan)
+        assert isinstance(found, Drafted)
+        drafted = time.perf_counter()
+        trees = {} if found.merged_by_host else self._merge(plan, found.drafts)
+        merged = time.perf_counter()
+        answer = yield AskVerdicts(plan, trees)
+        assert not isinstance(answer, Drafted)
+        verified = time.perf_counter()
+        entries, committed = plan.entries, list[tuple[list[StepEntry], list[Progress]]]()
+        for each in answer:
+            if committed:
+                entries = _following(entries)
+            progress = self.scheduler.commit(entries, each.trees, each.verdicts, time.monotonic())
+            committed.append((entries, progress))
+        began, done = self._last_done or started, time.perf_counter()
+        self._last_done = done
+        times = _times(StepTimes(began, started, drafted, merged, verified, done), answer)
+        return [
+            Committed(
+                _finished(plan.choice, entries, found if place == 0 else _NONE, each, when, progress),
+                progress,
+            )
+            for place, ((entries, progress), each, when) in enumerate(
+                zip(committed, answer, times, strict=True)
+            )
+        ]
+
+    def paused(self) -> None:
+        """Let the next step begin when it begins: there was nothing to do before it."""
+        self._last_done = 0.0
+
+    def learn(self, step: FinishedStep) -> None:
+        """Learn acceptance and costs from a step; may come after the next plan."""
+        learn(step, self.planner, self.calibration)
+
+    def _merge(self, plan: StepPlan, drafts: Drafts) -> dict[str, TokenTree]:
+        """Unite the drafts of each request (Definition 3.2) and keep the most probable nodes of the batch."""
+        return trees_to_verify(plan.entries, drafts, self.calibration, plan.choice.keeps)
+
+    def _choose(self, running: int, wanting: Mapping[str, int], pool: Pool) -> Choice:
+        """Get the planner's choice; a fault of ours in it costs the step its drafts, not its tokens."""
+        try:
+            self.planner.enrol(pool.groups)
+            return self.planner.choose(running, wanting)
+        except Exception as error:  # noqa: BLE001  # whatever it is, plain decoding goes on
+            self._on_fault(error)
+            return PLAIN
+
+
+_NONE = Drafted({})
+
+
+def _following(entries: Sequence[StepEntry]) -> list[StepEntry]:
+    """Return the entries of the step that a host did next: those of requests that go on."""
+    return [
+        replace(
+            entry,
+            base_len=entry.state.verifier_len,
+            delta=tuple(entry.state.tokens[entry.state.verifier_len :]),
+        )
+        for entry in entries
+        if entry.state.finish is None
+    ]
+
+
+def _times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
+    """Return the times of each step: its own seconds at the host, and an equal part of all the rest."""
+    if len(steps) == 1:
+        merged = min(whole.merged + steps[0].draft_s, whole.verified)
+        return [whole._replace(drafted=merged - (whole.merged - whole.drafted), merged=merged)]
+    rest_s = max(0.0, whole.done - whole.began - sum([step.host_s for step in steps])) / len(steps)
+    found, began = list[StepTimes](), whole.began
+    for step in steps:
+        drafted, done = began + step.draft_s, began + step.host_s + rest_s
+        found.append(StepTimes(began, began, drafted, drafted, done, done))
+        began = done
+    return found
+
+
+def _finished(
+    choice: Choice,
+    entries: Sequence[StepEntry],
+    found: Drafted,
+    verified: Verified,
+    times: StepTimes,
+    progress: Sequence[Progress],
+) -> FinishedStep:
+    """Return all facts of a step, for learning and for reports."""
+    proposed = dict(verified.proposed)
+    for drafts in found.drafts.values():
+        for speculator, tree in drafts:
+            proposed[speculator] = proposed.get(speculator, 0) + len(tree) - 1
+    return FinishedStep(
+        choice,
+        entries,
+        found.drafts,
+        verified.trees,
+        verified.verdicts,
+        [*found.times, *verified.draft_times],
+        verified.pass_s,
+        times,
+        count_all([item.counts for item in progress if item.counts is not None], proposed),
+    )

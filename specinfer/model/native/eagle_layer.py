@@ -1,0 +1,48 @@
+"""EAGLE's layer in the compiled kernels, which grow its whole trees (csrc/drafting/growth.h).
+
+The reference is `EagleModel` in `specinfer.model.drafting.eagle_layer`, with the growth of `expansion.py`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from specinfer.model.cache.sequence import Slots
+from specinfer.model.drafting.eagle_layer import EagleTask, EagleWeights
+from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.formats.held import HeldWeights
+from specinfer.model.native.model import NativeModel
+from specinfer.tree import TokenTree
+
+
+class NativeEagle:
+    """The packed layer and its cache memory."""
+
+    def __init__(self, weights: EagleWeights, held: HeldWeights, dtype: torch.dtype, num_blocks: int) -> None:
+        """Pack the layer; `held` are its matrices and the embeddings."""
+        tensors = weights.tensors
+        self.config = weights.config
+        self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
+        self.model = NativeModel(self.config, dtype, self.states, weights.norm_before_residual)
+        # a few numbers of hidden states are so large that bytes could not represent the others
+        self.model.packer(tensors).pack_states()
+        packer = self.model.packer(held)
+        packer.pack_layer(0)
+        self._embedding = packer.pack_ends()
+        self.memory = self.model.memory(num_blocks)
+        self._growth = self.model.growth(self.memory)
+
+    def grow(
+        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """Return one tree per task; write the keys and values of all rows read. The cache must have space."""
+        states = torch.cat([item.states for item in tasks]).to(torch.bfloat16).contiguous()
+        return self._growth.grow([item.task for item in tasks], shape, token_ids, states)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """Do nothing: no node of a tree is kept, so none moves."""
+        raise NotImplementedError("trees of drafts are dropped whole")
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """Turn the keys of slots by `delta` rotary positions."""
+        raise NotImplementedError("this cache has no window")

@@ -1,1 +1,0 @@
-"""Published drafts at work, in torch operations: DFlash, DSpark, P-EAGLE, MTP."""

@@ -1,0 +1,40 @@
+"""Test of a running speculator service against the contract (docs/protocol.md): `specinfer check`."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specinfer.errors import SpecInferError
+from specinfer.remote.contract.examined import Examined, NotApplicableError
+from specinfer.remote.contract.rules import RULES
+
+
+class Outcome(StrEnum):
+    """Outcome of one rule."""
+
+    KEPT = "ok"
+    BROKEN = "FAILED"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Outcome of one rule, and its reason."""
+
+    rule: str
+    outcome: Outcome
+    detail: str = ""
+
+
+async def check_contract(examined: Examined) -> AsyncIterator[Finding]:
+    """Try every rule, one after another; without a description of the service none can be tried."""
+    for rule, check in RULES.items():
+        try:
+            yield Finding(rule, Outcome.KEPT, await check(examined))
+        except NotApplicableError as error:
+            yield Finding(rule, Outcome.SKIPPED, str(error))
+        except SpecInferError as error:  # broken; or it does not answer, or another process does
+            yield Finding(rule, Outcome.BROKEN, str(error))
+        if not examined.described:
+            return
+    await examined.close()

@@ -1,0 +1,115 @@
+"""Test that drawn tokens follow the distribution that is sent with them, on which losslessness depends.
+
+Every draw is ranked in the q that was left when it was made: 0 is the most probable token, of equals the one
+with the lower id. What is expected at each rank is the sum of the probabilities at that rank over all draws,
+whatever q they came from. Pearson's statistic over the ranks is then at most as spread as chi-square. With
+one draw of each request a total variation of .2 is found with probability .99, one of .1 with a third.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.remote.contract.examined import BrokenContractError, Examined, NotApplicableError
+from specinfer.tree import Proposal, ProposalKind, TokenTree
+from specinfer.v1 import common_pb2
+
+REQUESTS = 400
+_BATCH = 50
+_RANKS = 5
+"""Number of ranks; the last stands for all behind it. Odd, as `chi_square_tail` needs."""
+_LEAST_EXPECTED = 5.0
+FALSE_ALARM = 1e-6
+"""Probability with which a right service is found wrong."""
+
+Float64 = NDArray[np.float64]
+
+
+async def draws_follow_q(it: Examined) -> str:
+    """Check the draws of many requests with the same context, each with a draw_seed of its own."""
+    drawing = [place for place, each in enumerate(it.description.speculators) if each.draws]
+    if not drawing:
+        raise NotApplicableError("none of its speculators draws")
+    found: dict[int, list[TokenTree]] = {place: [] for place in drawing}
+    context = it.context(12)
+    for start in range(0, REQUESTS, _BATCH):
+        entries = [
+            it.entry(
+                f"draws-{start + i}",
+                context,
+                sampling=common_pb2.SamplingParams(temperature=1.0),
+                draw_seed=int(it.rng.integers(2**63)),
+                speculators=drawing,
+            )
+            for i in range(_BATCH)
+        ]
+        for entry, result in zip(entries, await it.ask(entries), strict=True):
+            for place, tree in it.trees(entry, result).items():
+                found[place].append(tree)
+        await it.release([entry.request_id for entry in entries])
+    names = [it.description.speculators[place].name for place in drawing]
+    return "; ".join(_judge(name, found[place]) for name, place in zip(names, drawing, strict=True))
+
+
+def _judge(name: str, trees: Sequence[TokenTree]) -> str:
+    observed, expected = rank_counts(trees)
+    draws = int(observed.sum())
+    if draws < 2 * _LEAST_EXPECTED:
+        return f"{name}: {draws} draws, too few to tell"
+    observed, expected = merged(observed, expected)
+    if len(observed) < 3:
+        return f"{name}: {draws} draws, its distributions are too sure to tell"
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    p_value = chi_square_tail(statistic, len(observed) - 1)
+    if p_value < FALSE_ALARM:
+        shares = ", ".join(
+            f"{o / draws:.3f} ({e / draws:.3f})" for o, e in zip(observed, expected, strict=True)
+        )
+        raise BrokenContractError(
+            f"{name}: its {draws} draws do not follow its q: by rank {shares} expected, p = {p_value:.1e}"
+        )
+    return f"{name}: {draws} draws, p = {p_value:.2f}"
+
+
+def rank_counts(trees: Iterable[TokenTree]) -> tuple[Float64, Float64]:
+    """Return how often a draw was of each rank, and how often that is to be expected."""
+    observed, expected = np.zeros(_RANKS), np.zeros(_RANKS)
+    for tree in trees:
+        for proposal in tree.proposals:
+            for rank, chances in _ranked(tree, proposal):
+                observed[rank] += 1
+                expected += chances
+    return observed, expected
+
+
+def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]]:
+    """Yield the rank of every draw of a proposal, and the probabilities of all ranks."""
+    if proposal.kind is ProposalKind.POINT:
+        return
+    ids, q = proposal.q_token_ids, proposal.q_probabilities.astype(np.float64)
+    for child in proposal.children:
+        order = np.lexsort((ids, -q))
+        chances = np.zeros(_RANKS)
+        np.add.at(chances, np.minimum(np.arange(len(q)), _RANKS - 1), q[order] / q.sum())
+        token = tree.token_ids[child]
+        yield min(int(np.flatnonzero(ids[order] == token)[0]), _RANKS - 1), chances
+        if proposal.kind is ProposalKind.WITHOUT_REPLACEMENT:
+            q = np.where(ids == token, 0.0, q)
+
+
+def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
+    """Return the last ranks together where they are expected too seldom; an odd number of them is left."""
+    while len(expected) > 1 and (expected[-1] < _LEAST_EXPECTED or len(expected) % 2 == 0):
+        observed, expected = (np.append(each[:-2], each[-2:].sum()) for each in (observed, expected))
+    return observed, expected
+
+
+def chi_square_tail(statistic: float, degrees: int) -> float:
+    """Return P(chi-square >= statistic) for an even number of degrees of freedom.
+
+    There it is a finite sum: exp(-x/2) sum over k < degrees/2 of (x/2)^k / k!.
+    """
+    half = statistic / 2
+    return math.exp(-half) * sum(half**k / math.factorial(k) for k in range(degrees // 2))

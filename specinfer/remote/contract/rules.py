@@ -1,0 +1,181 @@
+"""The rules of the contract, each tried by a few questions. A rule returns its observation."""
+
+from collections.abc import Awaitable, Callable
+
+from specinfer.remote.contract.draws import draws_follow_q
+from specinfer.remote.contract.examined import (
+    ANY_TOKEN,
+    CLIENT,
+    ERROR,
+    OK,
+    RESYNC,
+    BrokenContractError,
+    Examined,
+    NotApplicableError,
+    expect_status,
+)
+from specinfer.tree.topology import depths
+from specinfer.v1 import common_pb2, speculator_pb2
+
+_LONGEST_NAME = 128
+
+
+async def describes_itself(it: Examined) -> str:
+    """Check that every speculator has a name, and that limits make sense."""
+    told = await it.describe()
+    problems = {
+        "speculators: there is none": not told.speculators,
+        "max_nodes: must be at least 1": not told.max_nodes,
+        "instance_id: must be drawn when the process starts": not told.instance_id,
+        f"name: 1 to {_LONGEST_NAME} characters": any(
+            not 0 < len(each.name) <= _LONGEST_NAME for each in told.speculators
+        ),
+        "vocab_size: who draws must tell it": any(e.draws and not e.vocab_size for e in told.speculators),
+        "feature_layers: must ascend": list(told.feature_layers) != sorted(set(told.feature_layers)),
+        "feature_size: who reads hidden states must tell it": bool(told.feature_layers)
+        and not told.feature_size,
+    }
+    broken = [problem for problem, found in problems.items() if found]
+    if broken:
+        raise BrokenContractError("; ".join(broken))
+    return ", ".join(f"{each.name} ({each.drafter})" for each in told.speculators)
+
+
+async def appends_deltas(it: Examined) -> str:
+    """Check that a context grows by deltas; a question without budget drafts nothing."""
+    tokens = it.context(12)
+    await it.served(it.entry("grows", tokens[:6]))
+    silent = await it.served(it.entry("grows", tokens[6:8], 6, node_budget=0))
+    if any(len(draft.tree.token_ids) > 1 for draft in silent.drafts):
+        raise BrokenContractError("it drafts where node_budget is 0")
+    await it.served(it.entry("grows", tokens[8:], 8))
+    return "held_len is right after each"
+
+
+async def asks_after_a_gap(it: Examined) -> str:
+    """Check that a gap is answered with RESYNC, and that the context then starts over."""
+    tokens = it.context(8)
+    expect_status(await it.one(it.entry("unknown", tokens[4:], 4)), RESYNC, "an unknown request from 4 on")
+    await it.served(it.entry("gap", tokens[:4]))
+    expect_status(await it.one(it.entry("gap", tokens[6:], 6)), RESYNC, "6 tokens where 4 are held")
+    await it.served(it.entry("gap", tokens))
+    expect_status(await it.one(it.entry("gap", tokens[4:], 4)), RESYNC, "4 tokens where 8 are held")
+    await it.served(it.entry("gap", tokens[:6]))
+    return "RESYNC, and base_len 0 starts over"
+
+
+async def starts_over(it: Examined) -> str:
+    """Check that base_len 0 replaces the context that was held."""
+    first, second = it.context(10), it.context(6)
+    await it.served(it.entry("again", first))
+    await it.served(it.entry("again", second))
+    await it.served(it.entry("again", first[:1], 6))
+    return "base_len 0 replaces what was held"
+
+
+async def forgets_what_is_released(it: Examined) -> str:
+    """Check that a request is unknown after Release; unknown ones are ignored."""
+    tokens = it.context(6)
+    for name in ("released", "kept"):
+        await it.served(it.entry(name, tokens[:5]))
+    known = await it.release(["released", "never heard of"])
+    if known != 1:
+        raise BrokenContractError(f"of one known and one unknown request it says that it knew {known}")
+    expect_status(await it.one(it.entry("released", tokens[5:], 5)), RESYNC, "a released request")
+    await it.served(it.entry("kept", tokens[5:], 5))
+    return "others are kept"
+
+
+async def keeps_clients_apart(it: Examined) -> str:
+    """Check that the same request id of two clients stands for two contexts."""
+    tokens = it.context(8)
+    await it.served(it.entry("shared", tokens[:6]))
+    await it.served(it.entry("shared", tokens[:3]), "another client")
+    await it.served(it.entry("shared", tokens[6:], 6))
+    await it.release(["shared"], "another client")
+    await it.served(it.entry("shared", tokens[:1], 8))
+    return f"{CLIENT} and another"
+
+
+async def keeps_to_budget_and_shape(it: Examined) -> str:
+    """Check that trees are sound, have the root, and are no larger, deeper or wider than requested."""
+    budgets = [(nodes, depth) for nodes in (1, 2, it.nodes) for depth in (1, 3) if nodes <= it.nodes]
+    shapes = (speculator_pb2.TREE_SHAPE_TREE, speculator_pb2.TREE_SHAPE_SEQUENCE)
+    largest = deepest = trees = 0
+    for nodes, depth in budgets:
+        entries = [
+            it.entry(f"{name}-{shape}", it.context(12), node_budget=nodes, max_depth=depth, shape=shape)
+            for shape in shapes
+            for name in "ab"
+        ]
+        for entry, result in zip(entries, await it.ask(entries), strict=True):
+            for tree in it.trees(entry, result).values():
+                trees += 1
+                largest = max(largest, len(tree) - 1)
+                deepest = max(deepest, int(depths(tree.parents).max()))
+    if not trees:
+        raise BrokenContractError("0 trees: none of its speculators drafts anything")
+    return f"{trees} trees, at most {largest} nodes and {deepest} deep"
+
+
+async def drafts_only_who_is_asked(it: Examined) -> str:
+    """Check that the speculators that an entry names draft, and no others."""
+    count = len(it.description.speculators)
+    entries = [it.entry(f"asks-{place}", it.context(12), speculators=[place]) for place in range(count)]
+    for entry, result in zip(entries, await it.ask(entries), strict=True):
+        it.trees(entry, result)
+    return f"{count} asked one by one"
+
+
+async def bad_entries_cost_themselves(it: Examined) -> str:
+    """Check that a wrong entry has an error of its own; the others of the message are served."""
+    tokens, count = it.context(6), len(it.description.speculators)
+    bad = {
+        "an empty delta": it.entry("empty", []),
+        f"node_budget over max_nodes = {it.description.max_nodes}": it.entry(
+            "large", tokens, node_budget=it.description.max_nodes + 1
+        ),
+        f"speculator {count} of {count}": it.entry("nobody", tokens, speculators=[count]),
+        "a request for the second time in a message": it.entry("good", tokens),
+    }
+    told = [each.vocab_size for each in it.description.speculators if each.vocab_size]
+    if told:
+        outside = [*tokens, min(min(told), ANY_TOKEN)]
+        bad[f"a token outside of the vocabulary of {min(told)}"] = it.entry("foreign", outside)
+    names, entries = list(bad), list(bad.values())
+    good, *wrong = await it.ask([it.entry("good", tokens), *entries])
+    expect_status(good, OK, "a good entry beside bad ones")
+    for name, result in zip(names, wrong, strict=True):
+        expect_status(result, ERROR, name)
+    await it.served(it.entry("good", tokens[:2], 6))
+    return f"{len(bad)} kinds"
+
+
+async def sends_points_unless_it_draws(it: Examined) -> str:
+    """Check that a service that does not say that it draws only sends points for sampled requests."""
+    quiet = [place for place, each in enumerate(it.description.speculators) if not each.draws]
+    if not quiet:
+        raise NotApplicableError("all its speculators draw")
+    sampling = common_pb2.SamplingParams(temperature=1.0, seed=7)
+    entry = it.entry("sampled", it.context(12), sampling=sampling, speculators=quiet)
+    for place, tree in it.trees(entry, await it.served(entry)).items():
+        if tree.has_draws:
+            name = it.description.speculators[place].name
+            raise BrokenContractError(f"{name} draws for sampled requests and does not say so (draws)")
+    return f"{len(quiet)} speculators"
+
+
+Rule = Callable[[Examined], Awaitable[str]]
+RULES: dict[str, Rule] = {
+    "describes itself": describes_itself,
+    "appends deltas": appends_deltas,
+    "asks for everything after a gap": asks_after_a_gap,
+    "starts over at base_len 0": starts_over,
+    "forgets what is released": forgets_what_is_released,
+    "keeps clients apart": keeps_clients_apart,
+    "keeps to budget and shape": keeps_to_budget_and_shape,
+    "drafts only for whom is asked": drafts_only_who_is_asked,
+    "bad entries cost only themselves": bad_entries_cost_themselves,
+    "sends points unless it draws": sends_points_unless_it_draws,
+    "draws follow the q that is sent": draws_follow_q,
+}

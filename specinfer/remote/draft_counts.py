@@ -1,0 +1,54 @@
+"""Prometheus counts of the drafts of one process, whichever service runs the drafters."""
+
+from collections import Counter as Tally
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter
+
+from specinfer.drafters.entries import DraftOutcome
+from specinfer.errors import SpecInferError
+from specinfer.service.metrics import TO_SECONDS_S, StepHistogram
+
+
+class DraftCounts:
+    """Counts nodes, failures and seconds by speculator."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str, names: Sequence[str]) -> None:
+        """Make the metrics `{prefix}_nodes`, `_failures` and `_draft_seconds` of speculators of these names."""
+        self._names = names
+        nodes = Counter(
+            f"{prefix}_nodes", "Tree nodes drafted, roots excluded.", ["speculator"], registry=registry
+        )
+        self._nodes = [nodes.labels(name) for name in names]
+        failures = Counter(f"{prefix}_failures", "Drafts that failed.", ["speculator"], registry=registry)
+        self._failures = [failures.labels(name) for name in names]
+        self._seconds = StepHistogram(
+            f"{prefix}_draft_seconds",
+            "Time that one speculator drafts in a step, all requests together.",
+            TO_SECONDS_S,
+            registry,
+            "speculator",
+            list(names),
+        )
+
+    def add(self, speculator: int, nodes: int, failures: int, seconds: float) -> None:
+        """Count one speculator's drafts of a step."""
+        self._seconds.observe(seconds, self._names[speculator])
+        self._nodes[speculator].inc(nodes)
+        self._failures[speculator].inc(failures)
+
+    def observe(self, outcomes: Sequence[DraftOutcome], seconds: Sequence[float]) -> None:
+        """Count the drafts of one step; `seconds` of every speculator, 0 if it did not draft."""
+        for name, drafting in zip(self._names, seconds, strict=True):
+            if drafting:
+                self._seconds.observe(drafting, name)
+        nodes, failures = Tally[int](), Tally[int]()
+        for outcome in outcomes:
+            for speculator, found in outcome.drafts:
+                if isinstance(found, SpecInferError):
+                    failures[speculator] += 1
+                else:
+                    nodes[speculator] += len(found) - 1
+        for counted, children in ((nodes, self._nodes), (failures, self._failures)):
+            for speculator, count in counted.items():
+                children[speculator].inc(count)

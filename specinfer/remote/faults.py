@@ -1,0 +1,137 @@
+"""Faults of speculators: outcomes of their drafts, who is left out, and for how long. Pure."""
+
+import logging
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from specinfer.errors import MalformedTreeError
+from specinfer.system.log_lines import LogPace
+
+log = logging.getLogger(__name__)
+
+
+IN_A_ROW = 8
+"""Malformed trees without a sound one between them. A speculator that works sends none, so a few separate a
+fault from an accident; one bad tree, of a request of an odd kind, should not cost the trees of all others."""
+FIRST_S = 1.0
+LONGEST_S = 300.0
+
+
+@dataclass(slots=True)
+class Quarantine:
+    """One speculator's record of malformed trees.
+
+    It returns on probation: one malformed tree leaves it out again, for twice as long; so many sound ones in
+    a row as it takes malformed ones clear the record.
+    """
+
+    until: float = float("-inf")
+    """Time when the latest one ends."""
+    seconds: float = FIRST_S
+    """Seconds that the next one lasts."""
+    _malformed: int = 0
+    _sound: int = 0
+
+    def holds(self, now: float) -> bool:
+        """Return whether it is left out."""
+        return now < self.until
+
+    def malformed(self, now: float) -> float:
+        """Count a malformed tree; return the seconds of the quarantine that begins with it, or 0."""
+        self._malformed += 1
+        self._sound = 0
+        if self._malformed < IN_A_ROW or self.holds(now):
+            return 0.0
+        begun, self.seconds = self.seconds, min(2 * self.seconds, LONGEST_S)
+        self.until = now + begun
+        return begun
+
+    def sound(self) -> None:
+        """Count a sound tree."""
+        self._malformed = 0
+        self._sound += 1
+        if self._sound >= IN_A_ROW:
+            self.seconds = FIRST_S
+
+
+MAX_REASON = 200
+"""Characters of a service's message that are logged."""
+
+
+@dataclass(slots=True)
+class DraftFaults:
+    """Faults of the speculators at one address; they are numbered as in the pool."""
+
+    address: str
+    drafts: Counter[int] = field(default_factory=Counter)
+    """Drafts that were refused, failed or malformed, by speculator."""
+    malformed: int = 0
+    """Number of malformed ones among these."""
+    quarantines: Counter[int] = field(default_factory=Counter)
+    """Times that each speculator was left out for its malformed trees."""
+    _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
+    _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
+
+    def left_out(self, speculator: int, now: float) -> bool:
+        """Return whether a speculator is not to be called."""
+        return self._quarantines[speculator].holds(now)
+
+    def note(self, speculator: int, name: str, why: str, now: float) -> None:
+        """Count a draft that failed."""
+        self.drafts[speculator] += 1
+        if self._paces[speculator].due(now):
+            said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
+            log.warning(
+                "a draft of speculator %s at %s failed (%d so far): %s",
+                *(name, self.address, self.drafts[speculator], said),
+            )
+
+    def note_malformed(self, speculator: int, name: str, error: MalformedTreeError, now: float) -> bool:
+        """Count a malformed tree; return whether its speculator is now left out for a while.
+
+        It is after too many in a row.
+        """
+        self.malformed += 1
+        self.note(speculator, name, f"malformed tree: {error.for_logs}", now)
+        seconds = self._quarantines[speculator].malformed(now)
+        if not seconds:
+            return False
+        self.quarantines[speculator] += 1
+        log.warning(
+            "speculator %s at %s is left out for %.0f s: its trees are malformed again and again",
+            *(name, self.address, seconds),
+        )
+        return True
+
+    def note_sound(self, speculator: int) -> None:
+        """Note a sound tree."""
+        self._quarantines[speculator].sound()
+
+
+Outcome: TypeAlias = Literal["ok", "late", "failed", "malformed", "stale"]
+
+
+@dataclass(slots=True)
+class DraftStatistics:
+    """One service's figures."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    resyncs: int = 0
+    """Requests of which the service held something else."""
+    quarantines: Counter[int] = field(default_factory=Counter)
+    """Times that a speculator was left out, by its number."""
+
+    def count(self, outcome: Outcome, drafts: int = 1) -> None:
+        """Count drafts."""
+        if drafts:
+            self.outcomes[outcome] += drafts
+
+    def take(self) -> "DraftStatistics":
+        """Return the figures since the last call, and begin new ones."""
+        taken = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
+        self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
+        return taken
+
+    def __bool__(self) -> bool:
+        return bool(self.outcomes or self.resyncs or self.quarantines)

@@ -1,0 +1,277 @@
+"""The speculators: their services are called in parallel, with a deadline, never waited for beyond it.
+
+Replicas of one service share the requests; each has a connection and statistics of its own. A late one keeps
+working on its message and is left out of the iterations until it is done; a failed one, or one that was
+replaced, is left out until it was described again. Malformed trees are dropped and counted.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
+from specinfer.planning.latency import SpeculatorSet
+from specinfer.planning.planner import Choice
+from specinfer.remote.directory import SpeculatorDirectory
+from specinfer.remote.drafts import (
+    CALL_S,
+    FIRST_ANSWER_S,
+    TreeShare,
+    describe_together,
+    release_at,
+)
+from specinfer.remote.policy import PoolPolicy, UsualStepTime
+from specinfer.remote.replicas import SpeculatorReplicas
+from specinfer.remote.resident import HostOrder, ResidentDrafts, grant_of
+from specinfer.remote.round import NO_DRAFTS, DraftRound, Drafts
+from specinfer.remote.service import DraftQuery, SpeculatorService
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
+from specinfer.service.stream import Channel
+from specinfer.tree import TokenTree
+from specinfer.v1 import speculator_pb2
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 2.0
+"""Seconds between two looks at the addresses of a name: new replicas begin to draft that much later."""
+
+
+class SpeculatorPool:
+    """All speculators of a gateway, in the order in which sequence speculation prefers them."""
+
+    def __init__(
+        self, services: Sequence[str], open_channel: Callable[[str], Channel], policy: PoolPolicy
+    ) -> None:
+        """Create a pool.
+
+        `services` are as `specinfer.remote.replicas` says; whoever opens channels closes them.
+        """
+        self._policy = policy
+        self._replicas = SpeculatorReplicas(services, open_channel)
+        self.resident: ResidentDrafts | None = None
+        """The verifier's own speculators, if it has any."""
+        self.services = self._replicas.known
+        """Every replica of every service, those that are away included; the list itself stays the same."""
+        self._directory = SpeculatorDirectory(policy)
+        self._target = TargetOutputs(policy.hidden_size)
+        self.names = self._directory.names
+        """Names of the speculators of all services that were ever reached, by number."""
+        self.places = self._directory.places
+        """Their services as the operator wrote them, by number."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._steps = 0
+        self._round: DraftRound | None = None
+        """The latest round."""
+        self._step_times = UsualStepTime()
+
+    def host(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+        """Let the verifier's own speculators take part; call before `connect`, as they are numbered first.
+
+        Raises:
+            IncompatibleError: if one does not fit the target.
+        """
+        service = SpeculatorService(address, address, None, None)
+        self._directory.enrol(service, description)
+        self.services.append(service)
+        self.resident = ResidentDrafts(service)
+
+    async def connect(self, strict: bool = True) -> None:
+        """Describe every service that answers soon, at once, and keep trying the others in the background.
+
+        Services that answer are numbered in the order of the settings.
+
+        Raises:
+            IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. While a
+                gateway serves, such a service stays out, and the verifier is driven without it.
+        """
+        services = await self._replicas.look()
+        patience_s = CALL_S if strict else FIRST_ANSWER_S
+        answers = await describe_together(
+            [(each.address, each.stub) for each in services if each.stub is not None], patience_s
+        )
+        for service, answer in zip(services, answers, strict=True):
+            try:
+                if isinstance(answer, UnavailableError):
+                    raise answer
+                self._directory.enrol(service, answer)
+            except (UnavailableError, IncompatibleError) as error:
+                if strict and isinstance(error, IncompatibleError):
+                    raise
+                log.warning("going on without %s for now: %s", service.address, error)
+                self._spawn(self._directory.keep_describing(service))
+        if self._replicas.may_change:
+            self._spawn(self._keep_looking())
+
+    @property
+    def groups(self) -> list[SpeculatorSet]:
+        """The present speculators, by service: not those that a service had before it was replaced."""
+        return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
+
+    @property
+    def draws(self) -> bool:
+        """True if any speculator draws for requests that are sampled."""
+        return any(service.drawing for service in self.services)
+
+    @property
+    def read_references(self) -> bool:
+        """True if any service drafts from references, also one that is away just now."""
+        return any(service.reads_references for service in self.services)
+
+    def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
+        """Return the outputs of the target that services read, for the verifier's next step."""
+        remote = [service for service in self.services if service.stream is not None]
+        if not any(service.feature_layers or service.target_top_k for service in remote):
+            return NOTHING_WANTED
+        places = self._replicas.places(entries) if any(s.feature_layers for s in remote) else {}
+        return self._target.wanted(entries, remote, lambda place, name: remote[place].address in places[name])
+
+    def keep(
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+    ) -> None:
+        """Keep those outputs of a step, for the trees that were verified."""
+        if wanted is not NOTHING_WANTED:
+            self._target.arrived(wanted, trees, verdicts)
+
+    def order(
+        self,
+        entries: Sequence[StepEntry],
+        choice: Choice,
+        drafted: bool,
+        wanted: WantedOutputs,
+        repeats: bool,
+    ) -> HostOrder:
+        """Return what the verifier does beside verifying the trees of a step.
+
+        Args:
+            entries: all requests of the step.
+            choice: the planner's.
+            drafted: whether services have drafted for the step.
+            wanted: outputs of the target that services read.
+            repeats: whether the plan may be repeated without a message; it is not where services draft or read.
+        """
+        chosen, references = frozenset[int](), dict[str, Sequence[Sequence[int]]]()
+        if self.resident is not None:
+            chosen = self.resident.chosen(choice.speculators)
+            references = dict(self.resident.references(entries))
+        if drafted and not chosen:
+            return HostOrder(references=references)
+        repeats = repeats and not self.asks(choice.speculators) and wanted is NOTHING_WANTED
+        return HostOrder(*grant_of(choice, chosen, entries, repeats), references)
+
+    def asks(self, chosen: SpeculatorSet) -> bool:
+        """Return whether any of these speculators is one of a present service, not of the verifier."""
+        services = [service for service in self.services if service.stream is not None and service.description]
+        return any(chosen & frozenset(service.members) for service in services)
+
+    async def draft(
+        self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
+    ) -> Drafts:
+        """Return trees of the chosen speculators that meet the deadline.
+
+        Services receive the trace context.
+
+        A step in which anybody draws has no deadline: how long a draft takes depends on the tokens drawn, so
+        to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is
+        taken for dead.
+        """
+        self._step_times.begins(time.perf_counter())
+        if not self.asks(chosen):
+            self._end_round()
+            self._step_times.drafted(time.perf_counter())
+            return NO_DRAFTS
+        round_ = self._begin_round(len(entries), traceparent)
+        shares = self._replicas.divide(entries)
+        questions = [
+            (service, asked)
+            # whoever takes longest is called first
+            for service in sorted(self.services, key=lambda s: -s.last_seconds)
+            if service.stream is not None
+            and (asked := service.asked(shares.get(service.address, ()), chosen))
+            and _available(service)
+        ]
+        drawn = any(service.will_draw(asked.values()) for service, asked in questions)
+        running = [self._spawn(self._ask(round_, service, asked)) for service, asked in questions]
+        if running:
+            deadline_s = self._policy.deadline(self._step_times.usual_s)
+            await asyncio.wait(running, timeout=None if drawn else deadline_s)
+        late = [task for task in running if not task.done()]
+        if late:
+            log.debug("%d services missed the deadline", len(late))
+        self._step_times.drafted(time.perf_counter())
+        return round_.drafts()
+
+    async def release(self, request_ids: Sequence[str]) -> None:
+        """Let all services forget requests; their time-to-live covers lost calls."""
+        self._target.forget(request_ids)
+        self._replicas.forget(request_ids)
+        if self.resident is not None:
+            self.resident.service.forget(request_ids)  # the verifier forgets them with its own
+        services = [(s.address, s.stub) for s in self.services if s.description and s.stub]
+        client = self._policy.client
+        await asyncio.gather(*(release_at(address, stub, request_ids, client) for address, stub in services))
+
+    async def close(self) -> None:
+        """End background work."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep_looking(self) -> None:
+        """Look up names again and again; a replica whose address is gone is just away."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            for service in await self._replicas.look():
+                log.info("%s has a replica at %s", service.service, service.address)
+                self._spawn(self._directory.keep_describing(service, at_once=True))
+
+    def _share(self, requests: int) -> TreeShare:
+        """Return each speculator's share of a step of so many requests."""
+        speculators = sum([len(members) for members in self.groups])
+        return TreeShare.of(
+            self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
+        )
+
+    def _end_round(self) -> None:
+        """Answers to the round before are late from now on."""
+        if self._round is not None:
+            self._round.over = True
+
+    def _begin_round(self, requests: int, traceparent: str) -> DraftRound:
+        """Begin the round of the next step; the one before is over."""
+        self._steps += 1
+        self._end_round()
+        share = self._share(requests)
+        self._round = DraftRound(self._steps, self._policy, self._target, share, traceparent)
+        return self._round
+
+    async def _ask(
+        self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, DraftQuery]
+    ) -> None:
+        try:
+            await round_.ask(service, asked)
+        except UnavailableError as error:
+            self._lost(service, error)
+
+    def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
+        """Leave a service out until it is described again."""
+        log.warning("%s", error)
+        changed = isinstance(error, ServiceChangedError)
+        service.counters.missed += 1
+        service.description = None
+        service.losses += not changed
+        self._spawn(self._directory.keep_describing(service, at_once=changed))
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _available(service: SpeculatorService) -> bool:
+    if service.description is None or service.busy:
+        service.counters.missed += 1
+        return False
+    return True

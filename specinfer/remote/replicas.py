@@ -1,0 +1,132 @@
+"""Replicas of speculator services: the addresses behind each name, and the share of the requests of each."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from specinfer.errors import SettingError
+from specinfer.remote.service import SpeculatorService
+from specinfer.scheduling.entries import StepEntry
+from specinfer.service.channel import check_target, resolve, split_address
+from specinfer.service.stream import Channel, MessageStream
+from specinfer.v1 import speculator_pb2_grpc
+
+
+def service_addresses(text: str) -> list[str]:
+    """Return the services, in order.
+
+    Raises:
+        SettingError: if one is no address, or one of several replicas no `host:port`.
+    """
+    services = [part.strip() for part in text.split(",") if part.strip()]
+    for service in services:
+        _check(service)
+    return services
+
+
+def replica_addresses(service: str) -> list[str]:
+    """Return the replicas of a service, names not looked up."""
+    return [replica.strip() for replica in service.split("|")]
+
+
+def _check(service: str) -> None:
+    replicas = replica_addresses(service)
+    for replica in replicas:
+        if len(replicas) > 1:
+            split_address("speculators", replica)
+        else:
+            check_target("speculators", replica)
+    if len(set(replicas)) < len(replicas):
+        raise SettingError("speculators", service, "a replica is named twice")
+
+
+class ReplicaShares:
+    """Division of requests among the replicas of one service."""
+
+    def __init__(self) -> None:
+        self._place: dict[str, str] = {}
+        """Address of the replica, by request."""
+
+    def divide(self, request_ids: Iterable[str], present: Sequence[str]) -> dict[str, str]:
+        """Return the replica of each request, of those present; nothing where there are none."""
+        if not present:
+            return {}
+        names = list(request_ids)
+        load = Counter(dict.fromkeys(present, 0))
+        load.update(place for place in self._place.values() if place in load)
+        for name in names:
+            if self._place.get(name) not in load:
+                self._place[name] = least = min(present, key=load.__getitem__)
+                load[least] += 1
+        return {name: self._place[name] for name in names}
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop requests that have ended."""
+        for name in request_ids:
+            self._place.pop(name, None)
+
+
+class SpeculatorReplicas:
+    """Every replica that was ever found, those that are away included."""
+
+    def __init__(self, services: Sequence[str], open_channel: Callable[[str], Channel]) -> None:
+        """Create the table of replicas.
+
+        `services` are as `specinfer.remote.replicas` says; whoever opens channels closes them.
+        """
+        self._open = open_channel
+        self._shares = {service: ReplicaShares() for service in services}
+        self.known: list[SpeculatorService] = []
+
+    @property
+    def may_change(self) -> bool:
+        """True if any service is a name, which may get other addresses."""
+        return any(service.startswith("dns:///") for service in self._shares)
+
+    async def look(self) -> list[SpeculatorService]:
+        """Return the replicas that are new since the last look; they are known from now on."""
+        known = {(each.service, each.address) for each in self.known}
+        found = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
+        new = [
+            _replica(service, address, self._open(address))
+            for service, addresses in zip(self._shares, found, strict=True)
+            for address in addresses
+            if (service, address) not in known
+        ]
+        self.known += new
+        return new
+
+    def divide(self, entries: Sequence[StepEntry]) -> dict[str, list[StepEntry]]:
+        """Return the requests for each replica, by its address.
+
+        A replica of a service that is away gets all of them, so that each counts its misses.
+        """
+        found: dict[str, list[StepEntry]] = {}
+        for service, shares in self._shares.items():
+            replicas = [each for each in self.known if each.service == service]
+            present = [each.address for each in replicas if each.description is not None]
+            places = shares.divide([entry.request_id for entry in entries], present)
+            for each in replicas:
+                mine = [e for e in entries if places.get(e.request_id, each.address) == each.address]
+                found[each.address] = mine
+        return found
+
+    def places(self, entries: Sequence[StepEntry]) -> dict[str, set[str]]:
+        """Return the addresses of the replicas that draft for each request."""
+        found: dict[str, set[str]] = {entry.request_id: set() for entry in entries}
+        for address, mine in self.divide(entries).items():
+            for entry in mine:
+                found[entry.request_id].add(address)
+        return found
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Forget requests that have ended."""
+        for shares in self._shares.values():
+            shares.forget(request_ids)
+        for replica in self.known:
+            replica.forget(request_ids)
+
+
+def _replica(service: str, address: str, channel: Channel) -> SpeculatorService:
+    stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
+    return SpeculatorService(service, address, stub, MessageStream(address, lambda: stub.Draft()))

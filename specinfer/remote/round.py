@@ -1,0 +1,120 @@
+"""A round of drafts: one step's exchanges with the speculator services, and their answers."""
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from specinfer.errors import UnavailableError
+from specinfer.planning.latency import DraftTime, tokens_read
+from specinfer.remote.drafts import TreeShare, add_references, exchange_drafts
+from specinfer.remote.policy import PoolPolicy
+from specinfer.remote.service import DraftQuery, SpeculatorService
+from specinfer.scheduling.target_outputs import TargetOutputs
+from specinfer.tree import TokenTree
+from specinfer.v1 import speculator_pb2
+
+_FEATURE_BYTES = 2**23
+"""Most features in one message, of 16 MiB at most."""
+
+
+class Drafts(NamedTuple):
+    """Answers of the speculators that came in time."""
+
+    trees: dict[str, list[tuple[int, TokenTree]]]
+    """(speculator, tree) in pool order, by request."""
+    times: list[DraftTime]
+    """Durations of every service that answered."""
+
+
+NO_DRAFTS = Drafts({}, [])
+
+
+class DraftRound:
+    """Collects the answers to one step, until the next step begins; later ones are only counted."""
+
+    def __init__(
+        self, step: int, policy: PoolPolicy, target: TargetOutputs, share: TreeShare, traceparent: str = ""
+    ) -> None:
+        """Begin a round.
+
+        `share` bounds each speculator's trees for each request; services receive the trace context.
+        """
+        self._step, self._policy, self._target = step, policy, target
+        self.share, self._traceparent = share, traceparent
+        self._trees: dict[str, list[tuple[int, TokenTree]]] = {}
+        self._times: list[DraftTime] = []
+        self.over = False
+        """True once the next step has begun."""
+
+    def drafts(self) -> Drafts:
+        """Return the answers so far: copies, as more may arrive."""
+        in_order = {name: sorted(trees, key=lambda item: item[0]) for name, trees in self._trees.items()}
+        return Drafts(in_order, list(self._times))
+
+    async def ask(self, service: SpeculatorService, asked: Mapping[str, DraftQuery]) -> None:
+        """Exchange one message with one service; add its trees, and its time, when they arrive.
+
+        Raises:
+            UnavailableError: if it does not answer, or another process does.
+        """
+        assert service.stream is not None, "residents are not called"
+        started = time.perf_counter()
+        request, features_until = self._message(service, asked)
+        service.busy = True
+        try:
+            reply = await exchange_drafts(
+                service.address, service.stream, request, service.description, self._policy.hung_s
+            )
+        except UnavailableError:
+            service.statistics.count("failed", _drafts(asked))
+            raise
+        finally:
+            service.busy = False
+        self._take(service, asked, reply, features_until)
+        service.last_seconds = time.perf_counter() - started
+        service.note_reply(service.last_seconds, reply)
+        read = tokens_read([len(entry.delta_token_ids) for entry in request.entries])
+        self._times.append(service.draft_time(reply, read))
+
+    def _message(
+        self, service: SpeculatorService, asked: Mapping[str, DraftQuery]
+    ) -> tuple[speculator_pb2.DraftRequest, dict[str, int]]:
+        """Return the message to a service, and the features it will have.
+
+        These are context positions by request, once it took the message.
+        """
+        most = _FEATURE_BYTES // len(asked)
+        entries = [service.encode(item, self._target, most) for item in asked.values()]
+        if service.reads_references:
+            add_references(entries, {name: it.entry.state.request.references for name, it in asked.items()})
+        features, layers = self._target.features, service.feature_layers
+        until = {e.request_id: features.until(e.features_start, e.target_features, layers) for e in entries}
+        request = speculator_pb2.DraftRequest(
+            step_id=self._step, entries=entries, client=self._policy.client, traceparent=self._traceparent
+        )
+        return request, until
+
+    def _take(
+        self,
+        service: SpeculatorService,
+        asked: Mapping[str, DraftQuery],
+        reply: speculator_pb2.DraftReply,
+        features_until: Mapping[str, int],
+    ) -> None:
+        service.losses = 0
+        in_time = not self.over
+        service.counters.answered += in_time
+        service.counters.missed += not in_time
+        open_ = dict(asked)
+        for result in reply.entries:
+            until = features_until.get(result.request_id, 0)
+            found = service.accept(open_, result, self._policy.vocab_size, self.share, in_time, until)
+            open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
+            if found and in_time:
+                self._trees.setdefault(result.request_id, []).extend(found)
+        service.statistics.count("failed", _drafts(open_))  # not answered
+
+
+def _drafts(asked: Mapping[str, DraftQuery]) -> int:
+    """Return how many drafts are requested."""
+    return sum([len(item.speculators) for item in asked.values()])

@@ -1,0 +1,300 @@
+"""A replica of a speculator service as the gateway sees it: contents, messages, checks of answers.
+
+It runs one speculator or several; the pool numbers them. Knows messages, not connections: those are the
+pool's. Invariant: `held` never claims more than the service said.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specinfer.drafters.refusals import Refusals
+from specinfer.errors import MalformedTreeError
+from specinfer.planning.latency import DraftTime, SpeculatorSet
+from specinfer.remote.consent import consent_of
+from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
+from specinfer.remote.faults import DraftFaults, DraftStatistics
+from specinfer.sampling import draft_seed
+from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.target_outputs import TargetOutputs
+from specinfer.statuses import EntryStatus
+from specinfer.tree import TokenTree, most_depth
+from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
+from specinfer.wire.sampling_codec import encode_sampling
+
+_NEWEST = 0.1
+"""Weight of the latest message in the time that they take."""
+
+
+class DraftQuery(NamedTuple):
+    """One request in a message to a service."""
+
+    entry: StepEntry
+    speculators: SpeculatorSet
+
+
+@dataclass(slots=True)
+class ServiceCounters:
+    """Counts of a service's messages by outcome."""
+
+    answered: int = 0
+    missed: int = 0
+
+
+@dataclass(slots=True)
+class SpeculatorService:
+    """A replica of a service and its statistics."""
+
+    service: str
+    """Name as the operator wrote it; the address, if it has no replicas."""
+    address: str
+    stub: speculator_pb2_grpc.SpeculatorStub | None
+    """None for the verifier's own speculators, whose messages are the verifier's."""
+    stream: DraftStream | None
+    members: tuple[int, ...] = ()
+    """Its speculators by their numbers in the pool, in the order of Describe; empty until it was first
+    reached."""
+    drawing: SpeculatorSet = frozenset()
+    """Its speculators that may draw."""
+    distrusted: SpeculatorSet = frozenset()
+    """Its speculators that would draw but are not trusted to: they draft for greedy requests only."""
+    reads_references: bool = False
+    """True if it drafts from texts that requests may copy from, by its last description."""
+    description: speculator_pb2.DescribeSpeculatorReply | None = None
+    """Its description; None while it is away."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Context tokens it holds, by request."""
+    features_held: dict[str, int] = field(default_factory=dict)
+    """Context positions up to which it got features, by request."""
+    refusals: Refusals = field(default_factory=Refusals)
+    losses: int = 0
+    """Times that it was lost since it last answered."""
+    busy: bool = False
+    last_seconds: float = 0.0
+    """Seconds that its last answer took."""
+    wire_s: float = 0.0
+    """Seconds that messages take to it and back, on average."""
+    learning: common_pb2.LearningState | None = None
+    """State of its learning by its last reply that said it."""
+    counters: ServiceCounters = field(default_factory=ServiceCounters)
+    statistics: DraftStatistics = field(default_factory=DraftStatistics)
+    faults: DraftFaults = field(init=False)
+    """Faults of its speculators."""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.faults = DraftFaults(self.address)
+
+    def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, DraftQuery]:
+        """Return this service's work in a step."""
+        now = self.clock()
+        present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
+        found = {}
+        for entry in entries:
+            wanted = present
+            if not entry.state.sampling.greedy:
+                wanted -= self.distrusted
+                if not entry.state.drawn_for:
+                    wanted -= self.drawing  # it began before they came: its noise has been shown
+            if not entry.drafts or len(entry.state.tokens) > self.longest_context:
+                continue
+            willing = frozenset(self.refusals.willing(entry.request_id, wanted))
+            if willing:
+                found[entry.request_id] = DraftQuery(entry, willing)
+        return found
+
+    def will_draw(self, asked: Iterable[DraftQuery]) -> bool:
+        """Return whether anything may be drawn for any of these; not where it only reads missing tokens."""
+        return any(
+            entry.state.drawn_for
+            and bool(speculators & self.drawing)
+            and self.held.get(entry.request_id, 0) + CONTEXT_CHUNK >= len(entry.state.tokens)
+            for entry, speculators in asked
+        )
+
+    @property
+    def longest_context(self) -> float:
+        """Most context tokens that it takes."""
+        return (self.description.max_context_len if self.description else 0) or math.inf
+
+    def most_depth(self, entry: StepEntry) -> int:
+        """Return the depth of the requested tree: it may have fewer positions than the target."""
+        depth, longest = entry.limits.depth, self.longest_context
+        if longest == math.inf:
+            return depth
+        return min(depth, most_depth(0, len(entry.state.tokens), int(longest)))
+
+    def note_reply(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
+        """Note a reply and the duration of its exchange; return the seconds of it that the service computed."""
+        compute_s = min(reply.compute_us / 1e6, seconds)
+        wire_s = seconds - compute_s
+        self.wire_s = wire_s if not self.wire_s else self.wire_s + _NEWEST * (wire_s - self.wire_s)
+        if reply.HasField("learning"):
+            self.learning = reply.learning
+        return compute_s
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers whose hidden states it reads."""
+        return tuple(self.description.feature_layers) if self.description else ()
+
+    @property
+    def target_top_k(self) -> int:
+        """Number of the target's predictions that it reads per node; 0: none."""
+        return self.description.target_top_k if self.description else 0
+
+    def encode(
+        self, asked: DraftQuery, relay: TargetOutputs, feature_bytes: int
+    ) -> speculator_pb2.DraftEntry:
+        """Return the entry of a request, with at most so many bytes of features."""
+        entry, speculators = asked
+        tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
+        if held >= len(tokens):
+            held = 0  # never the case unless the service lies; RESYNC puts it right
+        if held == 0:
+            self.features_held[entry.request_id] = 0  # it starts over, with its features, too
+        start, features = relay.features.take(
+            entry.request_id,
+            self.features_held.get(entry.request_id, 0),
+            self.feature_layers,
+            feature_bytes,
+        )
+        delta = tokens[held : held + CONTEXT_CHUNK]
+        complete = held + len(delta) == len(tokens)
+        most = self.description.max_nodes if self.description else 0
+        chain = entry.limits.width == 1
+        sampling = entry.state.sampling
+        learns = held == 0 and self.description is not None and self.description.learns
+        return speculator_pb2.DraftEntry(
+            request_id=entry.request_id,
+            base_len=held,
+            delta_token_ids=delta,
+            node_budget=min(entry.limits.nodes, most) if complete else 0,
+            max_depth=self.most_depth(entry),
+            shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
+            sampling=encode_sampling(sampling, not entry.state.drawn_for, with_adjustments=False),
+            speculators=[place for place, s in enumerate(self.members) if s in speculators],
+            min_path_probability=entry.limits.min_path_probability,
+            draw_seed=draft_seed(sampling.seed, self.members[0]),
+            target_features=features,
+            features_start=start,
+            target_top_k=encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
+            learning=consent_of(entry.state.request) if learns else None,
+        )
+
+    def accept(
+        self,
+        asked: Mapping[str, DraftQuery],
+        result: speculator_pb2.DraftResult,
+        vocab_size: int,
+        share: TreeShare,
+        in_time: bool = True,
+        features_until: int = 0,
+    ) -> list[tuple[int, TokenTree]]:
+        """Return the sound trees of a result, by speculator; keep the statistics in any case.
+
+        `features_until`: the context position up to which it has been sent features.
+        """
+        name = result.request_id
+        if name not in asked or asked[name].entry.state.finish is not None:
+            self.statistics.count("stale", len(asked[name].speculators) if name in asked else 1)
+            return []
+        if result.status == int(EntryStatus.RESYNC):
+            self.held[name] = self.features_held[name] = 0
+            self.statistics.resyncs += 1
+            return []
+        entry, speculators = asked[name]
+        if result.status != int(EntryStatus.OK):
+            self.held[name] = min(self.held.get(name, 0), result.held_len)
+            for speculator in speculators:
+                self._failed(name, speculator, result.status, result.message)
+            return []
+        self.held[name] = result.held_len
+        self.features_held[name] = features_until
+        found: dict[int, TokenTree] = {}
+        wrong: set[int] = set()
+        failed: set[int] = set()
+        for draft in result.drafts:
+            speculator = self._number(draft, speculators)
+            if draft.status in (int(EntryStatus.ERROR), int(EntryStatus.EXHAUSTED)):
+                wrong.add(speculator)
+                failed.add(speculator)
+                self._failed(name, speculator, draft.status, draft.message)
+                continue
+            try:
+                if speculator not in speculators or speculator in found:
+                    raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
+                tree = sound_tree(draft.tree, speculator, entry, vocab_size, share)
+                if tree.has_draws and not self._may_draw(speculator, entry):
+                    raise MalformedTreeError("tree.proposals", "drawn", "it may only send points here")
+            except MalformedTreeError as error:
+                wrong.add(speculator)
+                self.note_malformed(speculator, error)
+            else:
+                self.faults.note_sound(speculator)
+                found[speculator] = tree
+        for speculator in speculators - failed:
+            self.refusals.served(name, speculator)
+        self.statistics.count("ok" if in_time else "late", len(speculators - wrong))
+        return list(found.items())
+
+    def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
+        """Return the speculator of a draft.
+
+        A place that the service does not have is blamed on the first that was called.
+        """
+        in_range = draft.speculator < len(self.members)
+        return self.members[draft.speculator] if in_range else min(asked)
+
+    def _may_draw(self, speculator: int, entry: StepEntry) -> bool:
+        """Return whether draws are accepted: for greedy requests, which are verified without q, they are."""
+        state = entry.state
+        return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
+
+    def note_failed(self, speculator: int, why: str) -> None:
+        """Count a draft that failed."""
+        self.statistics.count("failed")
+        self.faults.note(speculator, self._name(speculator), why, self.clock())
+
+    def _failed(self, request_id: str, speculator: int, status: int, why: str) -> None:
+        self.note_failed(speculator, why)
+        if status == int(EntryStatus.EXHAUSTED):
+            self.refusals.put_off(request_id, speculator)
+        else:
+            self.refusals.refuse(request_id, speculator)
+
+    def note_malformed(self, speculator: int, error: MalformedTreeError) -> None:
+        """Count a tree that broke a rule; a speculator with many is left out for a while."""
+        self.statistics.count("malformed")
+        if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
+            self.statistics.quarantines[speculator] += 1
+
+    def _name(self, speculator: int) -> str:
+        described = self.description.speculators if self.description else ()
+        names = dict(zip(self.members, (each.name for each in described), strict=False))
+        return names.get(speculator, f"number {speculator}")
+
+    def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
+        """Return the duration of its last answer; it read so many context tokens more than usual."""
+        told = zip(self.members, reply.speculator_us, strict=False)
+        own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
+        return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())), read)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop what is known of requests."""
+        for request_id in request_ids:
+            self.held.pop(request_id, None)
+            self.features_held.pop(request_id, None)
+        self.refusals.forget(request_ids)
+
+    def replaced(self) -> None:
+        """Note that another process answers at the address.
+
+        It holds nothing, and refusals of the one before are forgotten.
+        """
+        self.held.clear()
+        self.features_held.clear()
+        self.refusals.clear()
+        self.learning = None

@@ -1,0 +1,204 @@
+"""Grants: the verifier goes on by itself between two messages. What clients get is the same, messages are fewer."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.store.requests import RequestStore
+from specinfer.drafters import Drafter, DraftJob
+from specinfer.remote import resident
+from specinfer.statuses import EntryStatus
+from specinfer.tree import TokenTree
+from specinfer.v1 import verifier_pb2
+from specinfer.verification.jobs import VerifyOutcome
+from tests.support.oracle import first, greedy, never
+from tests.support.system import ScriptedDrafter, System, running_system, text_of
+from verifier_svc.servicer import VerifierServicer
+
+PROMPT = [5, 17, 3, 88, 41]
+OTHER = [9, 8, 7, 30]
+TOKENS = 49
+"""One of the prompt's pass, then three grants of sixteen plain steps."""
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grant ends for other reasons than the time that this machine takes."""
+    monkeypatch.setattr(resident, "GRANT_S", 1000.0)
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[verifier_pb2.VerifyRequest]:
+    """Every message that the verifier gets."""
+    found: list[verifier_pb2.VerifyRequest] = []
+    serve = VerifierServicer._serve
+
+    def noted(self: VerifierServicer, request: verifier_pb2.VerifyRequest) -> Any:
+        found.append(request)
+        return serve(self, request)
+
+    monkeypatch.setattr(VerifierServicer, "_serve", noted)
+    return found
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Items of every write of tokens to Redis."""
+    found: list[int] = []
+    append = RequestStore.append
+
+    async def noted(self: RequestStore, progress: Any, *rest: Any) -> Any:
+        found.append(len(progress))
+        return await append(self, progress, *rest)
+
+    monkeypatch.setattr(RequestStore, "append", noted)
+    return found
+
+
+async def test_plain_decoding_needs_a_message_and_a_write_for_sixteen_tokens(
+    redis_url: str, messages: list[Any], writes: list[int]
+) -> None:
+    async with running_system(redis_url) as system:
+        assert await system.tokens(PROMPT, max_new_tokens=TOKENS) == greedy(PROMPT, TOKENS)
+    assert [message.grant.steps for message in messages] == [1, 16, 16, 16]
+    assert len(writes) <= len(messages), "the tokens of a message are written together"
+
+
+async def test_resident_trees_need_no_message_of_their_own(redis_url: str, messages: list[Any]) -> None:
+    drafter = ScriptedDrafter(first(3))
+    async with running_system(redis_url, {"own": drafter}, resident=True, tree_nodes=3) as system:
+        assert await system.tokens(PROMPT, max_new_tokens=1 + 4 * 16) == greedy(PROMPT, 1 + 4 * 16)
+    assert len(messages) == 2
+    assert not any(entry.HasField("tree") for message in messages for entry in message.entries)
+
+
+async def test_independent_speculators_have_one_step_a_message(redis_url: str, messages: list[Any]) -> None:
+    """Beside residents, too: their trees are merged where the verifier is."""
+    drafters: dict[str, Drafter] = {"own": ScriptedDrafter(never), "other": ScriptedDrafter(first(3))}
+    async with running_system(redis_url, drafters, resident={"own"}, tree_nodes=6, tree_depth=3) as system:
+        replies = await system.generate(PROMPT, max_new_tokens=1 + 4 * 5)
+        assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPT, 1 + 4 * 5)
+    assert {message.grant.steps for message in messages} == {1}
+    won = {row.name: row.accepted for row in replies[-1].summary.stats.speculators}
+    assert won["own"] == 0
+    assert won["other"] >= 12
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+async def test_a_stop_string_ends_a_request_within_a_grant(redis_url: str, drafts: bool) -> None:
+    """Tokens behind it, which the verifier has computed, are shown to nobody; others are not disturbed."""
+    drafters = {"own": ScriptedDrafter(first(2))} if drafts else {}
+    text = text_of(greedy(PROMPT, 40))
+    stop = text[11:13]
+    async with running_system(redis_url, drafters, resident=drafts) as system:
+        replies = await system.generate(PROMPT, max_new_tokens=40, stop_strings=[stop])
+        ended = await system.ended(replies[0].request_id)
+        assert await system.tokens(OTHER, max_new_tokens=40) == greedy(OTHER, 40)
+        assert system.verifier.held_requests == 0 or await _released(system)
+    shown = [token for reply in replies for token in reply.token_ids]
+    assert "".join(reply.text for reply in replies) == text[: text.index(stop)]
+    assert shown == greedy(PROMPT, len(shown))
+    assert ended.tokens == shown
+
+
+async def _released(system: System) -> bool:
+    for request_id in list(system.verifier._held):
+        await system.ended(request_id)
+    return True
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("status", [EntryStatus.EXHAUSTED, EntryStatus.RESYNC])
+async def test_a_verifier_that_does_not_go_on_loses_no_token(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, drafts: bool, status: EntryStatus
+) -> None:
+    """Every fifth entry is put off, or forgotten; the grant ends there, and the next message goes on."""
+    drafters = {"own": ScriptedDrafter(first(2))} if drafts else {}
+    async with running_system(redis_url, drafters, resident=drafts) as system:
+        verify, seen = system.verifier.verify, Counter[str]()
+
+        def failing(jobs: Any) -> Any:
+            seen["passes"] += 1
+            if seen["passes"] % 5:
+                return verify(jobs)
+            if status is EntryStatus.RESYNC:
+                system.verifier.release([job.request_id for job in jobs])
+            return [VerifyOutcome(job.request_id, status) for job in jobs]
+
+        monkeypatch.setattr(system.verifier, "verify", failing)
+        for prompt in (PROMPT, OTHER):
+            assert await system.tokens(prompt, max_new_tokens=TOKENS) == greedy(prompt, TOKENS)
+    assert seen["passes"] > 10
+
+
+async def test_a_fault_within_a_grant_loses_no_token(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps before it count; the next message finds the request forgotten, and starts it over."""
+    async with running_system(redis_url) as system:
+        verify, seen = system.verifier.verify, Counter[str]()
+
+        def failing(jobs: Any) -> Any:
+            seen["passes"] += 1
+            if seen["passes"] in (5, 40):
+                raise RuntimeError("out of luck")
+            return verify(jobs)
+
+        monkeypatch.setattr(system.verifier, "verify", failing)
+        assert await system.tokens(OTHER, max_new_tokens=TOKENS) == greedy(OTHER, TOKENS)
+    assert seen["passes"] > 40
+
+
+async def test_a_request_that_arrives_ends_a_grant(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, messages: list[Any]
+) -> None:
+    """The verifier's fifth pass lasts until a call waits for its thread: that of the request that arrives in it."""
+    async with running_system(redis_url) as system:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        verify, seen, steps = system.verifier.verify, Counter[str](), list[int]()
+        (servicer,) = system.servicers
+
+        def slow(jobs: Any) -> Any:
+            seen["passes"] += 1
+            if seen["passes"] == 5:
+                loop.call_soon_threadsafe(arrived.set)
+                while not servicer._thread.waiting:
+                    threading.Event().wait(0.001)
+            return verify(jobs)
+
+        run = system.host.run
+
+        def counted(*arguments: Any) -> Any:
+            found = run(*arguments)
+            steps.append(len(found))
+            return found
+
+        monkeypatch.setattr(system.verifier, "verify", slow)
+        monkeypatch.setattr(system.host, "run", counted)
+        first_one = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=TOKENS))
+        await arrived.wait()
+        assert await system.tokens(OTHER, max_new_tokens=TOKENS) == greedy(OTHER, TOKENS)
+        assert await first_one == greedy(PROMPT, TOKENS)
+    assert steps[:2] == [1, 4], "the prompt's, and the grant that was ended"
+
+
+async def test_constraints_force_tokens_within_a_grant(redis_url: str, messages: list[Any]) -> None:
+    """What must follow is verified as a tree in every step of a grant, not only in that of a message."""
+    text = "the-quick-brown-fox-jumps-over-the-lazy-dog"
+    async with running_system(redis_url) as system:
+        replies = await system.generate(PROMPT, max_new_tokens=60, constraint={"choice": {"texts": [text]}})
+    assert "".join(reply.text for reply in replies) == text
+    assert replies[-1].summary.stats.steps < len(text) / 2
+
+
+@pytest.mark.parametrize("script", [first(2), never])
+async def test_sampled_text_is_that_of_plain_decoding(
+    redis_url: str, script: Callable[[DraftJob], TokenTree]
+) -> None:
+    async with running_system(redis_url, {"own": ScriptedDrafter(script)}, resident=True) as system:
+        for seed in range(3):
+            fields: dict[str, Any] = {"temperature": 0.9, "seed": seed, "max_new_tokens": 24}
+            plain = await system.tokens(PROMPT, speculation=3, **fields)
+            assert await system.tokens(PROMPT, **fields) == plain

@@ -1,0 +1,202 @@
+"""The requests of a verifier's gateway, as messages tell them: entries in, parts of a step out.
+
+A request is known from the message that starts it over (base_len 0) until it is forgotten; every message says which
+tokens it has. Invariant: a request's tokens are those of the cache and those of the newest message.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from specinfer.engine.host import Grant, Host, HostPlan
+from specinfer.errors import FaultError, InvalidInputError, SpecInferError
+from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedFeatures, WantedOutputs
+from specinfer.statuses import EntryStatus
+from specinfer.system.log_lines import about
+from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree.cut import Keeps
+from specinfer.v1 import speculator_pb2, verifier_pb2
+from specinfer.verification.jobs import VerifyOutcome
+from specinfer.wire.constraint_codec import decode_constraint
+from specinfer.wire.sampling_codec import decode_sampling
+from specinfer.wire.tree_codec import decode_limits, decode_tree
+
+log = logging.getLogger(__name__)
+_UNLIMITED = 2**31
+_NO_TREE = TreeLimits(0, 0)
+_SPECULATION = {
+    speculator_pb2.TREE_SHAPE_UNSPECIFIED: Speculation.OFF,
+    speculator_pb2.TREE_SHAPE_TREE: Speculation.TREE,
+    speculator_pb2.TREE_SHAPE_SEQUENCE: Speculation.SEQUENCE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStep:
+    """A message that was read."""
+
+    plan: HostPlan
+    grant: Grant
+    refused: dict[int, VerifyOutcome] = field(default_factory=dict)
+    """Outcomes of the entries that are no part of the plan, by their place in the message."""
+
+    def outcomes(self, served: Sequence[VerifyOutcome]) -> list[VerifyOutcome]:
+        """Return one outcome per entry of the message, given those of the plan."""
+        rest = iter(served)
+        places = range(len(self.refused) + len(served))
+        return [self.refused[place] if place in self.refused else next(rest) for place in places]
+
+
+class HostedRequests:
+    """Requests that a host serves for a gateway. Used by the engine's thread."""
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._states = host, dict[str, RequestState]()
+        host.verifier.on_release = self.forget
+
+    def decode(self, message: verifier_pb2.VerifyRequest, no_features: SpecInferError | None) -> DecodedStep:
+        """Return the plan of a message; of entries with the same id only the first is served.
+
+        Args:
+            no_features: why hidden states cannot be told; None if they can.
+        """
+        entries: list[StepEntry] = []
+        given: dict[str, TokenTree] = {}
+        verbatim: set[str] = set()
+        refused: dict[int, VerifyOutcome] = {}
+        seen: set[str] = set()
+        for place, part in enumerate(message.entries):
+            name = part.request_id
+            found = self._decoded(part, name in seen, no_features)
+            seen.add(name)
+            if isinstance(found, VerifyOutcome):
+                refused[place] = found
+                continue
+            entry, tree = found
+            entries.append(entry)
+            if not part.HasField("tree_plan"):
+                verbatim.add(name)
+            if tree is not None and (name in verbatim or len(tree) > 1):
+                given[name] = tree
+        grant, asked = message.grant, _asked(message, no_features)
+        speculators = frozenset(grant.speculators)
+        plan = HostPlan(entries, speculators, _keeps(grant), given, frozenset(verbatim), asked)
+        return DecodedStep(plan, Grant(max(1, grant.steps), grant.microseconds / 1e6), refused)
+
+    def _decoded(
+        self, part: verifier_pb2.VerifyEntry, twice: bool, no_features: SpecInferError | None
+    ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
+        """Return an entry with the tree that came with it, or the outcome of one that is not served."""
+        name = part.request_id
+        try:
+            if twice:
+                raise InvalidInputError("request_id", name, "is in the message twice")
+            if part.HasField("features_from") and no_features is not None:
+                raise no_features
+            tree = decode_tree(part.tree) if part.HasField("tree") else None
+            return self._entry(part), tree
+        except _UnknownError:
+            return VerifyOutcome(name, EntryStatus.RESYNC)
+        except SpecInferError as error:
+            return VerifyOutcome(name, EntryStatus.ERROR, error.for_logs)
+        except Exception as error:
+            log.exception("an entry could not be read", extra=about(name))
+            why = FaultError("internal error", error).for_logs
+            return VerifyOutcome(name, EntryStatus.ERROR, why)
+
+    def note(self, outcomes: Iterable[VerifyOutcome]) -> None:
+        """Forget requests that were not served and of which the cache has nothing: they start over."""
+        failed = [each.request_id for each in outcomes if each.status is not EntryStatus.OK]
+        if unknown := [name for name in failed if not self._host.verifier.holds(name)]:
+            self.forget(unknown)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Forget requests, and what drafters hold of them."""
+        names = list(request_ids)
+        for name in names:
+            self._states.pop(name, None)
+        self._host.forget(names)
+
+    def _entry(self, part: verifier_pb2.VerifyEntry) -> StepEntry:
+        """Return a request's part of the step; its tokens are the message's from now on."""
+        delta, longest = tuple(part.delta_token_ids), self._host.verifier.limits.max_context_len
+        if not delta:
+            raise InvalidInputError("delta_token_ids", [], "must not be empty")
+        if part.prompt_len > longest:
+            raise InvalidInputError(
+                "prompt_len", part.prompt_len, f"longer than the {longest} positions served"
+            )
+        state = self._states.get(part.request_id)
+        if part.base_len == 0:
+            state = self._begin(part, delta, state)
+        elif state is None or len(state.tokens) < part.base_len:
+            raise _UnknownError
+        else:
+            self._extend(state, part.base_len, delta)
+            state.sampling, state.finish = decode_sampling(part.sampling), None
+        if not part.HasField("tree_plan"):
+            return StepEntry(state, part.base_len, delta, part.HasField("tree"), _NO_TREE, 0)
+        plan = part.tree_plan
+        speculation = _SPECULATION[plan.shape]
+        if state.request.speculation is not speculation:
+            state.request = replace(state.request, speculation=speculation)
+        state.drawn_for = plan.drawn_for
+        reach, limits = max(0, plan.max_positions - part.base_len - len(delta)), decode_limits(plan)
+        limits = replace(limits, depth=min(limits.depth, reach))
+        return StepEntry(state, part.base_len, delta, True, limits, reach, plan.forced)
+
+    def _begin(
+        self, part: verifier_pb2.VerifyEntry, delta: Sequence[int], before: RequestState | None
+    ) -> RequestState:
+        """Return the state of a request that starts over; drafters keep a context that it goes on with."""
+        tokens = list(delta)
+        if before is not None and before.tokens[: len(tokens)] != tokens:
+            self._host.forget([part.request_id])
+        state = self._states[part.request_id] = _state_of(part, tokens)
+        return state
+
+    def _extend(self, state: RequestState, base_len: int, delta: Sequence[int]) -> None:
+        """Set the tokens of a request from a position on."""
+        known = state.tokens[base_len:]
+        if known != list(delta[: len(known)]):
+            self._host.forget([state.request.request_id])  # not the context that was drafted for
+        state.tokens[base_len:] = delta
+
+
+class _UnknownError(Exception):
+    """The request is not known here: it has to start over."""
+
+
+def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState:
+    request = GenerationRequest(
+        part.request_id,
+        prompt=(0,) * (part.prompt_len or len(tokens)),  # only its length is read here
+        max_new_tokens=part.max_new_tokens or _UNLIMITED,
+        sampling=decode_sampling(part.sampling),
+        stop_token_ids=frozenset(part.stop_token_ids),
+        logprobs=part.logprobs,
+        top_logprobs=part.top_logprobs,
+        constraint=decode_constraint(part.constraint),
+        references=tuple([tuple(text.token_ids) for text in part.references]),
+    )
+    return RequestState(request, time.monotonic(), 0, request.sampling, tokens)
+
+
+def _keeps(grant: verifier_pb2.Grant) -> Keeps:
+    """Return the rule by which merged trees are cut over the batch."""
+    most, threshold = grant.step_nodes, grant.node_threshold
+    return lambda kept, path_probability: kept < most and path_probability >= threshold
+
+
+def _asked(message: verifier_pb2.VerifyRequest, no_features: SpecInferError | None) -> WantedOutputs:
+    """Return the outputs of the target that a message asks for."""
+    top_k = {part.request_id: part.return_top_k for part in message.entries if part.return_top_k}
+    if no_features is not None or not message.feature_layers:
+        return WantedOutputs(top_k=top_k) if top_k else NOTHING_WANTED
+    since = {
+        part.request_id: part.features_from for part in message.entries if part.HasField("features_from")
+    }
+    return WantedOutputs(WantedFeatures(tuple(message.feature_layers), since), top_k)
