@@ -25,6 +25,7 @@ from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,7 +145,7 @@ def main(
         usual = ["ngram+ssm", "ngram+eagle", "+".join(methods)] if method is None else []
         merged = [names.split("+") for names in pool or usual]
         pools = [*([name] for name in methods), *merged]
-        runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions())
+        runner = load_checked(resolve_model(DEFAULT_MODEL), RunnerOptions())
         runs = compare(runner, methods, pools, budgets, found, new_tokens, spinner.update, batch, chains)
     report = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens, "runs": runs}
     report["batch"] = batch

@@ -18,7 +18,7 @@ from specinfer.cli.show import console
 from specinfer.hub import model_name, resolve_model
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
+from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
 from specinfer.prompts import read_prompts_by_source
 from specinfer.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def run(
     directory: Path, options: RunnerOptions, texts: Sequence[list[int]]
 ) -> tuple[list[torch.Tensor], str]:
     """Return the logits [tokens, V] of every text, and the formats that were held."""
-    runner = ModelRunner.load(directory, options)
+    runner = load_checked(directory, options)
     found = []
     for text in texts:
         sequence = runner.open()

@@ -17,6 +17,7 @@ and divided by k; the bias of down stays. k is a power of two: the division is e
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specinfer.errors import IncompatibleError, InvalidInputError
-from specinfer.hub.atomic_directory import atomic_directory
+from specinfer.hub.gguf import atomic_directory
 from specinfer.hub.resolve import model_directory, model_name, resolve_model
-from specinfer.model.weights.beside import copy_beside
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.system.progress import progress
@@ -44,6 +44,18 @@ _FUSED = ".gate_up_proj."
 _NEURONS = ("intermediate_size", "ffn_dim")
 Shard = dict[str, torch.Tensor]
 Report = Callable[[int, int], None]
+
+
+_BESIDE = (
+    "generation_config.json",
+    "chat_template.j*",
+    "additional_chat_templates/*.jinja",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens*",
+    "added_tokens.json",
+)
 
 
 def widen(model: str, factor: int) -> Path:
@@ -132,6 +144,15 @@ def _shards(weights: Mapping[str, torch.Tensor], factor: int, report: Report) ->
     if shard:
         yield shard
     report(len(weights), len(weights))
+
+
+def copy_beside(source: Path, directory: Path) -> None:
+    """Copy the files from one model's directory into that of a model made of it."""
+    for pattern in _BESIDE:
+        for path in source.glob(pattern):
+            target = directory / path.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 if __name__ == "__main__":

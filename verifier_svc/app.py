@@ -10,6 +10,7 @@ from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
@@ -47,7 +48,7 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
 
 def load_runner(settings: VerifierSettings) -> ModelRunner:
     """Load the model; where ranks share it, this rank's part."""
-    return ModelRunner.load(resolve_model(settings.model), runner_options(settings), join(settings))
+    return load_checked(resolve_model(settings.model), runner_options(settings), join(settings))
 
 
 def build_engine(

@@ -20,8 +20,7 @@ from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.cut import Keeps
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.verification.jobs import VerifyOutcome
-from specinfer.wire.constraint_codec import decode_constraint
-from specinfer.wire.sampling_codec import decode_sampling
+from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 from specinfer.wire.tree_codec import decode_limits, decode_tree
 
 log = logging.getLogger(__name__)
@@ -91,9 +90,10 @@ class HostedRequests:
     ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
         """Return an entry with the tree that came with it, or the outcome of one that is not served."""
         name = part.request_id
+        if twice:
+            error = InvalidInputError("request_id", name, "is in the message twice")
+            return VerifyOutcome(name, EntryStatus.ERROR, str(error))
         try:
-            if twice:
-                raise InvalidInputError("request_id", name, "is in the message twice")
             if part.HasField("features_from") and no_features is not None:
                 raise no_features
             tree = decode_tree(part.tree) if part.HasField("tree") else None

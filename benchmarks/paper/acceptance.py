@@ -22,6 +22,7 @@ from specinfer.cli.show import console
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
@@ -40,7 +41,7 @@ class Bench:
 
     def __init__(self, ssm: str, prompts: list[EvaluationPrompt], new_tokens: int) -> None:
         self._ssm, self._prompts, self._new_tokens = ssm, prompts, new_tokens
-        self._runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions())
+        self._runner = load_checked(resolve_model(DEFAULT_MODEL), RunnerOptions())
         self._drafters: dict[str, Drafter] = {}
 
     def drafter(self, name: str) -> Drafter:

@@ -21,7 +21,7 @@ from specinfer.cli.show import console
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
+from specinfer.model.probe.load import load_checked
 from specinfer.tree import TreeLimits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def main(
     picture = out.with_name(f"{out.name}.png")
     report: dict[str, Any] = {"about": about_this_run(), "model": name or model, "shapes": {}}
     with console.status("loading") as spinner:
-        runner = ModelRunner.load(resolve_model(model), RunnerOptions())
+        runner = load_checked(resolve_model(model), RunnerOptions())
         for shape, (expansion, nodes) in SHAPES.items():
             options = DrafterOptions(model=ssm, expansion=expansion, depth=DEPTH, min_path_probability=0.0)
             comparison = Comparison(runner, make_drafter("ssm", options), TreeLimits(nodes, DEPTH))

@@ -15,7 +15,7 @@ from benchmarks.tables import head, line, origin
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
+from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
@@ -43,7 +43,7 @@ class OurPasses:
     def __init__(self, directory: Path, longest: int) -> None:
         """Load a model; no context is longer than `longest`."""
         self.threads = torch.get_num_threads()
-        self.runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=longest + CHUNK + SPARE))
+        self.runner = load_checked(directory, RunnerOptions(kv_tokens=longest + CHUNK + SPARE))
         self._sequence: KVSequence | None = None
         self._context_seconds = 0.0
         self._rng = np.random.default_rng(0)

@@ -24,6 +24,7 @@ from specinfer.cli.show import console
 from specinfer.hub import resolve_model
 from specinfer.llm import LLM
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.tokenizer import Tokenizer
 
@@ -157,7 +158,7 @@ def rotated(prompts: list[list[int]], start: int) -> list[list[int]]:
 def load(kv_window: int = 0, weights: str = "bf16") -> ModelRunner:
     """The default model, its cache windowed or not."""
     options = RunnerOptions(kv_window=kv_window, weights=weights)
-    return ModelRunner.load(resolve_model(MODEL), options)
+    return load_checked(resolve_model(MODEL), options)
 
 
 def pass_costs(runner: ModelRunner) -> dict[str, Any]:

@@ -14,14 +14,13 @@ from typing import TypeVar
 from gateway.api.callers import Caller
 from gateway.api.conversation import end_of, texts_of, tools_of, turns_of
 from gateway.api.turns import FairPlaces
-from specinfer.constraints.background_work import background_threads
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
+from specinfer.system.threads import background_threads
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
-from specinfer.wire.constraint_codec import decode_constraint
-from specinfer.wire.sampling_codec import decode_sampling
+from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 
 T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128

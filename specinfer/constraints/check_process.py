@@ -13,11 +13,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from specinfer.constraints.background_work import LAST, give_way
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.parts import part_of
 from specinfer.errors import ConstraintError, InvalidInputError
+from specinfer.system.threads import LAST, give_way
 
 TOO_SLOW, TOO_DEEP = "slow", "deep"
 """Ends of a child that took too long, and of one that died: of a stack that overflows."""

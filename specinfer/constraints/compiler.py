@@ -5,18 +5,32 @@ of a matcher below some 20 ms; what takes longer to compile than `Checker` allow
 """
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specinfer.constraints.background_work import background_threads
-from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.grammars import grammar_of
 from specinfer.constraints.matcher import Matcher
-from specinfer.constraints.messages import explain
 from specinfer.errors import IncompatibleError
+from specinfer.system.threads import background_threads
+
+_LARK = re.compile(r"(?:at )?(?P<line>\d+)\((?P<column>\d+)\): (?P<why>[^\n]*)")
+_REGEX = re.compile(r"\n    (?P<mark> *)\^+\s*\nerror: (?P<why>[^\n]*)")
+
+
+def explain(constraint: Constraint, message: str) -> str:
+    """Return the message as one line."""
+    if constraint.kind is ConstraintKind.REGEX and (found := _REGEX.search(message)):
+        return f"at character {len(found['mark']) + 1}: {found['why']}"
+    if constraint.kind is ConstraintKind.GRAMMAR and (found := _LARK.search(message)):
+        return f"at line {found['line']}, column {found['column']}: {found['why']}"
+    found = _LARK.match(message)
+    return found["why"] if found else message.strip().partition("\n")[0]
+
 
 _REMEMBERED = 128
 """Compiled constraints; a large one takes a few megabytes."""

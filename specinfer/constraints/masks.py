@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import NamedTuple
 
-from specinfer.constraints.background_work import LAST, background_threads
 from specinfer.constraints.constraint import Constraint
 from specinfer.constraints.matcher import Bool, Matcher
 from specinfer.errors import ConstraintError, FaultError, SpecInferError
+from specinfer.system.threads import LAST, background_threads
 
 BUDGET_S = 0.002
 """Processor time for the masks of a request in each step."""

@@ -16,6 +16,7 @@ from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint
 from specinfer.sampling import GREEDY
@@ -59,7 +60,7 @@ class SsmDrafter:
         directory = resolve_model(options.model)
         if is_draft_checkpoint(directory):
             return cls._trained(options, shape)
-        runner = ModelRunner.load(directory, runner_options(options))
+        runner = load_checked(directory, runner_options(options))
         name = f"{options.model}[:{options.layers}]" if options.layers else options.model
         description = DrafterDescription(
             name,

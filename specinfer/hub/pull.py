@@ -13,8 +13,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from specinfer.errors import NotFoundError, UnavailableError
-from specinfer.hub.atomic_directory import atomic_directory
-from specinfer.hub.gguf import check_libraries, derive
+from specinfer.hub.gguf import atomic_directory, check_libraries, derive
 from specinfer.hub.packages import check_sum, fetch_parts, watched
 from specinfer.hub.registry import GgufSource, KnownModel, find_model, known_models
 from specinfer.hub.resolve import is_hub_id, model_directory, resolve_model

@@ -24,6 +24,7 @@ from specinfer.model.formats.registry import AUTO
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.local import LocalRanks
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
 from specinfer.planning.pass_times import PassCurve
@@ -144,11 +145,15 @@ def assemble(
 
     Raises:
         IncompatibleError: if a drafter has another tokenizer than the model.
+        SettingError: if a drafter reads hidden states that the model does not have.
     """
     verifier, compiler = _verifier(runner, tokenizer, options)
     engines = [(SpeculatorEngine(list(g.values()), idle_seconds=math.inf), list(g)) for g in groups]
     for engine, _ in engines:
         engine.check_tokenizer(tokenizer.fingerprint())
+    runner.check_layers(
+        sorted({layer for engine, _ in engines for layer in engine.description.feature_layers})
+    )
     limits = _limits(verifier, options)
     curve = curve or PassCurve(measure_passes(runner, most_tokens=limits.max_step_tokens))
     budget = derive_budget(
@@ -192,7 +197,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
     )
     if layout.ranks == 1:
         limit_threads()
-        return ModelRunner.load(directory, own), lambda: None
+        return load_checked(directory, own), lambda: None
     ranks = LocalRanks(directory, own, layout)
     return ranks.runner, ranks.close
 

@@ -9,9 +9,9 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.transformer import StreamedTransformer
 from specinfer.model.torch.attention import ReferenceAttention
+from specinfer.model.torch.linear import Surgery
 from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.rotary import rotate
-from specinfer.model.torch.surgery import Surgery
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig
 

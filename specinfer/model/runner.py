@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,10 @@ from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
 from specinfer.model.executor import Executor, TorchExecutor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
-from specinfer.model.loading import build_model, load_model, wrap_model
-from specinfer.model.options import RunnerOptions, check_options
+from specinfer.model.loading import build_model, wrap_model
+from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
 from specinfer.model.parallel.ranks import Ranks
-from specinfer.model.probe.early import checked_early
-from specinfer.model.probe.records import record_path
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
@@ -51,27 +48,6 @@ class ModelRunner:
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
         self.cache = PagedKVCache(num_blocks, self.features, window)
         self._told_of_reference = False
-
-    @classmethod
-    def load(cls, directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> "ModelRunner":
-        """Load a Hugging Face model directory; see `load_model`.
-
-        Raises:
-            IncompatibleError: if it does not compute what `transformers` does with it.
-        """
-        check_options(options)
-        if ranks is None:
-            with checked_early(directory, options) as checked:
-                loaded = load_model(directory, options, accounted=checked)
-        else:
-            loaded, checked = load_model(directory, options, ranks), ranks.place.rank > 0
-        if not checked and not record_path(directory, loaded.executor.name).is_file():
-            from specinfer.model.probe.check import require_right  # loads the models of transformers
-
-            require_right(directory, loaded)
-        if ranks is None or ranks.place.rank == 0:
-            log.info("%s: weights %s", directory.name, loaded.weights)
-        return cls(*loaded)
 
     @classmethod
     def wrap(
@@ -153,7 +129,7 @@ class ModelRunner:
         self.features.keep(layers, self.config.hidden_size)
 
     def check_layers(self, layers: Sequence[int]) -> None:
-        """Check that hidden states after these numbers of layers can be told.
+        """Check that hidden states after these numbers of layers can be returned.
 
         Raises:
             SettingError: if not.

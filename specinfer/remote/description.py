@@ -1,13 +1,30 @@
-"""Description of the drafters of an engine, as `Describe` returns it, and their drafts as messages."""
+"""Messages of speculator services: description of an engine's drafters, their drafts, consent to learn."""
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
 
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.errors import ExhaustedError, FaultError, SpecInferError
+from specinfer.scheduling.request import GenerationRequest
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, speculator_pb2
 from specinfer.wire.tree_codec import encode_tree
+
+
+def consent_of(request: GenerationRequest) -> speculator_pb2.LearningConsent | None:
+    """Return the permission to learn from a request; None if its caller does not give it."""
+    if request.no_training:
+        return None
+    return speculator_pb2.LearningConsent(caller=_number_of(request.caller), prompt_len=len(request.prompt))
+
+
+@lru_cache(1024)
+def _number_of(caller: str) -> int:
+    """Return a number that stands for a caller, the same at every gateway."""
+    return int.from_bytes(blake2b(caller.encode(), digest_size=8).digest())
+
 
 log = logging.getLogger(__name__)
 

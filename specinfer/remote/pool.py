@@ -162,7 +162,9 @@ class SpeculatorPool:
 
     def asks(self, chosen: SpeculatorSet) -> bool:
         """Return whether any of these speculators is one of a present service, not of the verifier."""
-        services = [service for service in self.services if service.stream is not None and service.description]
+        services = [
+            service for service in self.services if service.stream is not None and service.description
+        ]
         return any(chosen & frozenset(service.members) for service in services)
 
     async def draft(

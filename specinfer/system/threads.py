@@ -1,11 +1,17 @@
-"""Number of threads for a model: what affinity and the quotas of cgroups leave to this process.
+"""Number of threads for a model, and priorities of work that may wait for the processor.
 
-A quota limits processor time, not processors: more threads than it has seconds of them per second wait for each
-other while the kernel holds the whole process back.
+The number is what affinity and the quotas of cgroups leave to this process. A quota limits processor time, not
+processors: more threads than it has seconds of them per second wait for each other while the kernel holds the whole
+process back. Passes and the event loop come before background work: Linux has priorities of threads; elsewhere all have
+the same.
 """
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -117,3 +123,19 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:  # not there, or not for us
         return ""
+
+
+LATER, LAST = 10, 19
+"""Niceness of work that somebody waits for, and of work that is dear."""
+
+
+def give_way(niceness: int) -> None:
+    """Lower the priority of this thread, where the system lets it."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def background_threads(threads: int, name: str, niceness: int = LATER) -> ThreadPoolExecutor:
+    """Return a pool of threads of low priority."""
+    return ThreadPoolExecutor(threads, name, give_way, (niceness,))

@@ -6,8 +6,7 @@ from specinfer.tree.constrained import TokenMatcher, with_forced, without_forbid
 from specinfer.tree.cut import cut_trees, keep, truncate
 from specinfer.tree.draws import Draws
 from specinfer.tree.merge import merge_trees
-from specinfer.tree.reach import most_depth
-from specinfer.tree.shape import ExpansionVector, TreeLimits
+from specinfer.tree.shape import ExpansionVector, TreeLimits, most_depth
 from specinfer.tree.token_tree import NOBODY, Candidate, Proposal, ProposalKind, TokenTree
 
 __all__ = [

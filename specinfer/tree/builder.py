@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specinfer.tree import topology
 from specinfer.tree.draws import Draws
+from specinfer.tree.shape import depth_first
 from specinfer.tree.token_tree import Float32, Int32, Proposal, ProposalKind, TokenTree
 
 
@@ -90,7 +90,7 @@ class TreeBuilder:
 
     def build(self, order: Sequence[int] = ()) -> TokenTree:
         """Return the tree, depth first, siblings in insertion order; `order` is that of its candidates."""
-        nodes = topology.depth_first(self.parents)
+        nodes = depth_first(self.parents)
         place = [0] * len(nodes)
         for new, old in enumerate(nodes):
             place[old] = new

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from specinfer.errors import MalformedTreeError
-from specinfer.tree.shape import TreeLimits
+from specinfer.tree.shape import TreeLimits, depths
 from specinfer.tree.token_tree import Proposal, ProposalKind, TokenTree
-from specinfer.tree.topology import depths
 
 _SUM_TOLERANCE = 1e-3
 CANDIDATES_PER_NODE, SUPPORT_PER_NODE = 8, 1024

@@ -1,8 +1,23 @@
-"""The shape of a tree before it has tokens: expansion vectors and limits."""
+"""Shapes of trees: expansion vectors and limits, and what follows from the parents alone.
 
+Depths, children and depth-first order are pure functions of `parents` ([N], -1 for the root, parents before
+children). Trees are small: plain lists are quicker than arrays. One rule limits the depth for planning, drafting and
+checking trees:
+
+    context of 4, limit of 6     position   0 1 2 3 | 4 5
+                                 depth            0   1 2
+
+A node is as many positions after the root as it is deep, so only the deepest node counts; the number of nodes is
+bounded by the cache and by the pass.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from specinfer.errors import SettingError
+from specinfer.tree.token_tree import Int32, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +65,64 @@ class ExpansionVector:
             leaves *= width
             total += leaves
         return total
+
+
+def depths(parents: Int32) -> Int32:
+    """Return the distance [N] of each node from the root."""
+    result: list[int] = []
+    for parent in parents.tolist():
+        result.append(result[parent] + 1 if parent >= 0 else 0)
+    return np.array(result, np.int32)
+
+
+def children(parents: Sequence[int]) -> list[list[int]]:
+    """Return children of every node, in index order."""
+    result: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            result[parent].append(node)
+    return result
+
+
+def depth_first(parents: Sequence[int]) -> list[int]:
+    """Return the node indices [N] in depth-first order, siblings in index order."""
+    kids = children(parents)
+    order: list[int] = []
+    stack = [0]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack += kids[node][::-1]
+    return order
+
+
+def most_depth(base_len: int, delta_len: int, max_context_len: int) -> int:
+    """Return the greatest depth of a tree whose root is the last token of the context.
+
+    Args:
+        base_len: context tokens that are held.
+        delta_len: context tokens that are added.
+        max_context_len: positions that there are.
+    """
+    return max(0, max_context_len - base_len - delta_len)
+
+
+def best_path(tree: TokenTree, most: int) -> list[int]:
+    """Return the tokens of the path of at most `most` nodes below the root that has the highest worth.
+
+    A token counts if it and all before it are accepted, whose probability is the product of their scores s.
+    So the worth of a node v is w(v) = s(v) * (1 + max of w(c) over its children c), and the path follows the
+    highest worth.
+    """
+    parents, scores, depth = tree.parents.tolist(), tree.scores.tolist(), depths(tree.parents).tolist()
+    best_child, best_worth = [0] * len(tree), [0.0] * len(tree)
+    for node in range(len(tree) - 1, 0, -1):  # children come after their parents
+        worth = scores[node] * (1.0 + best_worth[node])
+        parent = parents[node]
+        if depth[node] <= most and worth >= best_worth[parent]:
+            best_child[parent], best_worth[parent] = node, worth
+    path, node = [], best_child[0]
+    while node:
+        path.append(int(tree.token_ids[node]))
+        node = best_child[node]
+    return path

@@ -8,7 +8,7 @@ from specinfer.errors import InvalidInputError, SettingError
 from specinfer.sampling import Sampling
 from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.tree import TokenTree, check_tree, most_depth
-from specinfer.tree.topology import depths
+from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import Verdict
 from specinfer.verification.features import NO_FEATURES, FeatureSpan
 

@@ -14,13 +14,12 @@ import torch
 
 from specinfer.constraints.masks import MaskLateError
 from specinfer.errors import SpecInferError
-from specinfer.model.sampling.choices import Choices, ChoiceTask, Chooser
+from specinfer.model.sampling.choices import Choices, ChoiceTask, Chooser, Excerpt
 from specinfer.model.sampling.distributions import probabilities
-from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree
-from specinfer.tree.topology import depths
+from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import Float64, Target, drawable
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.jobs import VerifyJob

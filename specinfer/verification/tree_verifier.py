@@ -1,4 +1,9 @@
-"""Verification of the trees of one pass: logits in, verdicts out. No caches here."""
+"""Verification of the trees of one pass: logits in, verdicts out. No caches here.
+
+Log-probabilities of returned tokens are the model's own, before adjustments, temperature, top-k and top-p (as vLLM's
+by default): so they do not depend on the request, and at the node that emitted a token they equal those of plain
+decoding.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +12,7 @@ import torch
 
 from specinfer.errors import ConstraintError, FaultError, SpecInferError, UnavailableError
 from specinfer.model.sampling.choices import Chooser
-from specinfer.model.sampling.most_probable import most_probable
+from specinfer.model.sampling.distributions import most_probable
 from specinfer.sampling import Sampling
 from specinfer.statuses import LogprobRow
 from specinfer.tree import TokenTree
@@ -15,8 +20,23 @@ from specinfer.verification.acceptance import AcceptanceRule, RequestRandomness,
 from specinfer.verification.acceptance.typical import TypicalAcceptance
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.jobs import VerifyJob
-from specinfer.verification.logprobs import logprobs_of
 from specinfer.verification.target import BrokenModelError, LateNodeError, Rows, targets_of
+
+
+def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[LogprobRow]:
+    """Return the log-probabilities of accepted and bonus tokens, by the logits [N, V] of a tree's nodes."""
+    nodes = [0, *verdict.accepted]
+    tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
+    logp = rows[nodes].log_softmax(-1)
+    chosen = logp[torch.arange(len(nodes)), tokens].tolist()
+    if not top:
+        return [LogprobRow(value) for value in chosen]
+    ids = most_probable(logp, top)
+    lists = [
+        list(zip(row, values, strict=True))
+        for row, values in zip(ids.tolist(), logp.gather(1, ids).tolist(), strict=True)
+    ]
+    return [LogprobRow(value, best) for value, best in zip(chosen, lists, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,10 @@
-"""Sampling <-> `specinfer.v1.Sampling`: the defaults of unset fields live here."""
+"""Sampling and constraints of a request <-> `specinfer.v1`: the defaults of unset fields are here."""
 
+import json
 from functools import lru_cache
+from typing import Any
 
+from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.sampling import Sampling
 from specinfer.v1 import common_pb2
 
@@ -57,3 +60,25 @@ def _decoded(data: bytes, default_seed: int) -> Sampling:
         min_p=message.min_p,
         repetition_penalty=message.repetition_penalty or 1.0,
     )
+
+
+def encode_constraint(constraint: Constraint) -> common_pb2.Constraint:
+    """Return the message of a constraint."""
+    if constraint.kind is ConstraintKind.CHOICE:
+        return common_pb2.Constraint(choice=common_pb2.Choice(texts=json.loads(constraint.source)))
+    fields: dict[str, Any] = {constraint.kind.value: constraint.source}
+    return common_pb2.Constraint(**fields)
+
+
+def decode_constraint(message: common_pb2.Constraint) -> Constraint | None:
+    """Return the constraint of a message; None if it names none.
+
+    Raises:
+        InvalidInputError: if it is empty or too large.
+    """
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind == ConstraintKind.CHOICE:
+        return Constraint.choice(list(message.choice.texts))
+    return Constraint(ConstraintKind(kind), getattr(message, kind))

@@ -22,7 +22,6 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from specinfer.constraints.background_work import LAST, give_way
 from specinfer.drafters.heads_layers import output_head
 from specinfer.drafters.pools import LEARNT
 from specinfer.errors import FaultError, SettingError, UnavailableError
@@ -38,6 +37,7 @@ from specinfer.model.weights.draft_checkpoint import (
 from specinfer.model.weights.families import open_weights
 from specinfer.service.channel import check_target, open_channel
 from specinfer.service.tls import ClientTls
+from specinfer.system.threads import LAST, give_way
 from specinfer.v1 import learning_pb2, learning_pb2_grpc, speculator_pb2, speculator_pb2_grpc
 from speculator_svc.learning.checkpoints import FILES
 from speculator_svc.training.corpus import Continuation, Examples, Labels, batches

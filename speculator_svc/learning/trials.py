@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specinfer.constraints.background_work import LAST, give_way
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.errors import FaultError
 from specinfer.sampling import GREEDY
 from specinfer.system.parent_process import ending_with_us
+from specinfer.system.threads import LAST, give_way
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.learning.replay import Episode
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specinfer.errors import SettingError
 from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, target_config
@@ -134,7 +135,7 @@ class FeatureTraining:
     def _prepare(self, reader: TrainingMethod[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
         """Return the training data, the held-out part of the first corpus, and the draft vocabulary."""
         asked, options = self._asked, RunnerOptions(kv_tokens=CACHE_TOKENS, device=self._device)
-        runner = ModelRunner.load(self.directory, options)
+        runner = load_checked(self.directory, options)
         parts, held_out = read_corpora(asked.corpus)
         first = [item for part in parts for item in part]
         token_ids = reader.token_ids

@@ -12,6 +12,7 @@ import typer
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
@@ -60,7 +61,7 @@ def make_corpus(
     random.Random(seed).shuffle(texts)
     chosen = texts[:limit] if limit else texts
     options = RunnerOptions(kv_tokens=batch * 1024, device=pick_device(device))
-    runner = ModelRunner.load(directory, options)
+    runner = load_checked(directory, options)
     maker = CorpusMaker(runner, batch, seed)
     stops = runner.config.eos_token_ids
     opening = open_prompt(tokenizer, stops)

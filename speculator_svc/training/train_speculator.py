@@ -16,6 +16,7 @@ from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.draft_checkpoint import fingerprint_in, is_draft_checkpoint, target_config
@@ -221,7 +222,7 @@ def _prepare(
     work, large = corpus.parent, parameters(config) >= LARGE
     batch = min(BATCH_OF_LARGE if large else BATCH, len(texts))
     tokenizer = Tokenizer.load(directory)
-    runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=max(batch * 1024, 8192), device=place))
+    runner = load_checked(directory, RunnerOptions(kv_tokens=max(batch * 1024, 8192), device=place))
     _check_time(runner, progress.minutes)
     if known := len(finished_jobs(corpus)):
         console.print(f"going on with {known} continuations in {corpus}", soft_wrap=True, highlight=False)

@@ -13,6 +13,7 @@ import typer
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.draft_checkpoint import (
     is_draft_checkpoint,
@@ -124,7 +125,7 @@ def train_ssm(
     begin = Start.read(directory, start, layers, insert)
     given = begin.ssm or (pool[0] if pool else None)
     tokens = draft_vocabulary(vocabulary, config.vocab_size) if given is None else given.token_ids
-    runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192, device=place))
+    runner = load_checked(directory, RunnerOptions(kv_tokens=8192, device=place))
     data = _prepare(runner, corpus, work, tokens)
     student = begin.student(data.token_ids).to(place)
     state = work / "state.pt"

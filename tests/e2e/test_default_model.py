@@ -17,7 +17,7 @@ from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
+from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.account import load_whole
 from specinfer.prompts import read_prompts
 from specinfer.sampling import GREEDY, Sampling
@@ -42,7 +42,7 @@ def prompts(default_model: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def engine(default_model: Path) -> VerifierEngine:
-    runner = ModelRunner.load(default_model, RunnerOptions(dtype="float32", kv_tokens=16384))
+    runner = load_checked(default_model, RunnerOptions(dtype="float32", kv_tokens=16384))
     return VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192))
 
 
@@ -175,7 +175,7 @@ def test_speculation_changes_nothing_in_bfloat16_either(
     sampled hangs on seed and position, not on what is proposed."""
     try:
         options = RunnerOptions(dtype="bfloat16", kv_tokens=16384, executor="native", weights=weights)
-        runner = ModelRunner.load(default_model, options)
+        runner = load_checked(default_model, options)
     except SettingError as error:
         pytest.skip(str(error))
     engine, some = VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192)), prompts[first::2]
@@ -193,7 +193,7 @@ def test_batched_plain_decoding_is_the_same(
 def test_eight_thousand_tokens_of_context(default_model: Path, prompts: list[list[int]]) -> None:
     """Read in chunks of two sizes; behind them a chain scored in one pass says what single steps say. Six
     layers, to be quick."""
-    runner = ModelRunner.load(default_model, RunnerOptions(kv_tokens=2 * 8192, layers=6))
+    runner = load_checked(default_model, RunnerOptions(kv_tokens=2 * 8192, layers=6))
     context = [token for prompt in prompts for token in prompt] * 20
     context, chain = context[:8000], context[8000:8006]
     sequence = runner.open()

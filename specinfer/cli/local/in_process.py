@@ -13,8 +13,7 @@ from specinfer.llm.driver import DEFAULT_PARAMS, Prompt, TextDelta
 from specinfer.scheduling.request import Speculation
 from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
-from specinfer.wire.constraint_codec import decode_constraint
-from specinfer.wire.sampling_codec import decode_sampling
+from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 
 _FINISH = {"stop": FinishReason.STOP_TOKEN, "length": FinishReason.LENGTH, "abort": FinishReason.DEADLINE}
 

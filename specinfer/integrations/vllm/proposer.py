@@ -29,7 +29,7 @@ from specinfer.service.channel import open_channel
 from specinfer.service.threads import LoopThread
 from specinfer.tokenizer import vocabulary_fingerprint
 from specinfer.tree import TokenTree, merge_trees
-from specinfer.tree.path import best_path
+from specinfer.tree.shape import best_path
 from specinfer.tree.token_tree import Int32
 
 log = logging.getLogger(__name__)

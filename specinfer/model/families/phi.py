@@ -19,8 +19,7 @@ from specinfer.model.families.base import (
     llama_fields,
 )
 from specinfer.model.families.positions import rotary, windows
-from specinfer.model.weights.gguf_files.metadata import GgufFile
-from specinfer.model.weights.gguf_files.names import ROPE_LONG, ROPE_SHORT
+from specinfer.model.weights.gguf_files.metadata import ROPE_LONG, ROPE_SHORT, GgufFile
 
 _QKV, _GATE_UP = ".self_attn.qkv_proj.", ".mlp.gate_up_proj."
 _PARTS = {name: GGUF_PARTS[name] for name in ("self_attn.o_proj", "mlp.down_proj")} | {

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from specinfer.model.gpu.choice_kernels import conclude, scan
 from specinfer.model.gpu.description import power_above
-from specinfer.model.sampling.choices import Choices, ChoiceTask
+from specinfer.model.sampling.choices import Choices, ChoiceTask, Excerpt
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, Float64
-from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.model.sampling.noise import noise_keys
 from specinfer.sampling import Sampling
 from specinfer.tree.token_tree import Int32

@@ -10,6 +10,8 @@ once do not collide.
 
 Needs a processor with AVX2 (simd256.h) or AVX-512 (simd512.h), and a library or a compiler. Where these are
 missing `load_library` says why, and the caller decides (the torch executor always works).
+The sources choose between AVX2 and AVX-512, and within AVX-512 by whether it multiplies bytes (VNNI) and
+bfloat16; each combination is a variant.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import platform
 import sys
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -33,10 +36,42 @@ from specinfer.model.native.compiler import (
     find_compiler,
     sources_digest,
 )
-from specinfer.model.native.variants import VARIANTS, Variant, fitting
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.processors import processor_flags
 from specinfer.system.threads import usable_processors
+
+_AVX2 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One instruction set."""
+
+    name: str
+    options: tuple[str, ...]
+    """Options of the compiler, which may use these instructions and no others."""
+    flags: frozenset[str]
+    """Flags that the processor must have, by their names in /proc/cpuinfo."""
+
+
+VARIANTS = (
+    Variant(
+        "avx512bf16",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        frozenset((*_AVX512, "avx512_vnni", "avx512_bf16")),
+    ),
+    Variant("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), frozenset((*_AVX512, "avx512_vnni"))),
+    Variant("avx512", ("-march=x86-64-v4",), frozenset(_AVX512)),
+    Variant("avx2", ("-march=x86-64-v3",), frozenset(_AVX2)),
+)
+"""Variants, best first."""
+
+
+def fitting(flags: Collection[str]) -> list[Variant]:
+    """Return the variants that a processor with these flags runs, best first."""
+    return [variant for variant in VARIANTS if variant.flags <= frozenset(flags)]
+
 
 log = logging.getLogger(__name__)
 KERNELS_VARIABLE = "SPECINFER_KERNELS"

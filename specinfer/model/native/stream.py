@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from specinfer.model.native.bindings import MatrixSlot, Pass
-from specinfer.model.offload.buffers import make_buffers
 from specinfer.model.offload.stores import LayerStore
-from specinfer.model.offload.stream import BUFFERS, LayerStream
+from specinfer.model.offload.stream import BUFFERS, LayerStream, make_buffers
 
 _OF_A_LAYER = (
     *(MatrixSlot.QUERY, MatrixSlot.KEY, MatrixSlot.VALUE, MatrixSlot.OUT),

@@ -4,9 +4,8 @@ from math import prod
 
 import torch
 
-from specinfer.model.offload.buffers import make_buffers
 from specinfer.model.offload.stores import LayerStore
-from specinfer.model.offload.stream import BUFFERS, LayerStream
+from specinfer.model.offload.stream import BUFFERS, LayerStream, make_buffers
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import DenseLinear, Linear
 from specinfer.model.torch.parts import Parts, Weights

@@ -4,7 +4,8 @@
     follower    runs commands until it receives the one to stop
 
 A fault in any part of this ends the process (`end_process`): ranks that do not agree on what was run would
-wait for each other for ever, or answer wrongly.
+wait for each other for ever, or answer wrongly. The decoder's parts are wrapped where ranks divide its weights, after
+Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 import logging
@@ -21,14 +22,68 @@ from specinfer.errors import SettingError
 from specinfer.model.batch import Batch, PassFeatures
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.executor import TorchExecutor
-from specinfer.model.parallel.layout import check_layout
-from specinfer.model.parallel.microbatches import micro_batches
+from specinfer.model.parallel.layout import ShardedWeights, check_layout
 from specinfer.model.parallel.ranks import Ranks, end_process
-from specinfer.model.parallel.shard import ShardedWeights
-from specinfer.model.parallel.stage import Stage
-from specinfer.model.parallel.surgery import TensorParallel
+from specinfer.model.parallel.stage import Stage, micro_batches
+from specinfer.model.torch.linear import Linear, Surgery
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+
+
+class SummedLinear:
+    """A row-parallel layer: each rank multiplies its part of the inputs, the sum of all is the output."""
+
+    def __init__(self, inner: Linear, ranks: Ranks) -> None:
+        self._inner, self._ranks = inner, ranks
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [T, out] from this rank's part [T, in / ranks]."""
+        return self._ranks.add(self._inner(x))
+
+
+class SharedLookup:
+    """Embeddings of which each rank has those of some tokens; for the others it adds zeros."""
+
+    def __init__(self, inner: Linear, ranks: Ranks, tokens: range) -> None:
+        self._inner, self._ranks, self._tokens = inner, ranks, tokens
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings [T, hidden] of token ids x [T]."""
+        local = x - self._tokens.start
+        absent = (local < 0) | (local >= len(self._tokens))
+        found = self._inner(local.masked_fill(absent, 0))
+        return self._ranks.add(found.masked_fill(absent[:, None], 0.0))
+
+
+class GatheredHead:
+    """A vocabulary-parallel head: the stage's first rank gets the logits of all tokens."""
+
+    def __init__(self, inner: Linear, ranks: Ranks) -> None:
+        self._inner, self._ranks = inner, ranks
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits [R, V] at the stage's first rank, [R, V / ranks] at the others."""
+        return self._ranks.concatenated(self._inner(x))
+
+
+class TensorParallel(Surgery):
+    """Divides every layer of a decoder among the ranks of its stage."""
+
+    def __init__(self, ranks: Ranks, vocab_size: int) -> None:
+        self._ranks, self._tokens = ranks, ranks.place.share(vocab_size)
+
+    def embedding(self, lookup: Linear) -> Linear:
+        """Look up token ids [T] in this rank's rows of the embeddings."""
+        return SharedLookup(lookup, self._ranks, self._tokens)
+
+    def output(self, linear: Linear) -> Linear:
+        """Sum the ranks' outputs of a layer whose inputs are divided."""
+        return SummedLinear(linear, self._ranks)
+
+    def head(self, linear: Linear) -> Linear:
+        """Join the ranks' logits of their parts of the vocabulary."""
+        return GatheredHead(linear, self._ranks)
+
 
 log = logging.getLogger(__name__)
 EXECUTORS = ("auto", "torch")

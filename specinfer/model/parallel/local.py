@@ -20,6 +20,7 @@ from specinfer.errors import SettingError
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout, check_layout
 from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import load_config
 from specinfer.system.parent_process import ending_with_us
@@ -67,7 +68,7 @@ class LocalRanks:
 
 
 def _load(directory: Path, options: RunnerOptions, layout: Layout) -> ModelRunner:
-    return ModelRunner.load(directory, options, Ranks.join(layout, options.device, _TIMEOUT_S))
+    return load_checked(directory, options, Ranks.join(layout, options.device, _TIMEOUT_S))
 
 
 def _place(rank: int, ranks: int, threads: int, port: int) -> dict[str, str]:

@@ -3,20 +3,53 @@
 Acceptance needs of a row of logits [V] the token that the target chooses there (the most probable, or
 the one that wins with the request's noise) and, below a node with draws, P at the tokens of their q. The rest
 of the row matters to it only as a sum and by the token that wins among them: rejections change P at tokens
-of q alone (`Excerpt`). A `Chooser` finds these numbers for all rows of a pass at once
-(`specinfer.model.gpu.choice`). Rules decide on the host by them, as they decide by whole rows
-(`specinfer.verification.acceptance`).
+of q alone. An `Excerpt` keeps that much:
+
+    whole row          P(cat) P(dog) | P(sat) P(ran) P(the) ...     q of the draws: cat, dog
+    kept of it         P(cat) P(dog) | their sum, and the first of them to arrive: (ran, P(ran))
+
+A `Chooser` finds these numbers for all rows of a pass at once (`specinfer.model.gpu.choice`). Rules decide on the host
+by them, as they decide by whole rows (`specinfer.verification.acceptance`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.sampling import Sampling
-from specinfer.tree.token_tree import Int32
+
+Int32 = NDArray[np.int32]
+Float64 = NDArray[np.float64]
+
+
+class Excerpt:
+    """P of some tokens, and a summary of all others; unnormalised after changes."""
+
+    def __init__(self, token_ids: Int32, p: Float64, rest: float, winner: tuple[int, float]) -> None:
+        """Make the excerpt; `token_ids` ascend.
+
+        `rest` is the sum of P over the others, `winner` the one of them that noise chooses, and its P, which
+        is 0 if they have none.
+        """
+        self._ids, self._p, self._rest, self._winner = token_ids, p, rest, winner
+
+    def __getitem__(self, token_ids: Any) -> Any:
+        return self._p[np.searchsorted(self._ids, token_ids)]
+
+    def __setitem__(self, token_ids: Any, p: Any) -> None:
+        self._p[np.searchsorted(self._ids, token_ids)] = p
+
+    def sum(self) -> float:
+        """Sum of P over all tokens."""
+        return self._rest + float(self._p.sum())
+
+    def candidates(self) -> tuple[Int32, Float64]:
+        """Return the tokens among which noise chooses, and their P."""
+        return np.append(self._ids, np.int32(self._winner[0])), np.append(self._p, self._winner[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.native.noise import native_choose, native_choose_by_logits
+from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, probabilities, softmax
-from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.sampling import Sampling, noise_key, noise_state
 
 Float64 = NDArray[np.float64]

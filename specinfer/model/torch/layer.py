@@ -6,9 +6,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from specinfer.model.torch.linear import Surgery
 from specinfer.model.torch.parts import Norm, Parts
 from specinfer.model.torch.rotary import Angles, rotate
-from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

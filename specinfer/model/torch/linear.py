@@ -2,7 +2,8 @@
 
 `Linear(x)` maps [T, in] to [T, out]. bfloat16 weights on a CPU are reordered once into oneDNN's
 blocked layout, which reads them at memory speed for one token and for a tree alike
-(docs/performance.md#packed-layers).
+(docs/performance.md#packed-layers). `Surgery` is the seam by which ranks divide a decoder among them
+(`specinfer.model.parallel`).
 """
 
 from typing import Protocol
@@ -48,3 +49,16 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     if packable and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return PackedLinear(weight.contiguous(), bias)
     return DenseLinear(weight, bias)
+
+
+class Surgery(Protocol):
+    """Wrappers that ranks put around the parts of a decoder whose weights they have divided."""
+
+    def embedding(self, lookup: Linear) -> Linear:
+        """Wrap the lookup of token ids [T] in this rank's rows of the embeddings."""
+
+    def output(self, linear: Linear) -> Linear:
+        """Wrap a layer whose inputs are divided: each rank has a summand of its output."""
+
+    def head(self, linear: Linear) -> Linear:
+        """Wrap the head: each rank has the logits of its part of the vocabulary."""

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from specinfer.model.batch import PassFeatures
 from specinfer.model.families.positions import NO_ROTARY
 from specinfer.model.torch.layer import Attend, Layer
-from specinfer.model.torch.linear import Linear
+from specinfer.model.torch.linear import Linear, Surgery
 from specinfer.model.torch.parts import Parts, Weights
 from specinfer.model.torch.rotary import Angles, all_rotary_tables
-from specinfer.model.torch.surgery import Surgery
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
 from specinfer.system.progress import progress

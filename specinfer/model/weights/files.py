@@ -17,8 +17,7 @@ from safetensors import SafetensorError, safe_open
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.families import gguf_layout
 from specinfer.model.weights.blocks import Blocks
-from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata, one_count
-from specinfer.model.weights.gguf_files.names import ROPE_TENSORS, hf_names
+from specinfer.model.weights.gguf_files.metadata import ROPE_TENSORS, GgufFile, Metadata, hf_names, one_count
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
 

@@ -14,7 +14,7 @@ from specinfer.remote.contract.examined import (
     NotApplicableError,
     expect_status,
 )
-from specinfer.tree.topology import depths
+from specinfer.tree.shape import depths
 from specinfer.v1 import common_pb2, speculator_pb2
 
 _LONGEST_NAME = 128

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
+from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.distributions import generator
-from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import Sampling, StreamDomain
 from specinfer.tree import ProposalKind, TokenTree

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.model.sampling.choices import Excerpt
 from specinfer.tree import Candidate, ProposalKind, TokenTree
 from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict, children_by_token
 from specinfer.verification.acceptance.residual import normalised, subtract, without

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.model.sampling.choices import Excerpt
 from specinfer.tree.token_tree import Int32
 from specinfer.verification.acceptance import Float64
 

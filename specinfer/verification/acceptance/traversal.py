@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.model.sampling.choices import Excerpt
 from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.model.native.build import variant_path
-from specinfer.model.native.variants import VARIANTS, fitting
+from specinfer.model.native.build import VARIANTS, fitting, variant_path
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.processors import processor_flags
 from tests.deploy.images.image_store import Container, ImageStore, make_base, why_not

@@ -18,7 +18,7 @@ from specinfer.drafters import DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
-from specinfer.wire.constraint_codec import encode_constraint
+from specinfer.wire.sampling_codec import encode_constraint
 from tests.support.constraints.schemas import SCHEMAS, TEXTS
 from tests.support.oracle import chain, default_target, greedy
 from tests.support.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system, until
@@ -129,7 +129,7 @@ async def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(re
     async with running_system(redis_url, drafters(), eos=EOS) as system:
         plain = await answers(system, speculation=OFF)
         assert await answers(system) == plain
-        assert system.gateway.observer.totals.accepted > 0
+        assert system.gateway.observer.totals.counts.accepted > 0
     for pattern, (_, text) in zip(OTHERS, plain, strict=False):
         assert re.fullmatch(pattern, text)
     assert plain[0][0] != constrained_greedy(tuple(PROMPTS[0]), constraints[0])

@@ -15,9 +15,8 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import RankMemory
 from specinfer.model.parallel.layout import Layout, Place
-from specinfer.model.parallel.memory import rank_memory
-from specinfer.model.parallel.microbatches import StageCost
 from specinfer.model.parallel.ranks import LOST_GROUP, Ranks
+from specinfer.model.parallel.stage import StageCost
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.sampling import GREEDY
@@ -25,6 +24,7 @@ from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
 from tests.support.models.rank_group import exit_codes, ranks_of, run_ranks
+from tests.support.models.rank_memory import rank_memory
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 FAMILIES = {

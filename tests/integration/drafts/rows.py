@@ -129,7 +129,7 @@ ROWS = {
     "suffix": Row(by_name("suffix", suffix_learn=True), 1),
     "retrieval": Row(with_tokenizer("retrieval"), 4),
     "recycling": Row(with_tokenizer("recycling"), 20),
-    "lookahead": Row(with_tokenizer("lookahead", lookahead_share=True), 4),
+    "lookahead": Row(with_tokenizer("lookahead"), 4),
     "ssm": Row(ssm(POINT), 20),
     "ssm, the target itself": Row(ssm(POINT, "llama"), 12),
     "blockwise": Row(heads(POINT, BlockwiseDrafter), 20),

@@ -15,7 +15,7 @@ from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.tree import ProposalKind, TokenMatcher, TokenTree, TreeBuilder, without_forbidden
 from specinfer.verification.engine import EngineLimits
-from specinfer.wire.constraint_codec import encode_constraint
+from specinfer.wire.sampling_codec import encode_constraint
 from tests.support.system import ScriptedDrafter, ascii_tokenizer, running_system
 from tests.support.tiny_models import reference_logits, silence_attention, tiny_transformers
 
@@ -111,7 +111,7 @@ async def test_draws_follow_the_masked_target(
                 for s in range(REQUESTS)
             )
         )
-        assert system.gateway.observer.totals.accepted > LENGTH * REQUESTS / 10
+        assert system.gateway.observer.totals.counts.accepted > LENGTH * REQUESTS / 10
     texts = ["".join([reply.text for reply in replies]) for replies in answers]
     assert {len(text) for text in texts} == {LENGTH}
     assert (p_value(target, texts) > 1e-4) == (prune is without_forbidden)

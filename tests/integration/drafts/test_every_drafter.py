@@ -207,9 +207,7 @@ async def test_merged_points_follow_the_target(redis_url: str, tmp_path: Path) -
         "ngram": ROWS["ngram"].make(tmp_path),
         "suffix": ROWS["suffix"].make(tmp_path),
         "recycling": RecyclingDrafter(DrafterDescription(target_top_k=3)),
-        "lookahead": LookaheadDrafter(
-            DrafterDescription(target_top_k=1), LookaheadShape(2, 3, 4), share=True
-        ),
+        "lookahead": LookaheadDrafter(DrafterDescription(target_top_k=1), LookaheadShape(2, 3, 4)),
     }
     async with serving(redis_url, drafters, target, 8) as system:
         texts = await sampled(system, range(16), 80)

@@ -8,7 +8,7 @@ import torch
 
 from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.recycling import RecyclingDrafter
-from specinfer.model.sampling.most_probable import most_probable
+from specinfer.model.sampling.distributions import most_probable
 from specinfer.tree import TokenTree
 from speculator_svc.clients import request_id_of
 from tests.support.oracle import always, default_target, first, greedy

@@ -16,7 +16,7 @@ from specinfer.hub import gguf as deriving
 from specinfer.hub import model_name, resolve_model
 from specinfer.hub.resolve import check_model_folder
 from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
+from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
@@ -148,28 +148,28 @@ def test_a_separate_head_is_used(stored: bool, tmp_path: Path) -> None:
         del file.tensors["output.weight"]
     directory = resolve_model(str(file.write(tmp_path / "model.gguf")))
     assert load_config(directory).tied_embeddings is not stored
-    runner = ModelRunner.load(directory, FLOAT32)
+    runner = load_checked(directory, FLOAT32)
     assert runner.config.tied_embeddings is not stored
 
 
 def test_a_wrong_model_is_refused_in_a_process_of_its_own(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specinfer.model.probe.early.LARGE_FILE", 0)
+    monkeypatch.setattr("specinfer.model.probe.load.LARGE_FILE", 0)
     directory = resolve_model(str(file))
-    ModelRunner.load(directory, FLOAT32)
+    load_checked(directory, FLOAT32)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
     with pytest.raises(IncompatibleError, match=r"k_proj\.weight has shape"):
-        ModelRunner.load(directory, FLOAT32)
+        load_checked(directory, FLOAT32)
 
 
 def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = resolve_model(str(file))
-    ModelRunner.load(directory, FLOAT32)
+    load_checked(directory, FLOAT32)
     for name in ("probe.check.check_gguf_model", "loading.check_tensors"):
         monkeypatch.setattr(f"specinfer.model.{name}", lambda *_: pytest.fail("checked again"))
-    ModelRunner.load(directory, FLOAT32)
+    load_checked(directory, FLOAT32)
 
 
 @pytest.mark.parametrize(

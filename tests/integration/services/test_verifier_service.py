@@ -205,7 +205,7 @@ async def test_a_verifier_serves_the_latest_lease() -> None:
         entry = step_entry("r", PROMPT)
         for client in (no_lease, old, new):
             await client.describe()
-        assert (await no_lease.verify([entry], {})).by_request
+        assert (await no_lease.verify([entry], {}))[0].by_request
         assert engine.held_requests == 1
         await old.verify([], {})
         assert engine.held_requests == 0, "it begins with nothing held"
@@ -268,4 +268,4 @@ async def test_a_step_that_is_given_up_leaves_no_reply_for_the_next(monkeypatch:
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
         go_on.set()
-        assert set((await client.verify([step_entry("other", PROMPT)], {})).by_request) == {"other"}
+        assert set((await client.verify([step_entry("other", PROMPT)], {}))[0].by_request) == {"other"}

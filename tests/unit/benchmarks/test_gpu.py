@@ -13,8 +13,7 @@ import torch
 
 from benchmarks.gpu import attention, workload
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.report import aims
-from benchmarks.gpu.run import SECTIONS, Call, Rows, Run, Section, SectionContext
+from benchmarks.gpu.run import SECTIONS, Call, Rows, Run, SectionContext
 from benchmarks.gpu.scale import TINY, Budget, Cell, HeadShape, Scale
 from benchmarks.gpu.workload import Workload, WrongKernelError, check_kernels, error_of, exact, least_bytes
 from benchmarks.synthetic import WARNING
@@ -76,27 +75,6 @@ def test_least_bytes_of_a_launch() -> None:
     assert least_bytes(cell, 2) == context_bytes + nodes + queries
 
 
-def results(kernel: float, ratio: float, plain: float) -> dict[str, Rows]:
-    cell = {"heads": "32/32 x 128", "batch": 1, "context": 4096, "nodes": 64}
-    one = {"shape": "Llama 7B", "batch": 1, "nodes": 1, "pass_s": plain * 0.01, "plain_bound_s": 0.01}
-    many = one | {"nodes": 32, "pass_s": ratio * plain * 0.01}
-    step = {"shape": "Llama 7B", "batch": 1, "nodes": 1, "step_s": plain * 0.01}
-    return {
-        "attention": [cell | {"kernel_s": 1.0, "of_bound": kernel, "over_best_library": 2 * kernel}],
-        "passes": [one, many],
-        "engine": [step],
-    }
-
-
-def test_aims_are_met_and_missed_at_their_bounds() -> None:
-    met = aims(results(0.8, 1.15, 1.25))
-    assert [aim.verdict for aim in met] == ["met"] * 5
-    assert [aim.target for aim in met] == [0.8, 1.0, 1.15, 1.25, 1.25]
-    missed = aims(results(0.45, 1.16, 1.26))
-    assert [aim.verdict for aim in missed] == ["missed"] * 5
-    assert [aim.verdict for aim in aims({})] == ["not measured"] * 4
-
-
 def test_the_check_finds_a_wrong_kernel_and_an_unwritten_element(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: Rows = []
     check_kernels(context(MadeUpTimer()), rows)
@@ -127,26 +105,6 @@ def test_libraries_attend_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch
     b = workload.buffers(seed=4)
     found: Any = attention.LIBRARIES[name](workload)(b)()
     assert error_of(found, exact(workload, b)) < 1e-5
-
-
-def test_what_cannot_be_imported_or_fails_is_left_out_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(made: SectionContext, rows: Rows) -> None:
-        rows.append({"bytes_per_s": 5e11})
-        raise ValueError("odd")
-
-    monkeypatch.setattr(attention, "measure_bandwidth", broken)
-    sections = [Section("engine", "no_such_library:measure", 60), SECTIONS[1]]
-    run = run_of(tmp_path / "gpu", MadeUpTimer())
-    assert run.all_of(sections) == 0
-    assert run.report["skipped"] == {
-        "engine": "cannot be imported here: No module named 'no_such_library'",
-        "bandwidth": "ValueError: odd",
-    }
-    text = (tmp_path / "gpu.md").read_text()
-    assert all(f"- {name}: {why}" in text for name, why in run.report["skipped"].items())
-    assert "0.50 TB/s" in text, "what was measured before the fault is kept"
 
 
 def test_nothing_is_timed_after_a_wrong_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

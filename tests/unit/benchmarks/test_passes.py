@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 
-from benchmarks.passes.__main__ import numbers
 from benchmarks.passes.measure import CHUNK, Figures, section
 from benchmarks.quality import Distance, distances
 from benchmarks.tables import with_sections
-from specinfer.errors import SettingError
 
 ABOUT = {
     "cores": 2,
@@ -42,16 +40,6 @@ def test_a_section_replaces_that_of_its_title() -> None:
     report = with_sections(title, "", {"a": "## a\n\nold\n", "b": "## b\n\nkept\n"})
     report = with_sections(title, report, {"a": "## a\n\nnew\n", "c": "## c\n\nadded\n"})
     assert report == "# Title\n\nWords.\n\n## a\n\nnew\n\n## b\n\nkept\n\n## c\n\nadded\n"
-
-
-@pytest.mark.parametrize("text", ["", "1,x", "0,1", "1,,2", "2,2"])
-def test_bad_rows_are_refused(text: str) -> None:
-    with pytest.raises(SettingError, match="rows"):
-        numbers("rows", text)
-
-
-def test_rows_ascend() -> None:
-    assert numbers("rows", "8,1,2") == [1, 2, 8]
 
 
 def test_distances_of_two_distributions() -> None:

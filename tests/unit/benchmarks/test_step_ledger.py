@@ -1,6 +1,5 @@
 """The ledger of a step is computed from counters; benchmarks are run by name."""
 
-import os
 import subprocess
 import sys
 
@@ -11,14 +10,10 @@ from benchmarks.step.ledger import (
     beside_pass,
     hop,
     markdown,
-    metric_values,
-    process_counters,
     ratios,
     tokens_per_second,
     used,
 )
-from specinfer.cli.local.processes import free_ports
-from specinfer.service.metrics import StepHistogram, serve_metrics, service_registry
 
 ALONE = {"wall": 2.0, "steps": 1000.0, "tokens": 1000.0, "pass": 1.5, "pass_cpu": 2.5, "cpu.process": 3.0}
 SERVED = {
@@ -72,25 +67,6 @@ def test_the_report_has_a_line_for_every_part_that_a_system_has() -> None:
     assert [cell.strip(" |") for cell in cells["Redis commands a step: evalsha"]] == ["", "1.00"]
     assert "Redis commands a step: get" not in cells, "what a step does not do is no part of it"
     assert "0.50x" in cells[f"speed over {IN_PROCESS} (median of turns)"][1]
-
-
-def test_processor_time_and_sleeps_of_a_process_are_read() -> None:
-    before = process_counters("me", os.getpid())
-    sum(range(3_000_000))
-    found = used(before, process_counters("me", "self"))
-    assert found["cpu.me"] > 0
-    assert found.keys() == {"cpu.me", "sleeps.me"}
-
-
-def test_metrics_are_read_by_name_and_label() -> None:
-    (port,) = free_ports(1)
-    registry = service_registry()
-    histogram = StepHistogram("phase_seconds", "Time.", [1.0], registry, "phase", ["a"])
-    histogram.observe(0.25, "a")
-    serve_metrics(registry, "127.0.0.1", port)
-    values = metric_values(port)
-    assert values["phase_seconds_sum.a"] == 0.25
-    assert not any("bucket" in name for name in values)
 
 
 def test_benchmarks_run_by_name() -> None:

@@ -9,7 +9,6 @@ from scipy.stats import chisquare
 from benchmarks.synthetic import (
     RULE_NAME,
     AcceptanceHistogram,
-    deepest_path,
     measured,
     synthetic_rule,
     synthetic_rules,
@@ -63,19 +62,6 @@ def test_drawn_lengths_follow_the_histogram() -> None:
     lengths = [drawn_lengths(HISTOGRAM, seed) for seed in (1, 2, 3)]
     assert all(p_value(found, HISTOGRAM.counts) > 1e-6 for found in lengths)
     assert p_value([n for found in lengths for n in found], (34, 31, 0, 20, 15)) < 1e-6
-
-
-def test_accepted_nodes_are_the_deepest_path_and_the_bonus_is_the_targets() -> None:
-    tree = chain(5, 6, 7)
-    assert [int(tree.token_ids[node]) for node in deepest_path(tree)] == [5, 6, 7]
-    always = synthetic_rule(AcceptanceHistogram("two", (0, 0, 1)))
-    verdict = always(tree, target(len(tree)), RequestRandomness(Sampling(), 10))
-    assert [int(tree.token_ids[node]) for node in verdict.accepted] == [5, 6]
-    assert verdict.bonus == 100 + verdict.accepted[-1]
-    longer = synthetic_rule(AcceptanceHistogram("nine", (*[0] * 9, 1)))
-    assert len(longer(tree, target(len(tree)), RequestRandomness(Sampling(), 10)).accepted) == 3
-    root = TokenTree.root_only(4)
-    assert longer(root, target(1), RequestRandomness(Sampling(), 10)).accepted == ()
 
 
 def test_only_a_benchmark_draws_lengths() -> None:

@@ -10,7 +10,7 @@ from benchmarks import widen as widening
 from benchmarks.widen import widen
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
+from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import embedding_fingerprint
 from specinfer.model.weights.families import open_weights
@@ -45,7 +45,7 @@ def test_the_function_is_kept(family: str, factor: int, cache: Path, monkeypatch
     assert load_config(wide).intermediate_size == factor * load_config(source).intermediate_size
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     same = AutoModelForCausalLM.from_pretrained(wide, dtype=torch.float32)
-    runner = ModelRunner.load(wide, RunnerOptions(dtype="float32", kv_tokens=64, executor="torch"))
+    runner = load_checked(wide, RunnerOptions(dtype="float32", kv_tokens=64, executor="torch"))
     for row in ROWS:
         expected = reference_logits(model, row)
         torch.testing.assert_close(reference_logits(same, row), expected, rtol=1e-5, atol=1e-5)

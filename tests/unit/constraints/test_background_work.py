@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from specinfer.constraints.background_work import background_threads
+from specinfer.system.threads import background_threads
 
 
 def test_threads_work_where_no_priority_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:

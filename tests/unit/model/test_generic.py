@@ -9,6 +9,7 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from tests.support.tiny_models import GENERIC, reference_logits, tiny_generic
 from tests.unit.model.test_families import PROMPTS, small_tree
@@ -47,11 +48,11 @@ def test_a_model_without_the_attention_interface_is_refused() -> None:
 def test_an_unknown_family_is_loaded_generically_unless_another_executor_is_asked_for(tmp_path: Path) -> None:
     model = tiny_generic("gpt2")
     model.save_pretrained(tmp_path)
-    runner = ModelRunner.load(tmp_path, OPTIONS)
+    runner = load_checked(tmp_path, OPTIONS)
     (logits,) = runner.forward([Segment(runner.open(), PROMPTS[0], want_last=True)])
     torch.testing.assert_close(logits[0], reference_logits(model, PROMPTS[0])[-1], rtol=1e-4, atol=1e-4)
     with pytest.raises(IncompatibleError, match="model_type = 'gpt2'"):
-        ModelRunner.load(tmp_path, RunnerOptions(dtype="float32", executor="torch"))
+        load_checked(tmp_path, RunnerOptions(dtype="float32", executor="torch"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_an_unusual_model_of_a_known_family_is_loaded_generically(
     model = tiny_generic(family, **unusual)
     model.save_pretrained(tmp_path)
     with pytest.raises(IncompatibleError, match=next(iter(unusual))):
-        ModelRunner.load(tmp_path, RunnerOptions(dtype="float32", executor="torch"))
-    runner = ModelRunner.load(tmp_path, OPTIONS)
+        load_checked(tmp_path, RunnerOptions(dtype="float32", executor="torch"))
+    runner = load_checked(tmp_path, OPTIONS)
     (logits,) = runner.forward([Segment(runner.open(), PROMPTS[0], want_last=True)])
     torch.testing.assert_close(logits[0], reference_logits(model, PROMPTS[0])[-1], rtol=1e-4, atol=1e-4)

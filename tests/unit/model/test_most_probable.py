@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specinfer.model.sampling.most_probable import most_probable
+from specinfer.model.sampling.distributions import most_probable
 
 
 @pytest.mark.parametrize("vocab_size", [10, 2048, 2049, 2304, 5003])

@@ -12,10 +12,10 @@ from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.executor import TorchExecutor
-from specinfer.model.offload.buffers import DeviceBuffer, HostBuffer
 from specinfer.model.offload.stores import PAGE, DiskStore, HostStore, LayerStore, open_store
-from specinfer.model.offload.stream import LayerStream
+from specinfer.model.offload.stream import DeviceBuffer, HostBuffer, LayerStream
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.sampling import GREEDY
@@ -142,7 +142,7 @@ def test_a_family_that_only_the_generic_executor_runs_is_not_offloaded(tmp_path:
 
     tiny_generic("gpt2").save_pretrained(tmp_path)
     with pytest.raises(SettingError, match="offload = 'disk': the generic executor holds whole models"):
-        ModelRunner.load(tmp_path, RunnerOptions(dtype="float32", offload="disk"))
+        load_checked(tmp_path, RunnerOptions(dtype="float32", offload="disk"))
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

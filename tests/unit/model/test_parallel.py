@@ -11,14 +11,13 @@ from safetensors.torch import save_file
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import AttentionRows, Batch, PassFeatures
-from specinfer.model.parallel.layout import Layout, Place, check_layout
-from specinfer.model.parallel.memory import rank_memory
-from specinfer.model.parallel.microbatches import StageCost, cut, micro_batches, stage_features
-from specinfer.model.parallel.shard import ShardedWeights
+from specinfer.model.parallel.layout import Layout, Place, ShardedWeights, check_layout
+from specinfer.model.parallel.stage import StageCost, cut, micro_batches, stage_features
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import SafetensorsWeights, TensorSlice, read_part
+from tests.support.models.rank_memory import rank_memory
 from tests.support.tiny_models import tiny_transformers
 
 LLAMA = from_transformers(tiny_transformers("llama", vocab_size=96).config)

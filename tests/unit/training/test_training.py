@@ -14,6 +14,7 @@ from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_ssm, save_ssm, verifier_of
@@ -57,7 +58,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(target: Path) -> ModelRunner:
-    return ModelRunner.load(target, RunnerOptions(dtype="float32", kv_tokens=512))
+    return load_checked(target, RunnerOptions(dtype="float32", kv_tokens=512))
 
 
 @pytest.fixture(scope="module")

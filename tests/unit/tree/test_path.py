@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.tree import TokenTree, TreeBuilder
-from specinfer.tree.path import best_path
+from specinfer.tree.shape import best_path
 from tests.support.oracle import chain
 from tests.support.trees import CAT, DOG, SAT, THE, example_tree, trees
 

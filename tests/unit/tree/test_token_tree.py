@@ -8,8 +8,8 @@ from hypothesis import given
 
 from specinfer.errors import MalformedTreeError
 from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree
+from specinfer.tree.shape import children, depth_first, depths
 from specinfer.tree.token_tree import distribution
-from specinfer.tree.topology import children, depth_first, depths
 from tests.support.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
 
 

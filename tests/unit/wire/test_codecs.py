@@ -14,8 +14,12 @@ from specinfer.scheduling import request as gateway_request
 from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import ProposalKind, TokenTree, merge_trees
 from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
-from specinfer.wire.constraint_codec import decode_constraint, encode_constraint
-from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
+from specinfer.wire.sampling_codec import (
+    decode_constraint,
+    decode_sampling,
+    encode_constraint,
+    encode_sampling,
+)
 from specinfer.wire.status import status_of
 from specinfer.wire.tree_codec import decode_tree, encode_tree
 from tests.support.trees import example_tree, trees

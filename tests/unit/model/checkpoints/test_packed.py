@@ -12,7 +12,7 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.loading import load_model
 from specinfer.model.options import RunnerOptions
-from specinfer.model.runner import ModelRunner
+from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.packed.scheme import scheme_of
 from tests.support.tiny_models import reference_logits, tiny_transformers
@@ -136,7 +136,7 @@ def quantised(kind: str, directory: Path, **changes: Any) -> tuple[Any, Tensors]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_checkpoint_is_what_its_numbers_say(kind: str, tmp_path: Path) -> None:
     model, _ = quantised(kind, tmp_path)
-    runner = ModelRunner.load(tmp_path, OPTIONS)
+    runner = load_checked(tmp_path, OPTIONS)
     (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
     torch.testing.assert_close(logits[0], reference_logits(model, PROMPT)[-1], rtol=1e-4, atol=1e-4)
 

@@ -16,6 +16,7 @@ from specinfer.model.loading import load_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe import records
 from specinfer.model.probe.check import probe_generic, probe_loaded
+from specinfer.model.probe.load import load_checked
 from specinfer.model.probe.reference import few_layers
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch import generic_attention
@@ -52,7 +53,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_families_that_cannot_be_right_are_refused_at_load(name: str, tmp_path: Path) -> None:
     save_random(name, tmp_path)
     with pytest.raises(IncompatibleError, match=REFUSED[name]):
-        ModelRunner.load(tmp_path, OPTIONS)
+        load_checked(tmp_path, OPTIONS)
 
 
 @pytest.mark.parametrize("lost", ["softcap", "s_aux", "scaling", "mask"])
@@ -95,13 +96,13 @@ def test_what_was_found_right_is_not_examined_again(
 
     monkeypatch.setattr("specinfer.model.probe.check.probe_loaded", counted)
     for _ in range(2):
-        ModelRunner.load(tmp_path / "model", OPTIONS)
+        load_checked(tmp_path / "model", OPTIONS)
     assert len(examined) == 1
     (record,) = own_cache.iterdir()
     assert max(json.loads(record.read_text())["distances"].values()) < 1e-4
     path = tmp_path / "model" / "model.safetensors"
     save_file({name: tensor * 1.5 for name, tensor in load_file(path).items()}, path, {"format": "pt"})
-    ModelRunner.load(tmp_path / "model", OPTIONS)
+    load_checked(tmp_path / "model", OPTIONS)
     assert len(examined) == 2, "other weights are another model"
 
 
@@ -111,7 +112,7 @@ def test_a_cache_that_cannot_be_written_keeps_no_record(
     save_random("gemma", tmp_path / "model")
     (tmp_path / "file").touch()
     monkeypatch.setattr(records, "cache_directory", lambda: tmp_path / "file")
-    ModelRunner.load(tmp_path / "model", OPTIONS)
+    load_checked(tmp_path / "model", OPTIONS)
     assert "the result of the probe is not kept" in caplog.text
 
 
@@ -131,10 +132,10 @@ def test_longrope_is_served_up_to_its_original_length(
 ) -> None:
     """Beyond it `transformers` turns all keys otherwise, those before the end too."""
     save_random("phi3, longrope", tmp_path)
-    assert ModelRunner.load(tmp_path, OPTIONS).config.max_positions == 64
+    assert load_checked(tmp_path, OPTIONS).config.max_positions == 64
     assert "'phi3': served up to 64 positions (rope_type = 'longrope')" in caplog.text
     caplog.clear()
-    runner = ModelRunner.load(tmp_path, replace(OPTIONS, executor="generic"))
+    runner = load_checked(tmp_path, replace(OPTIONS, executor="generic"))
     assert runner.config.max_positions == 64 < SHAPE["max_position_embeddings"]
     with pytest.raises(IncompatibleError, match=r"position 64: .* up to 64, its original_max.*longrope"):
         runner.forward([Segment(runner.open(), [5] * 65, want_last=True)])

@@ -14,6 +14,7 @@ from specinfer.model.formats.base import BlockFormat
 from specinfer.model.formats.quantised import QuantisedWeights
 from specinfer.model.formats.registry import FORMATS
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers, load_config
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
@@ -233,13 +234,13 @@ def test_formats_need_what_they_need(tmp_path: Path) -> None:
         ("int2", "bfloat16", "must be one of auto, f32, f16, bf16, q8_0, "),
     ):
         with pytest.raises(SettingError, match=f"weights = '{weights}': {why}"):
-            ModelRunner.load(tmp_path, RunnerOptions(weights=weights, dtype=dtype))
+            load_checked(tmp_path, RunnerOptions(weights=weights, dtype=dtype))
 
 
 def test_saved_directory_equals_transformers(tmp_path: Path) -> None:
     model = tiny_transformers("qwen3")
     model.save_pretrained(tmp_path)
-    runner = ModelRunner.load(tmp_path, RunnerOptions(dtype="float32", kv_tokens=256))
+    runner = load_checked(tmp_path, RunnerOptions(dtype="float32", kv_tokens=256))
     (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
     torch.testing.assert_close(logits[0], reference_logits(model, PROMPT)[-1], rtol=1e-4, atol=1e-4)
 

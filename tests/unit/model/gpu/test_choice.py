@@ -11,7 +11,7 @@ from specinfer.model.sampling.choices import ChoiceTask
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
-from specinfer.tree.topology import depths
+from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import RequestRandomness, Target, drawable, find_rule
 from specinfer.verification.target import BrokenModelError, ChosenTarget, LogitsTarget
 from tests.unit.model.gpu.passes import DEVICE

@@ -15,8 +15,15 @@ import torch
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.model.executor import TorchExecutor
 from specinfer.model.native import build
-from specinfer.model.native.build import build_variants, choose_prebuilt, load_library, variant_path
-from specinfer.model.native.variants import VARIANTS, Variant, fitting
+from specinfer.model.native.build import (
+    VARIANTS,
+    Variant,
+    build_variants,
+    choose_prebuilt,
+    fitting,
+    load_library,
+    variant_path,
+)
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.sampling import Sampling
 from specinfer.system.cache_directory import cache_directory

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from specinfer.model.batch import Segment
-from specinfer.model.native.build import KERNELS_VARIABLE, build_variants
-from specinfer.model.native.variants import VARIANTS, fitting
+from specinfer.model.native.build import KERNELS_VARIABLE, VARIANTS, build_variants, fitting
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.processors import processor_flags
 from tests.support.tiny_models import runner_of, tiny_transformers

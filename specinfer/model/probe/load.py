@@ -1,16 +1,21 @@
-"""Checks of a GGUF file before its weights take memory; of a large one in a process of its own, during loading.
+"""Loads a model for use, after it was found to compute what `transformers` does with it.
 
-What `transformers` needs to build a model stays in a process: 200 MB, and as much again for the layers compared.
+A GGUF file is checked before its weights take memory; a large one in a process of its own, during loading: what
+`transformers` needs to build a model stays in a process, 200 MB, and as much again for the layers compared.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.backends import BACKENDS
-from specinfer.model.options import DTYPES, RunnerOptions
+from specinfer.model.loading import load_model
+from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.probe.records import record_path
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers, load_transformers_config
 from specinfer.model.weights.source import LARGE_FILE, kept_gguf
 from specinfer.system.apart import apart
@@ -60,3 +65,27 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
         refused = BACKENDS["native"].supports(config, DTYPES[options.dtype], options.device)
         return "torch" if refused else "native"
     return options.executor
+
+
+log = logging.getLogger(__name__)
+
+
+def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> ModelRunner:
+    """Load a Hugging Face model directory; see `load_model`.
+
+    Raises:
+        IncompatibleError: if it does not compute what `transformers` does with it.
+    """
+    check_options(options)
+    if ranks is None:
+        with checked_early(directory, options) as checked:
+            loaded = load_model(directory, options, accounted=checked)
+    else:
+        loaded, checked = load_model(directory, options, ranks), ranks.place.rank > 0
+    if not checked and not record_path(directory, loaded.executor.name).is_file():
+        from specinfer.model.probe.check import require_right  # loads the models of transformers
+
+        require_right(directory, loaded)
+    if ranks is None or ranks.place.rank == 0:
+        log.info("%s: weights %s", directory.name, loaded.weights)
+    return ModelRunner(*loaded)
