@@ -1,6 +1,6 @@
 """The default model, float32: speculation changes nothing; plain decoding is `transformers`' own.
 
-Nine prompts of all sources, in different rows of every batch, through the real engines. Tests that take long
+Five prompts of all sources, in different rows of every batch, through the real engines. Tests that take long
 have half of them, each time another half or another way of decoding.
 """
 
@@ -36,7 +36,7 @@ NEW_TOKENS = 16
 @pytest.fixture(scope="module")
 def prompts(default_model: Path) -> list[list[int]]:
     tokenizer = Tokenizer.load(default_model)
-    turns = read_prompts(PROMPTS)[::5]
+    turns = read_prompts(PROMPTS)[::9]
     return [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
 
 

@@ -379,7 +379,10 @@ async def test_a_lease_ends_by_itself_and_who_leaves_frees_everything(redis_url:
         state = state_of([])
         name = await stores.begin(state)
         report_b = GatewayReport(stores.b.gateway_id, sessions=1, room=3)
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            key = f"specinfer:2:gateway:{stores.a.gateway_id}"
+            while await connection.redis.exists(key):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         alive = (await stores.lease_b.renew(report_b, [])).alive
         assert stores.a.gateway_id not in [report.gateway_id for report in alive]
         assert report_b in alive

@@ -175,9 +175,9 @@ async def test_hundreds_of_streams_at_once(redis_url: str, monkeypatch: pytest.M
     """Each has its own prompt and gets its own answer, whole."""
     # of the check of the name, beside so many
     monkeypatch.setattr("specinfer.client.gateways._UNARY_TIMEOUT_S", 120.0)
-    count = 500
+    count = 200
     async with (
-        served(redis_url, max_waiting=1000, max_batch=64, lease_s=30.0) as (system, http),
+        served(redis_url, max_waiting=400, max_batch=64, lease_s=30.0) as (system, http),
         AsyncClient(system.address) as direct,
     ):
         limits = httpx2.Limits(max_connections=count)

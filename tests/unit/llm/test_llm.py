@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -268,19 +268,23 @@ async def test_a_cancelled_task_ends_its_request_and_no_other() -> None:
         await until(lambda: not llm._driver.busy)
 
 
-def slow(job: DraftJob) -> TokenTree:
-    """Nothing, a fiftieth of a second later: a request of 400 tokens takes eight seconds on any machine."""
-    time.sleep(0.02)
-    return TokenTree.root_only(job.context[-1])
-
-
 async def test_closing_ends_what_runs_with_an_error() -> None:
-    llm = AsyncLLM.of(tiny_engine({"slow": ScriptedDrafter(slow)}), ascii_tokenizer())
+    reached, go_on = threading.Event(), threading.Event()
+
+    def waits(job: DraftJob) -> TokenTree:
+        reached.set()
+        go_on.wait(120)
+        return TokenTree.root_only(job.context[-1])
+
+    llm = AsyncLLM.of(tiny_engine({"waits": ScriptedDrafter(waits)}), ascii_tokenizer())
     running = asyncio.create_task(
         llm.generate([7, 7], SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))
     )
-    await asyncio.sleep(0.05)
-    await llm.close()
+    await asyncio.to_thread(reached.wait, 120)
+    closing = asyncio.create_task(llm.close())
+    await asyncio.sleep(0)  # it is told before the step ends
+    go_on.set()
+    await closing
     with pytest.raises(UnavailableError, match="closed"):
         await running
     with pytest.raises(UnavailableError, match="closed"):

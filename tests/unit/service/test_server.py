@@ -32,6 +32,13 @@ def test_ports_are_different() -> None:
     assert len(set(free_ports(64))) == 64
 
 
+def test_servers_count_no_ping_as_a_strike() -> None:
+    options = dict(channel_options())
+    assert options["grpc.http2.max_ping_strikes"] == 0
+    assert options["grpc.http2.max_pings_without_data"] == 0
+
+
+@pytest.mark.thorough
 async def test_an_idle_stream_stays_open() -> None:
     """A channel pings where nothing is said; a server that counts such pings as strikes ends the connection
     after three (ENHANCE_YOUR_CALM). Here it pings every second, the least there is, instead of every 30."""
