@@ -35,7 +35,11 @@ def main(
     torch.set_num_threads(2)
     found = load_prompts(prompts, per_source)
     histograms: dict[str, list[int]] = {}
-    report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
+    report: dict[str, Any] = {
+        "about": about_this_run("python -m benchmarks acceptance_lengths"),
+        "prompts": len(found),
+        "new_tokens": new_tokens,
+    }
     report["histograms"] = histograms
     with console.status("loading") as spinner:
         bench = Bench(ssm, found, new_tokens)

@@ -51,7 +51,11 @@ def main(
         running = {name: pool.submit(fuzz, name, seed, messages, firsts[name]) for name in names}
         found = {name: each.result() for name, each in running.items()}
     doors = before | {name: together(before[name], f) if name in before else f for name, f in found.items()}
-    report = {"about": about_this_run(), "seed": seed, "doors": [doors[n] for n in DOORS if n in doors]}
+    report = {
+        "about": about_this_run("python -m benchmarks fuzz"),
+        "seed": seed,
+        "doors": [doors[n] for n in DOORS if n in doors],
+    }
     json.write_text(dumps(report))
     publish(json.with_suffix(""), markdown(report))
     sys.exit(any(each["findings"] for each in found.values()))

@@ -147,7 +147,12 @@ def main(
         pools = [*([name] for name in methods), *merged]
         runner = load_checked(resolve_model(DEFAULT_MODEL), RunnerOptions())
         runs = compare(runner, methods, pools, budgets, found, new_tokens, spinner.update, batch, chains)
-    report = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens, "runs": runs}
+    report = {
+        "about": about_this_run("python -m benchmarks methods"),
+        "prompts": len(found),
+        "new_tokens": new_tokens,
+        "runs": runs,
+    }
     report["batch"] = batch
     publish(out, methods_markdown(report))
 

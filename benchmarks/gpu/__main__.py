@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace, device: str) -> int:
         print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     out = options.out or RESULTS / "gpu"
-    report = {"about": about_this_run(), "machine": machine(device)}
+    report = {"about": about_this_run("python -m benchmarks.gpu"), "machine": machine(device)}
     timer = GpuTimer() if device == "cuda" else HostTimer()
     scale = TINY if options.tiny else FULL
     budget = Budget(options.seconds)

@@ -130,7 +130,7 @@ def main(
     sizes = [int(size) for size in nodes.split(",") if size]
     flags = dict(pair.split("=", 1) for pair in speculator.split(",") if pair)
     report: dict[str, Any] = {
-        "about": about_this_run(),
+        "about": about_this_run("python -m benchmarks offloading"),
         "prompts": len(found),
         "new_tokens": new_tokens,
         "model": model,

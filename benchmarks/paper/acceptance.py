@@ -120,7 +120,11 @@ def main(
     """Measure the drafts of the default pool."""
     torch.set_num_threads(2)
     found = load_prompts(prompts, per_source)
-    report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
+    report: dict[str, Any] = {
+        "about": about_this_run("python -m benchmarks.paper.acceptance"),
+        "prompts": len(found),
+        "new_tokens": new_tokens,
+    }
     with console.status("loading") as spinner:
         bench = Bench(ssm, found, new_tokens)
         spinner.update("success by top-k")

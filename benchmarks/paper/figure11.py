@@ -51,7 +51,11 @@ def main(
     found = mixed(load_prompts(prompts, per_source))
     sizes = [int(size) for size in batches.split(",")]
     picture = out.with_name(f"{out.name}.png")
-    report: dict[str, Any] = {"about": about_this_run(), "model": name or model, "shapes": {}}
+    report: dict[str, Any] = {
+        "about": about_this_run("python -m benchmarks.paper.figure11"),
+        "model": name or model,
+        "shapes": {},
+    }
     with console.status("loading") as spinner:
         runner = load_checked(resolve_model(model), RunnerOptions())
         for shape, (expansion, nodes) in SHAPES.items():

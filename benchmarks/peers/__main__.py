@@ -47,7 +47,7 @@ def main(
     torch.set_num_threads(THREADS)
     task = make_task(prompts, new_tokens)
     report: dict[str, Any] = {
-        "about": about_this_run(),
+        "about": about_this_run("python -m benchmarks peers"),
         "task": {k: task[k] for k in ("new_tokens", "threads")},
         "passes_ms": [],
         "native_passes_ms": [],

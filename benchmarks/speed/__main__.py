@@ -144,7 +144,11 @@ def main(
 ) -> None:
     """Measure what speculation gains through the services."""
     found, batches = load_prompts(prompts, per_source), read_numbers("batch", batch)
-    report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
+    report: dict[str, Any] = {
+        "about": about_this_run("python -m benchmarks speed"),
+        "prompts": len(found),
+        "new_tokens": new_tokens,
+    }
     report |= {"model": model, "weights": weights, "turns": turns}
     with ExitStack() as stack, console.status("starting") as spinner:
         modes: dict[str, tuple[str, generation_pb2.Speculation]] = {}
