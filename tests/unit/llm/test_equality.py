@@ -154,7 +154,7 @@ def test_the_matrix_accepts_and_rejects() -> None:
 
 @pytest.mark.slow
 @pytest.mark.native
-@pytest.mark.parametrize("weights", ["auto", "bf16"])
+@pytest.mark.parametrize("weights", ["auto", pytest.param("bf16", marks=pytest.mark.thorough)])
 def test_the_default_model_says_the_same_with_trees(weights: str, default_model: object) -> None:
     """Exact in blocks; in bfloat16 a near-tie may flip between passes of different sizes, so most must be equal."""
     prompts = ["Why is the sky blue?", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4, 5, 6,"]
@@ -163,7 +163,7 @@ def test_the_default_model_says_the_same_with_trees(weights: str, default_model:
             mode: [
                 output.outputs[0].token_ids
                 for output in llm.generate(
-                    prompts, SamplingParams(temperature=0, max_tokens=48, speculation=mode), use_tqdm=False
+                    prompts, SamplingParams(temperature=0, max_tokens=32, speculation=mode), use_tqdm=False
                 )
             ]
             for mode in ("off", "tree")
