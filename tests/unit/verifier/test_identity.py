@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import speculator_pb2
 from specinfer.verification.engine import VerifierEngine
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -53,7 +54,9 @@ def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
 def test_describe_tells_it(directory: Path) -> None:
     identity = of(directory)
     engine = VerifierEngine(runner_of(tiny_transformers("llama")))
-    reply = describe(VerifierSettings(), engine, identity, [(1, 0.001)])
+    reply = describe(
+        VerifierSettings(), engine, identity, [(1, 0.001)], speculator_pb2.DescribeSpeculatorReply()
+    )
     assert (reply.instance_id, reply.model_fingerprint) == (identity.instance_id, identity.model_fingerprint)
     assert reply.text_fingerprint == identity.text_fingerprint
     assert reply.tokenizer_fingerprint == identity.tokenizer_fingerprint
