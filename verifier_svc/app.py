@@ -9,7 +9,7 @@ from specinfer.constraints.compiler import Compiler
 from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
-from specinfer.model.options import RunnerOptions
+from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.service.threads import EngineThread
@@ -47,8 +47,14 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
 
 
 def load_runner(settings: VerifierSettings) -> ModelRunner:
-    """Load the model; where ranks share it, this rank's part."""
-    return load_checked(resolve_model(settings.model), runner_options(settings), join(settings))
+    """Load the model; where ranks share it, this rank's part.
+
+    Raises:
+        SettingError: naming a bad option, before anything is read.
+    """
+    options = runner_options(settings)
+    check_options(options)
+    return load_checked(resolve_model(settings.model), options, join(settings))
 
 
 def build_engine(

@@ -178,7 +178,7 @@ def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState
         sampling=decode_sampling(part.sampling),
         stop_token_ids=frozenset(part.stop_token_ids),
         logprobs=part.logprobs,
-        top_logprobs=part.top_logprobs,
+        top_logprobs=part.top_logprobs if part.logprobs else 0,
         constraint=decode_constraint(part.constraint),
         references=tuple([tuple(text.token_ids) for text in part.references]),
     )

@@ -21,6 +21,7 @@ from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler, SchedulerLimits
+from specinfer.scheduling.text import StopStrings
 from tests.fuzz.services import FINGERPRINT, Services
 from tests.fuzz.transport import InlineChannel, Tamper
 from tests.support.system import VOCABULARY
@@ -44,6 +45,7 @@ class GatewayCore:
         verdicts: Tamper,
         adaptive: bool,
         described: Tamper = untouched,
+        stops: StopStrings | None = None,
     ) -> None:
         """Asks these of the speculator services; `drafts` and `verdicts` may change what services answer,
         `described` what speculator services say of themselves."""
@@ -66,7 +68,7 @@ class GatewayCore:
             prefill_chunk=24,
             max_context_len=512,
         )
-        self.scheduler, self.calibration = Scheduler(limits, _BUDGET), Calibration()
+        self.scheduler, self.calibration = Scheduler(limits, _BUDGET, stops), Calibration()
 
     async def open(self) -> None:
         """Meets the services."""
@@ -85,13 +87,6 @@ class GatewayCore:
     def submit(self, request: GenerationRequest) -> RequestState:
         """Queues a request."""
         return self.scheduler.submit(request, float(next(self._clock)), self.pool.draws)
-
-    def cut(self, item: Progress, keep: int) -> None:
-        """A stop string ended a request after so many of its newest tokens."""
-        ended_before = item.final
-        self.scheduler.cut(item, keep, float(next(self._clock)))
-        if not ended_before:
-            self._ended.append(item.state.request.request_id)
 
     async def step(self) -> list[Progress]:
         """One iteration; nothing moves where the verifier's answer is refused as a whole."""

@@ -42,7 +42,7 @@ def _nothing(*_: Any, **__: Any) -> None: ...
 @pytest.mark.parametrize(
     ("door", "where", "name", "fault"),
     [
-        ("draft-reply", specinfer.remote.drafts, "check_tree", _nothing),
+        ("draft-reply", specinfer.remote.drafts, "check_draft", _nothing),
         ("draft-reply", SpeculatorService, "forget", _nothing),
         (
             "verify-reply",

@@ -13,7 +13,7 @@ from gateway.api.decode import RequestDecoder
 from specinfer.errors import SpecInferError
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.scheduling.text import TextStream
+from specinfer.scheduling.text import StopStrings, TextStream
 from specinfer.statuses import FinishReason
 from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.status import status_of
@@ -47,7 +47,8 @@ class GenerateDoor:
     async def run(self, episode: Episode) -> None:
         """Implement `Door.run`."""
         self._services.reseed(Random(episode.rng.random()))
-        core = GatewayCore(self._services, (0,), untouched, untouched, adaptive=False)
+        stops = StopStrings(self._tokenizer)
+        core = GatewayCore(self._services, (0,), untouched, untouched, adaptive=False, stops=stops)
         await core.open()
         try:
             await self._run(core, episode)
@@ -71,7 +72,7 @@ class GenerateDoor:
             if not under_way:
                 return
             for item in await core.step():
-                self._publish(core, item, texts)
+                self._publish(item, texts)
             for name, expected in list(under_way.items()):
                 self._check(expected)
                 if expected.state.finish is not None:
@@ -91,15 +92,15 @@ class GenerateDoor:
         assert size <= _MOST_DETAILS, f"an error of {size} bytes"
         return None
 
-    def _publish(self, core: GatewayCore, item: Progress, texts: dict[str, TextStream]) -> None:
-        """As `gateway.session.persist` does: a stop string ends the request, and no text has one in it."""
+    def _publish(self, item: Progress, texts: dict[str, TextStream]) -> None:
+        """A stop string ends the request, and no text has one in it."""
         request = item.state.request
         piece = texts[request.request_id].push(item.tokens, last=item.final)
         assert not any(stop in piece.text for stop in request.stop_strings), (
             f"{piece.text!r} has a stop string"
         )
         if piece.stopped:
-            core.cut(item, piece.used)
+            assert (item.final, piece.used) == (True, len(item.tokens)), "tokens behind a stop string"
 
     def _check(self, expected: Expectation) -> None:
         """An answer that a stop string ended is right as far as it goes, and has the stop string in it."""

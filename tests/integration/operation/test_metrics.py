@@ -77,6 +77,7 @@ AFTER_A_HUNDRED = {"specinfer_speculator_calibration_error", "specinfer_speculat
 VERIFIER = [
     "verifier_pass_seconds_bucket",
     "verifier_step_seconds_bucket",
+    "verifier_messages_total",
     "verifier_batch_size_bucket",
     "verifier_entries_total",
     "verifier_nodes_total",
