@@ -12,30 +12,54 @@ and whatever came while nobody asked it.
 import heapq
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp, log2
+from typing import Protocol, TypeAlias
 
-from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Choice, Planner, StepReport, derive_budget
+from specinfer.planning.planner import Choice, StepReport, derive_budget
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.speculators.round import tokens_read
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
 PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))
 """(tokens, milliseconds)."""
-CURVE = PassCurve([(tokens, ms / 1000) for tokens, ms in PASSES])
+
+
+def draft_s(speculator: int, nodes: int) -> float:
+    """Return the seconds of drafting for one request: 1.1, 1.4, 1.9, 2.7 ms for 2, 4, 8, 16 nodes."""
+    return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Costs of a machine and its models."""
+
+    passes: Sequence[tuple[int, float]] = PASSES
+    """(tokens, milliseconds)."""
+    drafts: Callable[[int, int], float] = draft_s
+    """(speculator, nodes) -> seconds of drafting for one request."""
+    plain_s: float = 0.0017
+    trees_s: float = 0.0020
+    """Seconds of a step in addition to pass and drafts."""
+    wire_s: float = 0.0009
+    read_s: float = 0.00006
+    """Seconds in which speculators read a token."""
+
+    @cached_property
+    def curve(self) -> PassCurve:
+        """Seconds of passes."""
+        return PassCurve([(tokens, ms / 1000) for tokens, ms in self.passes])
+
+
+USUAL = Costs()
 BOTH = frozenset({0, 1})
-PLAIN_S, TREES_S = 0.0017, 0.0020
-"""Seconds of a step beside pass and drafts."""
-WIRE_S = 0.0009
 TOKENS, PROMPT = 128, 170
 """Tokens of an answer, and of a prompt, as the evaluation prompts have on average."""
-READ_S = 0.00006
-"""Seconds that the shipped SSM takes to read a token."""
 COLD_S = (0.016, 0.026, 0.002)
 """Seconds that the first steps with trees take longer, the first one last: with the prompt that the first one reads
 they take 20, 35, 25 ms at batch 1. Plain ones a fifth of it."""
@@ -77,8 +101,8 @@ class Ran:
 class Machine:
     """Times of passes and drafts, disturbed."""
 
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
+    def __init__(self, seed: int, costs: Costs = USUAL) -> None:
+        self._rng, self.costs = random.Random(seed), costs
         self.pace = self._slope = 0.0
         self.slowness = 1.0
         """Times that everything takes longer than on the machine measured."""
@@ -101,13 +125,47 @@ class Machine:
 
     def pass_s(self, batch: int, tokens: int) -> float:
         """Return the seconds of a pass."""
-        base = CURVE.at(batch)
+        curve = self.costs.curve
+        base = curve.at(batch)
         disturbed = DISTURBED if self._rng.random() < OFTEN else 1.0
-        return self.slowed(base + exp(self._slope) * (CURVE.at(tokens) - base)) * disturbed
+        return self.slowed(base + exp(self._slope) * (curve.at(tokens) - base)) * disturbed
 
     def cold_s(self, trees: bool) -> float:
         """Return the seconds that a step takes longer because it is one of the first."""
         return self._cold[trees].pop() if self._cold[trees] else 0.0
+
+
+class StepPlanner(Protocol):
+    """Any planner."""
+
+    def enrol(self, services: Sequence[frozenset[int]]) -> None:
+        """Set the speculators."""
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return a choice."""
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step."""
+
+
+@dataclass
+class Constant:
+    """Always as many nodes."""
+
+    nodes: int
+
+    def enrol(self, services: Sequence[frozenset[int]]) -> None:
+        """Do nothing."""
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return the choice."""
+        return Choice(BOTH, self.nodes, self.nodes * len(wanting)) if self.nodes else Choice()
+
+    def observe(self, report: StepReport) -> None:
+        """Do nothing."""
+
+
+Choose: TypeAlias = int | Callable[[PassCurve, NodeBudget], StepPlanner]
 
 
 class World:
@@ -117,23 +175,33 @@ class World:
         self,
         seed: int,
         batch: int,
-        fixed: int | None = None,
-        acceptance: AcceptanceModel | None = None,
+        choose: Choose,
+        costs: Costs = USUAL,
         told: Sequence[tuple[int, float]] | None = None,
         most: int = 16,
+        guesses: Sequence[float] = GUESSES,
     ) -> None:
-        """`fixed`: nodes of every tree, 0 for plain decoding; None: the planner chooses. `acceptance`: its
-        policy; None: the measured one. `told`: what the verifier says of its passes; None: the truth.
-        `most`: requests at once, of all that will come."""
-        self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1), batch
-        self.guesses: Sequence[float] = GUESSES
+        """Create a world.
+
+        Args:
+            seed: of texts and machine.
+            batch: requests at once.
+            choose: nodes of every tree, 0 for plain decoding, or what makes a planner of a curve and a budget.
+            costs: those of the machine.
+            told: passes as the verifier measured them; None: the truth.
+            most: requests at once, of all that will come.
+        """
+        self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1, costs), batch
+        self.costs = costs
+        self.guesses = guesses
         """Kinds of the texts that begin from now on."""
         self.services = 1.0
         """Times that services take longer than was measured: a network between them."""
-        curve = CURVE if told is None else PassCurve(told)
-        budget = derive_budget(curve, most, 127, 2048) if fixed is None else NodeBudget(fixed, fixed * batch)
-        self._planner = Planner(curve, budget, fixed is None, acceptance)
-        self._planner.enrol([] if fixed == 0 else [BOTH])
+        curve = costs.curve if told is None else PassCurve(told)
+        self.planner: StepPlanner = (
+            Constant(choose) if isinstance(choose, int) else choose(curve, derive_budget(curve, most, 127, 2048))
+        )
+        self.planner.enrol([BOTH])
         self._calibration = Calibration()
         self._begun = 0
         self._texts = [self._begin() for _ in range(batch)]
@@ -152,7 +220,7 @@ class World:
 
     def plain_s(self, tokens: float) -> float:
         """Return the seconds that plain decoding would take now for so many tokens."""
-        step_s = CURVE.at(self._batch) * (1 + OFTEN * (DISTURBED - 1)) + self.services * PLAIN_S
+        step_s = self.costs.curve.at(self._batch) * (1 + OFTEN * (DISTURBED - 1)) + self.services * self.costs.plain_s
         return self.machine.steadily(step_s) * tokens / self._batch
 
     def run(self, steps: int) -> float:
@@ -177,7 +245,7 @@ class World:
         """Run one step, and count it."""
         self.machine.turn()
         contexts = {text.name: PROMPT + TOKENS - text.left for text in self._texts}
-        choice = self._planner.choose(self._batch, contexts)
+        choice = self.planner.choose(self._batch, contexts)
         drafts = [self._drafts(text, choice) for text in self._texts]
         corrected = [[(s, self._calibration.correct(s, tree)) for s, tree in found] for found in drafts]
         merged = [merge_trees(found) if found else TokenTree.root_only(ROOT) for found in corrected]
@@ -189,7 +257,9 @@ class World:
         in_pass = sum(len(tree) for tree in trees)
         pass_s, drafted = self.machine.pass_s(self._batch, in_pass), self._draft_times(choice)
         draft_s = max((time.total_s for time in drafted), default=0.0)
-        rest_s = self.machine.slowed(self.services * (TREES_S if drafted else PLAIN_S))
+        rest_s = self.machine.slowed(
+            self.services * (self.costs.trees_s if drafted else self.costs.plain_s)
+        )
         rest_s += self.machine.cold_s(bool(drafted))
         seconds = pass_s + draft_s + rest_s
         report = StepReport(
@@ -197,7 +267,7 @@ class World:
             contexts=contexts,
             seconds=seconds,
         )
-        self._planner.observe(report)
+        self.planner.observe(report)
         for found, (tree, accepted) in zip(drafts, outcomes.values(), strict=True):
             told = [int(tree.token_ids[node]) for node in accepted] + [-1]
             for speculator, draft in found:
@@ -224,9 +294,10 @@ class World:
         if not choice.speculators:
             return []
         scale = self._batch**0.35
-        own_s = {s: self.machine.slowed(draft_s(s, choice.nodes) * scale) for s in sorted(choice.speculators)}
+        own_s = {s: self.machine.slowed(self.costs.drafts(s, choice.nodes) * scale) for s in sorted(choice.speculators)}
         read = self._read()
-        return [DraftTime(BOTH, own_s, self.machine.slowed(self.services * WIRE_S + READ_S * read), read)]
+        wire_s = self.machine.slowed(self.services * self.costs.wire_s + self.costs.read_s * read)
+        return [DraftTime(BOTH, own_s, wire_s, read)]
 
     def _read(self) -> int:
         """Return how many tokens the speculators have to read before they draft, if more than in every step."""
@@ -259,11 +330,6 @@ class World:
             path.append(chosen)
             node = chosen
         return path
-
-
-def draft_s(speculator: int, nodes: int) -> float:
-    """Return the seconds of drafting for one request: 1.1, 1.4, 1.9, 2.7 ms for 2, 4, 8, 16 nodes."""
-    return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
 
 
 def _guess(text: SimulatedRequest, speculator: int) -> float:

@@ -1,0 +1,296 @@
+"""The planner: a table of measured tokens and seconds of steps."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import NamedTuple
+
+from specinfer.planning.accepted import AcceptedTokens, Shares, SpeculatorSet, nodes_needed
+from specinfer.planning.latency import batch_size_class
+from specinfer.planning.pass_costs import StepSeconds
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import PLAIN, Choice, StepReport
+from specinfer.planning.trials import Reason
+from specinfer.scheduling.limits import NodeBudget
+
+_FIRST_NODES = 4
+"""Nodes of the first trees; larger ones are tried once these were measured."""
+_BURST = 3
+"""Steps of a trial; the first is not typical, as caches are cold and speculators read what they missed."""
+_OPTIMISM = 1.0
+"""Standard errors that a trial hopes for."""
+_CREDIT = 3.0
+"""Steps that trials may cost at first."""
+_SHARES = 16.0, 256.0, 4.0
+"""Steps per step that trials may cost: at first, at last, and steps after which it is one more."""
+_TEXT_PRIOR, _TEXT_HALF = 12.0, 40.0
+"""Weight of the usual text in the ratio of one, in tokens; trees after which one has half its weight."""
+_UNSEEN = 4.0
+"""Weight, in trees, of what is expected of a size before trees show it."""
+_HORIZON = 30.0
+"""Steps that a trial may cost if it hopes for twice the speed."""
+_COLD = 3
+"""Steps with trees, and without, whose seconds are left out: the first ones of a process."""
+_READ_PART = 0.2
+"""Seconds of speculators to read a token before they were measured, as part of a pass's per token."""
+_CAUTION = 0.5
+"""Standard errors by which a row must be better than the one in use."""
+_ANSWER = 128.0
+"""Tokens of an answer before any ended."""
+
+
+class Row(NamedTuple):
+    """A row of the table for the present step."""
+
+    asked: SpeculatorSet
+    nodes: int
+    tokens: float
+    seconds: float
+    time_error: float
+    """Relative standard error of the seconds."""
+    measured: bool
+    variance: float
+    """Variance of the tokens because trees of these nodes are rarely seen."""
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def speed_if(self, luck: float, best: "Row") -> float:
+        """Return the speed if what is not known turns out so many standard errors better.
+
+        What is uncertain of smaller trees of the same speculators is so for both rows.
+        """
+        common = best.variance if best.asked == self.asked else 0.0
+        error = sqrt(max(self.variance - common, 0.0))
+        return (self.tokens + luck * error) / (self.seconds * (1 - luck * self.time_error))
+
+
+@dataclass(slots=True)
+class _Text:
+    """Accepted tokens of one request over those of a usual one."""
+
+    prompt: int
+    accepted: float = 0.0
+    expected: float = 0.0
+
+    def add(self, accepted: float, expected: float) -> None:
+        fade = 0.5 ** (1 / _TEXT_HALF)
+        self.accepted, self.expected = fade * self.accepted + accepted, fade * self.expected + expected
+
+    @property
+    def ratio(self) -> float:
+        return (self.accepted + _TEXT_PRIOR) / (self.expected + _TEXT_PRIOR)
+
+
+class TablePlanner:
+    """Chooses steps, and learns from their outcomes."""
+
+    def __init__(self, curve: PassCurve, budget: NodeBudget, adaptive: bool = True) -> None:
+        self._curve, self._budget, self._adaptive = curve, budget, adaptive
+        self.seconds, self.accepted = StepSeconds(curve), AcceptedTokens()
+        self._services: Sequence[SpeculatorSet] = ()
+        self._shares = Shares(frozenset())
+        self._texts: dict[str, _Text] = {}
+        self._step = 0
+        self._cold = {True: _COLD, False: _COLD}
+        self._contexts: Mapping[str, int] = {}
+        self._read: Mapping[str, int] = {}
+        """Tokens that speculators have read, by request."""
+        self._first: dict[int, tuple[SpeculatorSet, int]] = {}
+        self._best: dict[int, tuple[SpeculatorSet, int]] = {}
+        self._prompt, self._answer = 0.0, _ANSWER
+        """Mean tokens of prompts and answers."""
+        self._read_s = _READ_PART * curve.token_seconds
+        self._ages: dict[int, int] = {}
+        """Steps by batch class."""
+        self._before: tuple[int, SpeculatorSet, int] | None = None
+        """Row of the step before."""
+        self._credit = _CREDIT
+        """Steps that trials may cost."""
+        self._trial: tuple[int, SpeculatorSet, int] | None = None
+        self._left = 0
+        """Steps that the trial still takes."""
+
+    def enrol(self, services: Sequence[SpeculatorSet]) -> None:
+        """Set the pool's speculators, by service."""
+        if services != self._services:
+            self._services = list(services)
+            everybody: SpeculatorSet = frozenset().union(*services)
+            if everybody != self._shares.everybody:
+                self._shares = Shares(everybody)
+            self.seconds.enrol(self._services)
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return the choice for the next step."""
+        if not self._services or not wanting:
+            return replace(PLAIN, reason=Reason.NOT_WANTED if self._services else Reason.NO_SPECULATORS)
+        requests = len(wanting)
+        if not self._adaptive:
+            most = self._budget.of_step(batch, requests)
+            nodes = min(self._budget.per_request, max(1, most // requests))
+            return Choice(self._shares.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
+        self._follow(wanting)
+        plain, trees = self._rows(batch, requests)
+        row, reason = self._pick(batch, plain, trees)
+        if row.asked:
+            self._read = wanting
+        return self._choice(batch, requests, row, plain, reason)
+
+    def _follow(self, wanting: Mapping[str, int]) -> None:
+        """Take these requests, with the tokens of their contexts, for those that want drafts."""
+        texts = self._texts
+        if texts.keys() != wanting.keys():
+            for name in texts.keys() - wanting.keys():
+                length = self._contexts.get(name, 0) - texts[name].prompt
+                self._answer += (max(length, 1) - self._answer) / 16
+            for name in wanting.keys() - texts.keys():
+                self._prompt += (wanting[name] - self._prompt) / (16 if self._prompt else 1)
+            self._texts = {name: texts.get(name) or _Text(prompt) for name, prompt in wanting.items()}
+        self._contexts = wanting
+
+    def _choice(self, batch: int, requests: int, row: Row, plain: Row, reason: Reason) -> Choice:
+        if not row.asked:
+            return Choice(row.asked, 0, 0, row.tokens, row.seconds, plain.speed, 0.0, reason)
+        total = min(row.nodes * requests, self._budget.of_step(batch, requests))
+        node_s = self.seconds.pass_seconds(batch + total) - self.seconds.pass_seconds(batch)
+        return Choice(
+            row.asked, row.nodes, total, row.tokens, row.seconds, plain.speed, max(node_s, 0.0) / total, reason
+        )
+
+    def _rows(self, batch: int, requests: int) -> tuple[Row, list[Row]]:
+        size = batch_size_class(batch)
+        (plain_s,) = self.seconds.estimate(batch, requests, frozenset(), [0])
+        plain = Row(frozenset(), 0, float(batch), *plain_s, 0.0)
+        most = self._budget.of_step(batch, requests)
+        each = min(self._budget.per_request, most // requests)
+        places = each.bit_length()
+        if not places:
+            return plain, []
+        sizes = [1 << place for place in range(places)]
+        ratios = sum([text.ratio for text in self._texts.values()])
+        everybody = self._shares.everybody
+        whole = self.accepted.gains(everybody, size, places)
+        reading_s = self._read_s * self.seconds.pace * self._prompt / self._answer
+        rows: list[Row] = []
+        for asked in self._shares.sets:
+            gains = whole
+            if asked != everybody:
+                gains = self.accepted.gains(asked, size, places, whole, self._shares.share(asked))
+            age = self.accepted.age(asked, self._step)
+            tokens, variance = float(batch), 0.0
+            estimates = self.seconds.estimate(batch, requests, asked, sizes)
+            for nodes, gain, estimate in zip(sizes, gains, estimates, strict=True):
+                tokens += ratios * gain.tokens
+                variance += ratios**2 * (gain.tokens + 0.05) / (age * gain.trees + _UNSEEN)
+                estimate = estimate._replace(seconds=estimate.seconds + tokens * reading_s)
+                rows.append(Row(asked, nodes, tokens, *estimate, variance))
+        return plain, rows
+
+    def _pick(self, batch: int, plain: Row, trees: list[Row]) -> tuple[Row, Reason]:
+        size = batch_size_class(batch)
+        age = self._ages[size] = self._ages.get(size, 0) + 1
+        rows = [plain, *trees]
+        known = [row for row in rows if row.measured]
+        if not known:
+            key = self._first.get(size)
+            first = next((row for row in rows if (row.asked, row.nodes) == key), None) or max(
+                (row for row in rows if row.nodes <= _FIRST_NODES), key=lambda row: row.speed
+            )
+            self._first[size] = first.asked, first.nodes
+            return first, Reason.FIRST_TREES if first.asked else Reason.FIRST_PLAIN
+        key = self._best.get(size)
+        now = next((row for row in known if (row.asked, row.nodes) == key), None)
+        if now is None:
+            best = max(known, key=lambda row: row.speed)
+        else:
+            best = max(known, key=lambda row: row.speed if row is now else row.speed_if(-_CAUTION, now))
+        self._best[size] = best.asked, best.nodes
+        usual = Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER
+        first, last, per = _SHARES
+        self._credit = min(self._credit + 1 / min(first + age / per, last), 4 * _CREDIT)
+        if self._left and self._trial is not None and self._trial[0] == size:
+            self._left -= 1
+            for row in rows:
+                if (size, row.asked, row.nodes) == self._trial:
+                    return self._pay(row, best)
+        self._left = 0
+        trial = max(
+            [row for row in rows if row is not best and self._near(row, known)],
+            key=lambda row: row.speed_if(_OPTIMISM, best),
+            default=None,
+        )
+        if trial is not None and (gain := trial.speed_if(_OPTIMISM, best) / best.speed - 1) > 0:
+            steps = _BURST + self._cold[bool(trial.asked)]
+            reading_s = self._reading_s() if trial.asked and not best.asked else 0.0
+            cost = (steps * max(trial.seconds - trial.tokens / best.speed, 0.0) + reading_s) / best.seconds
+            if cost <= min(self._credit, _HORIZON * gain):
+                self._trial, self._left = (size, trial.asked, trial.nodes), steps - 1
+                self._credit -= reading_s / best.seconds
+                return self._pay(trial, best)
+        return best, usual
+
+    def _pay(self, row: Row, best: Row) -> tuple[Row, Reason]:
+        """Return a row to be tried; take what it costs from the credit."""
+        self._credit -= max(row.seconds - row.tokens / best.speed, 0.0) / best.seconds
+        return row, Reason.PROBE_ALL if row.asked else Reason.PROBE_PLAIN
+
+    def _reading_s(self) -> float:
+        """Return the seconds in which speculators read what came since they drafted."""
+        missed = sum([tokens - self._read.get(name, 0) for name, tokens in self._contexts.items()])
+        return missed * self._read_s * self.seconds.pace
+
+    def _near(self, row: Row, known: Sequence[Row]) -> bool:
+        """Return whether a row may be tried: nodes are doubled once at a time."""
+        if row.measured or not row.asked:
+            return True
+        return row.nodes <= max([_FIRST_NODES, *(2 * other.nodes for other in known)])
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step."""
+        if not self._adaptive:
+            return
+        choice, batch = report.choice, report.batch
+        asked, nodes = choice.speculators, choice.nodes
+        self._step += 1
+        size = batch_size_class(batch)
+        row = size, asked, nodes
+        reading = sum([draft.read for draft in report.drafts])
+        cold = self._cold[bool(asked)] > 0
+        self._cold[bool(asked)] -= cold
+        if reading:
+            reading_s = max([draft.total_s for draft in report.drafts])
+            self._read_s = reading_s / reading / self.seconds.pace
+        elif row == self._before and not cold:
+            resident = sum([draft.total_s for draft in report.drafts if draft.resident])
+            others = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
+            seconds = report.pass_s + report.overhead_s + resident + others
+            self.seconds.observe(batch, asked, nodes, seconds, self._step)
+            self.seconds.observe_parts(batch, nodes, report.tokens, report.pass_s, report.drafts, self._step)
+        self._before = row
+        if asked and nodes:
+            self._learn_tokens(report, size)
+
+    def _learn_tokens(self, report: StepReport, size: int) -> None:
+        asked, nodes = report.choice.speculators, report.choice.nodes
+        places = nodes.bit_length()
+        everybody = self._shares.everybody
+        gains = self.accepted.gains(everybody, size, places)
+        if asked != everybody:
+            gains = self.accepted.gains(asked, size, places, gains, self._shares.share(asked))
+        expected = sum([gain.tokens for gain in gains])
+        trees: list[tuple[list[int], float]] = []
+        for outcomes, merged in ((report.outcomes, True), (report.chains, False)):
+            for name, (tree, path) in outcomes.items():
+                forced = tree.forced
+                accepted = [node for node in path if node not in forced] if forced else path
+                text = self._texts.get(name)
+                trees.append((nodes_needed(tree, accepted), text.ratio if text else 1.0))
+                if text:
+                    text.add(len(accepted), expected)
+                if merged and asked == everybody:
+                    self._shares.add(tree, accepted)
+        self.accepted.add(asked, size, places, trees, self._step)
+
+
