@@ -14,7 +14,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import exp, log2
 from typing import Protocol, TypeAlias
 
@@ -83,7 +83,7 @@ class SimulatedRequest:
 
 @dataclass
 class Ran:
-    """Tokens and seconds of some steps."""
+    """Tokens and seconds of some steps: those to expect of the trees, at the machine's usual pace."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class Machine:
     """Times of passes and drafts, disturbed."""
 
     def __init__(self, seed: int, costs: Costs = USUAL) -> None:
-        self._rng, self.costs = random.Random(seed), costs
+        self._rng, self._drift, self.costs = random.Random(seed), random.Random(-seed), costs
         self.pace = self._slope = 0.0
         self.slowness = 1.0
         """Times that everything takes longer than on the machine measured."""
@@ -111,9 +111,9 @@ class Machine:
 
     def turn(self) -> None:
         """The next step begins."""
-        self.pace = 0.97 * self.pace + self._rng.gauss(0, 0.03)
-        self._slope = 0.97 * self._slope + self._rng.gauss(0, 0.03)
-        self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._rng.random() < 0.0005)
+        self.pace = 0.97 * self.pace + self._drift.gauss(0, 0.03)
+        self._slope = 0.97 * self._slope + self._drift.gauss(0, 0.03)
+        self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._drift.random() < 0.0005)
 
     def slowed(self, seconds: float) -> float:
         """Return how long so many seconds take now."""
@@ -153,13 +153,15 @@ class Constant:
     """Always as many nodes."""
 
     nodes: int
+    everybody: frozenset[int] = frozenset()
 
     def enrol(self, services: Sequence[frozenset[int]]) -> None:
-        """Do nothing."""
+        """Draft with all speculators."""
+        self.everybody = frozenset().union(*services)
 
     def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
         """Return the choice."""
-        return Choice(BOTH, self.nodes, self.nodes * len(wanting)) if self.nodes else Choice()
+        return Choice(self.everybody, self.nodes, self.nodes * len(wanting)) if self.nodes else Choice()
 
     def observe(self, report: StepReport) -> None:
         """Do nothing."""
@@ -195,6 +197,9 @@ class World:
         self.costs = costs
         self.guesses = guesses
         """Kinds of the texts that begin from now on."""
+        self._shuffled = random.Random(seed + 2)
+        self._kinds: list[float] = []
+        self._kinds_of: Sequence[float] = ()
         self.services = 1.0
         """Times that services take longer than was measured: a network between them."""
         curve = costs.curve if told is None else PassCurve(told)
@@ -239,7 +244,9 @@ class World:
 
     def _begin(self) -> SimulatedRequest:
         self._begun += 1
-        return SimulatedRequest(f"r{self._begun}", self._rng.choice(self.guesses))
+        if self._kinds_of != self.guesses or not self._kinds:
+            self._kinds_of, self._kinds = self.guesses, self._shuffled.sample(self.guesses, len(self.guesses))
+        return SimulatedRequest(f"r{self._begun}", self._kinds.pop())
 
     def step(self, ran: Ran) -> None:
         """Run one step, and count it."""
@@ -273,10 +280,13 @@ class World:
             for speculator, draft in found:
                 self._calibration.observe(speculator, draft, told)
         brought = [1 + len(accepted) for _, accepted in outcomes.values()]
+        expected = self._batch + sum(
+            [_expected(text, outcomes[text.name][0]) for text in self._texts if len(outcomes[text.name][0]) > 1]
+        )
         for each in (ran, self.by_choice[choice.nodes]):
             each.tokens, each.seconds, each.steps = (
-                each.tokens + sum(brought),
-                each.seconds + seconds,
+                each.tokens + expected,
+                each.seconds + seconds / self.machine.steadily(1.0),
                 each.steps + 1,
             )
             if choice.seconds and not any(time.read for time in drafted):
@@ -332,6 +342,15 @@ class World:
         return path
 
 
+def _expected(text: SimulatedRequest, tree: TokenTree) -> float:
+    """Return the expected number of accepted nodes."""
+    chances, tokens = [1.0], tree.token_ids.tolist()
+    for node, parent in enumerate(tree.parents.tolist()[1:], 1):
+        place, speculator = divmod(tokens[node], 2)
+        chances.append(chances[parent] * _right(_guess(text, speculator), place, speculator))
+    return sum(chances) - 1
+
+
 def _guess(text: SimulatedRequest, speculator: int) -> float:
     return text.guess if speculator == 0 else text.guess**2
 
@@ -341,6 +360,7 @@ def _right(guess: float, place: int, speculator: int) -> float:
     return float((0.85 if speculator == 0 else 0.15) * guess * (1 - guess) ** place)
 
 
+@lru_cache(maxsize=1024)
 def _tree(guess: float, nodes: int, speculator: int) -> TokenTree:
     """Best-first; token 2 * place + speculator. Scores are too high."""
     builder = TreeBuilder(ROOT)

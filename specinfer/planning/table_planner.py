@@ -1,6 +1,6 @@
 """The planner: a table of measured tokens and seconds of steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple
@@ -19,8 +19,10 @@ _BURST = 3
 """Steps of a trial; the first is not typical, as caches are cold and speculators read what they missed."""
 _OPTIMISM = 1.0
 """Standard errors that a trial hopes for."""
-_CREDIT = 3.0
-"""Steps that trials may cost at first."""
+_CREDIT, _MOST_CREDIT = 3.0, 12.0
+"""Steps that trials may cost: at first, and at most."""
+_REPEATED = 4
+"""Steps for which a choice holds while the load stays the same."""
 _SHARES = 16.0, 256.0, 4.0
 """Steps per step that trials may cost: at first, at last, and steps after which it is one more."""
 _TEXT_PRIOR, _TEXT_HALF = 12.0, 40.0
@@ -88,30 +90,31 @@ class TablePlanner:
     """Chooses steps, and learns from their outcomes."""
 
     def __init__(self, curve: PassCurve, budget: NodeBudget, adaptive: bool = True) -> None:
-        self._curve, self._budget, self._adaptive = curve, budget, adaptive
+        self.curve, self.budget, self._adaptive = curve, budget, adaptive
         self.seconds, self.accepted = StepSeconds(curve), AcceptedTokens()
         self._services: Sequence[SpeculatorSet] = ()
         self._shares = Shares(frozenset())
         self._texts: dict[str, _Text] = {}
         self._step = 0
+        self._before: tuple[int, SpeculatorSet, int] | None = None
+        """Row of the step before."""
+        self._choice, self._left, self._load = PLAIN, 0, (0, 0)
+        """Choice in use, the steps for which it still holds, and the load that it was made for."""
+        self._best: dict[int, tuple[SpeculatorSet, int]] = {}
+        """Set and nodes in use by batch class."""
+        self._credit, self._earned = _CREDIT, 0
+        """Steps that trials may cost, and the step at which they were last added to."""
+        self._ages: dict[int, int] = {}
+        """Steps by batch class."""
         self._cold = {True: _COLD, False: _COLD}
+        """Steps still to be left out, with trees and without."""
         self._contexts: Mapping[str, int] = {}
         self._read: Mapping[str, int] = {}
-        """Tokens that speculators have read, by request."""
-        self._first: dict[int, tuple[SpeculatorSet, int]] = {}
-        self._best: dict[int, tuple[SpeculatorSet, int]] = {}
+        """Tokens of the requests now, and when speculators last drafted."""
         self._prompt, self._answer = 0.0, _ANSWER
         """Mean tokens of prompts and answers."""
         self._read_s = _READ_PART * curve.token_seconds
-        self._ages: dict[int, int] = {}
-        """Steps by batch class."""
-        self._before: tuple[int, SpeculatorSet, int] | None = None
-        """Row of the step before."""
-        self._credit = _CREDIT
-        """Steps that trials may cost."""
-        self._trial: tuple[int, SpeculatorSet, int] | None = None
-        self._left = 0
-        """Steps that the trial still takes."""
+        """Seconds of speculators to read a token, at the usual pace."""
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """Set the pool's speculators, by service."""
@@ -123,20 +126,46 @@ class TablePlanner:
             self.seconds.enrol(self._services)
 
     def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
-        """Return the choice for the next step."""
+        """Return the choice for the next step.
+
+        Args:
+            batch: requests of the step.
+            wanting: requests of the batch that want drafts, with the tokens of their contexts.
+        """
         if not self._services or not wanting:
             return replace(PLAIN, reason=Reason.NOT_WANTED if self._services else Reason.NO_SPECULATORS)
-        requests = len(wanting)
         if not self._adaptive:
-            most = self._budget.of_step(batch, requests)
-            nodes = min(self._budget.per_request, max(1, most // requests))
-            return Choice(self._shares.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
+            return self._fixed(batch, len(wanting))
         self._follow(wanting)
-        plain, trees = self._rows(batch, requests)
-        row, reason = self._pick(batch, plain, trees)
-        if row.asked:
+        load = batch, len(wanting)
+        if not self._left or load != self._load:
+            self._choice, self._left = self._plan(*load)
+            self._load = load
+        self._left -= 1
+        if self._choice.speculators:
             self._read = wanting
-        return self._choice(batch, requests, row, plain, reason)
+        return self._choice
+
+    def _fixed(self, batch: int, requests: int) -> Choice:
+        """Return all speculators, and as many nodes as the budget allows."""
+        most = self.budget.of_step(batch, requests)
+        nodes = min(self.budget.per_request, max(1, most // requests))
+        return Choice(self._shares.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
+
+    def _plan(self, batch: int, requests: int) -> tuple[Choice, int]:
+        """Return a choice, and the number of steps for which it holds."""
+        plain, trees = self._rows(batch, requests)
+        row, reason, steps = self._pick(batch, plain, trees)
+        total = min(row.nodes * requests, self.budget.of_step(batch, requests)) if row.asked else 0
+        node_s = 0.0
+        if total:
+            node_s = self.seconds.pass_seconds(batch + total) - self.seconds.pass_seconds(batch)
+        choice = Choice(
+            *(row.asked, row.nodes, total, row.tokens, row.seconds, plain.speed),
+            node_seconds=max(node_s, 0.0) / max(total, 1),
+            reason=reason,
+        )
+        return choice, steps
 
     def _follow(self, wanting: Mapping[str, int]) -> None:
         """Take these requests, with the tokens of their contexts, for those that want drafts."""
@@ -150,21 +179,12 @@ class TablePlanner:
             self._texts = {name: texts.get(name) or _Text(prompt) for name, prompt in wanting.items()}
         self._contexts = wanting
 
-    def _choice(self, batch: int, requests: int, row: Row, plain: Row, reason: Reason) -> Choice:
-        if not row.asked:
-            return Choice(row.asked, 0, 0, row.tokens, row.seconds, plain.speed, 0.0, reason)
-        total = min(row.nodes * requests, self._budget.of_step(batch, requests))
-        node_s = self.seconds.pass_seconds(batch + total) - self.seconds.pass_seconds(batch)
-        return Choice(
-            row.asked, row.nodes, total, row.tokens, row.seconds, plain.speed, max(node_s, 0.0) / total, reason
-        )
-
     def _rows(self, batch: int, requests: int) -> tuple[Row, list[Row]]:
         size = batch_size_class(batch)
         (plain_s,) = self.seconds.estimate(batch, requests, frozenset(), [0])
         plain = Row(frozenset(), 0, float(batch), *plain_s, 0.0)
-        most = self._budget.of_step(batch, requests)
-        each = min(self._budget.per_request, most // requests)
+        most = self.budget.of_step(batch, requests)
+        each = min(self.budget.per_request, most // requests)
         places = each.bit_length()
         if not places:
             return plain, []
@@ -188,18 +208,14 @@ class TablePlanner:
                 rows.append(Row(asked, nodes, tokens, *estimate, variance))
         return plain, rows
 
-    def _pick(self, batch: int, plain: Row, trees: list[Row]) -> tuple[Row, Reason]:
+    def _pick(self, batch: int, plain: Row, trees: list[Row]) -> tuple[Row, Reason, int]:
+        """Return the best row or a trial of another, why, and the number of steps for which it holds."""
         size = batch_size_class(batch)
-        age = self._ages[size] = self._ages.get(size, 0) + 1
         rows = [plain, *trees]
         known = [row for row in rows if row.measured]
         if not known:
-            key = self._first.get(size)
-            first = next((row for row in rows if (row.asked, row.nodes) == key), None) or max(
-                (row for row in rows if row.nodes <= _FIRST_NODES), key=lambda row: row.speed
-            )
-            self._first[size] = first.asked, first.nodes
-            return first, Reason.FIRST_TREES if first.asked else Reason.FIRST_PLAIN
+            first = max((row for row in rows if row.nodes <= _FIRST_NODES), key=lambda row: row.speed)
+            return first, Reason.FIRST_TREES if first.asked else Reason.FIRST_PLAIN, self._burst(first)
         key = self._best.get(size)
         now = next((row for row in known if (row.asked, row.nodes) == key), None)
         if now is None:
@@ -207,34 +223,38 @@ class TablePlanner:
         else:
             best = max(known, key=lambda row: row.speed if row is now else row.speed_if(-_CAUTION, now))
         self._best[size] = best.asked, best.nodes
-        usual = Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER
-        first, last, per = _SHARES
-        self._credit = min(self._credit + 1 / min(first + age / per, last), 4 * _CREDIT)
-        if self._left and self._trial is not None and self._trial[0] == size:
-            self._left -= 1
-            for row in rows:
-                if (size, row.asked, row.nodes) == self._trial:
-                    return self._pay(row, best)
-        self._left = 0
-        trial = max(
-            [row for row in rows if row is not best and self._near(row, known)],
-            key=lambda row: row.speed_if(_OPTIMISM, best),
-            default=None,
-        )
-        if trial is not None and (gain := trial.speed_if(_OPTIMISM, best) / best.speed - 1) > 0:
-            steps = _BURST + self._cold[bool(trial.asked)]
-            reading_s = self._reading_s() if trial.asked and not best.asked else 0.0
-            cost = (steps * max(trial.seconds - trial.tokens / best.speed, 0.0) + reading_s) / best.seconds
-            if cost <= min(self._credit, _HORIZON * gain):
-                self._trial, self._left = (size, trial.asked, trial.nodes), steps - 1
-                self._credit -= reading_s / best.seconds
-                return self._pay(trial, best)
-        return best, usual
+        self._earn(size)
+        largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
+        others = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
+        trial = max(others, key=lambda row: row.speed_if(_OPTIMISM, best), default=None)
+        if trial is not None and self._affordable(trial, best):
+            return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, self._burst(trial)
+        return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER, _REPEATED
 
-    def _pay(self, row: Row, best: Row) -> tuple[Row, Reason]:
-        """Return a row to be tried; take what it costs from the credit."""
-        self._credit -= max(row.seconds - row.tokens / best.speed, 0.0) / best.seconds
-        return row, Reason.PROBE_ALL if row.asked else Reason.PROBE_PLAIN
+    def _burst(self, row: Row) -> int:
+        """Return the steps of a trial."""
+        return _BURST + self._cold[bool(row.asked)]
+
+    def _earn(self, size: int) -> None:
+        """Add to the credit for the steps since the last plan."""
+        first, last, per = _SHARES
+        steps, self._earned = self._step - self._earned, self._step
+        age = self._ages[size] = self._ages.get(size, 0) + steps
+        self._credit = min(self._credit + steps / min(first + age / per, last), _MOST_CREDIT)
+
+    def _affordable(self, trial: Row, best: Row) -> bool:
+        """Return whether a trial may gain anything and its cost can be paid; pay it."""
+        gain = trial.speed_if(_OPTIMISM, best) / best.speed - 1
+        if gain <= 0:
+            return False
+        cost = self._burst(trial) * max(trial.seconds - trial.tokens / best.speed, 0.0)
+        if trial.asked and not best.asked:
+            cost += self._reading_s()
+        cost /= best.seconds
+        if cost > min(self._credit, _HORIZON * gain):
+            return False
+        self._credit -= cost
+        return True
 
     def _reading_s(self) -> float:
         """Return the seconds in which speculators read what came since they drafted."""
