@@ -8,10 +8,11 @@ so that nobody's first token waits. A mode is compared with plain decoding in th
 """
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import stdev
+from statistics import median, stdev
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.llm.build import LLMOptions, Speculators, build_engine
 from specinfer.llm.engine import LocalEngine
 from specinfer.planning.calibration import Calibration
-from specinfer.planning.planner import Planner, StepReport
+from specinfer.planning.planner import Choice, Planner, StepReport
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.prompts import read_prompts_by_source
 from specinfer.sampling import GREEDY
@@ -35,9 +36,15 @@ from specinfer.tokenizer import Tokenizer
 PLANNERS = {"table": TablePlanner, "parts": Planner}
 
 
+Kind = tuple[int, frozenset[int], int, int]
+"""Batch, speculators, planned nodes, tokens of the pass."""
+FEW = 6
+"""Number of steps of a kind from which their median counts."""
+
+
 @dataclass
 class Mode:
-    """One way to plan, and what it achieved."""
+    """One way to plan, and what it achieved; stands in for its planner."""
 
     planner: StepPlanner
     calibration: Calibration = field(default_factory=Calibration)
@@ -46,6 +53,43 @@ class Mode:
     tokens: int = 0
     steps: int = 0
     seconds: float = 0.0
+    planning_s: float = 0.0
+    reports: list[tuple[Kind, float, int]] = field(default_factory=list)
+    """Kind, seconds and tokens of the steps without prompts."""
+
+    def enrol(self, services: Sequence[frozenset[int]]) -> None:
+        """Set the speculators."""
+        self.planner.enrol(services)
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return the planner's choice."""
+        started = time.thread_time()
+        choice = self.planner.choose(batch, wanting)
+        self.planning_s += time.thread_time() - started
+        return choice
+
+    def observe(self, report: StepReport) -> None:
+        """Note a step, and have the planner learn from it."""
+        choice = report.choice
+        kind = report.batch, choice.speculators, choice.nodes, report.tokens
+        self.reports.append((kind, report.seconds, report.brought))
+        started = time.thread_time()
+        self.planner.observe(report)
+        self.planning_s += time.thread_time() - started
+
+    def typical_speed(self, usual: Mapping[Kind, float]) -> float:
+        """Return the tokens per second if each step took the median of its kind."""
+        seconds = sum(usual.get(kind, seconds) for kind, seconds, _ in self.reports)
+        return sum(tokens for *_, tokens in self.reports) / seconds
+
+
+def medians(modes: Iterable[Mode]) -> dict[Kind, float]:
+    """Return the median seconds of steps by kind, over all modes."""
+    found = defaultdict[Kind, list[float]](list)
+    for mode in modes:
+        for kind, seconds, _ in mode.reports:
+            found[kind].append(seconds)
+    return {kind: median(values) for kind, values in found.items() if len(values) >= FEW}
 
 
 def main(
@@ -63,14 +107,15 @@ def main(
 ) -> None:
     """Compare planners with constants."""
     speculators: Speculators = speculator if speculator == "auto" else [speculator]
-    engine, tokenizer = build_engine(model, speculators, LLMOptions(weights=weights))
+    constants = read_numbers("nodes", nodes)
+    engine, tokenizer = build_engine(model, speculators, LLMOptions(weights=weights, tree_nodes=max(constants)))
     first = engine.machine.planner
     sizes = read_numbers("batches", batches)
     texts = read_prompts_by_source(prompts, skip + sum(max(count, 2 * size) for size in sizes))[skip:]
     report: dict[str, Any] = {"about": about_this_run(), "count": count, "new_tokens": new_tokens, "runs": {}}
     for size in sizes:
         modes: dict[str, Mode] = {"plain": Mode(Constant(0))}
-        modes |= {f"{n} nodes": Mode(Constant(n)) for n in read_numbers("nodes", nodes)}
+        modes |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
         modes |= {name: Mode(PLANNERS[name](first.curve, first.budget)) for name in planners.split(",")}
         own = max(count, 2 * size)
         asked = [encode(tokenizer, text.text) for text in texts[:own]]
@@ -100,7 +145,7 @@ def in_turns(
 
 def run(engine: LocalEngine, mode: Mode, group: Sequence[Sequence[int]], new_tokens: int) -> None:
     """Answer a group at once."""
-    engine.machine.planner, engine.machine.calibration = mode.planner, mode.calibration
+    engine.machine.planner, engine.machine.calibration = mode, mode.calibration
     for number, prompt in enumerate(group):
         engine.submit(GenerationRequest(f"r{number}", tuple(prompt), new_tokens, GREEDY))
     tokens, steps, started = 0, 0, time.perf_counter()
@@ -127,8 +172,11 @@ def markdown(report: dict[str, Any]) -> str:
     for name in next(iter(runs.values())):
         cells = [_cell(modes[name], modes["plain"]) for modes in runs.values()]
         lines.append(line(name, cells))
-    for name in [name for name in next(iter(runs.values())) if name in PLANNERS]:
-        lines.append(line(f"{name} over the best constant", [_over_best(modes, name) for modes in runs.values()]))
+    lines += ["", "## If each step took the median of its kind", ""]
+    lines += ["Over plain decoding; planners over the best constant, and their processor time a step.", ""]
+    lines += head([f"batch {size}" for size in runs])
+    for name in next(iter(runs.values())):
+        lines.append(line(name, [_typical(modes, name) for modes in runs.values()]))
     return "\n".join([*lines, ""])
 
 
@@ -140,13 +188,15 @@ def _cell(mode: Mode, plain: Mode) -> str:
     return f"{mode.tokens / mode.seconds:.0f} ({gain:.2f}x ± {error:.2f}, {length:.2f})"
 
 
-def _over_best(modes: dict[str, Mode], name: str) -> str:
-    constants = {key: mode for key, mode in modes.items() if key not in PLANNERS}
-    best = max(constants, key=lambda key: constants[key].tokens / constants[key].seconds)
-    ratios = [a / b for a, b in zip(modes[name].rates, constants[best].rates, strict=True)]
-    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
-    ratio = modes[name].tokens / modes[name].seconds / (constants[best].tokens / constants[best].seconds)
-    return f"{ratio:.3f} ± {error:.3f} ({best})"
+def _typical(modes: dict[str, Mode], name: str) -> str:
+    usual = medians(modes.values())
+    speeds = {key: mode.typical_speed(usual) for key, mode in modes.items()}
+    gain = f"{speeds[name] / speeds['plain']:.3f}x"
+    if name not in PLANNERS:
+        return gain
+    best = max([key for key in modes if key not in PLANNERS], key=lambda key: speeds[key])
+    micros = 1e6 * modes[name].planning_s / modes[name].steps
+    return f"{gain}: {speeds[name] / speeds[best]:.3f} of {best}; {micros:.0f} us"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ _WINDOW = 24
 _HALF = 400.0
 """Steps after which a value has half its weight."""
 _FEW = 5
-"""Number of values below which lower ones are believed: disturbances only prolong."""
+"""Number of values below which the lowest counts as the middle: disturbances only prolong."""
 _CLIP = 1.4
 """Factor from the median beyond which a value counts as a disturbance."""
 _PACE, _ERRORS = 0.2, 5
@@ -58,11 +58,8 @@ class Recent:
         """Count a value."""
         values = self.values
         values.append((value, step))
-        if len(values) < _FEW:
-            self.value = sorted([v for v, _ in values])[(len(values) - 1) // 2]
-            self.weight = float(len(values))
-            return
-        middle = median([v for v, _ in values])
+        ordered = [v for v, _ in values]
+        middle = median(ordered) if len(values) >= _FEW else min(ordered)
         low, high = middle / _CLIP, middle * _CLIP
         total = self.weight = 0.0
         for v, at in values:

@@ -19,6 +19,8 @@ _BURST = 3
 """Steps of a trial; the first is not typical, as caches are cold and speculators read what they missed."""
 _OPTIMISM = 1.0
 """Standard errors that a trial hopes for."""
+_WORTH = 0.01
+"""Gain that a trial must hope for."""
 _CREDIT, _MOST_CREDIT = 3.0, 12.0
 """Steps that trials may cost: at first, and at most."""
 _REPEATED = 4
@@ -199,12 +201,13 @@ class TablePlanner:
             if asked != everybody:
                 gains = self.accepted.gains(asked, size, places, whole, self._shares.share(asked))
             age = self.accepted.age(asked, self._step)
-            tokens, variance = float(batch), 0.0
+            tokens, variance, least_s = float(batch), 0.0, plain.seconds
             estimates = self.seconds.estimate(batch, requests, asked, sizes)
             for nodes, gain, estimate in zip(sizes, gains, estimates, strict=True):
                 tokens += ratios * gain.tokens
                 variance += ratios**2 * (gain.tokens + 0.05) / (age * gain.trees + _UNSEEN)
-                estimate = estimate._replace(seconds=estimate.seconds + tokens * reading_s)
+                least_s = max(least_s, estimate.seconds)
+                estimate = estimate._replace(seconds=least_s + tokens * reading_s)
                 rows.append(Row(asked, nodes, tokens, *estimate, variance))
         return plain, rows
 
@@ -245,7 +248,7 @@ class TablePlanner:
     def _affordable(self, trial: Row, best: Row) -> bool:
         """Return whether a trial may gain anything and its cost can be paid; pay it."""
         gain = trial.speed_if(_OPTIMISM, best) / best.speed - 1
-        if gain <= 0:
+        if gain <= _WORTH:
             return False
         cost = self._burst(trial) * max(trial.seconds - trial.tokens / best.speed, 0.0)
         if trial.asked and not best.asked:
