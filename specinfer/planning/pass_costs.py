@@ -21,8 +21,8 @@ _HALF = 400.0
 """Steps after which a value has half its weight."""
 _FEW = 5
 """Number of values below which the lowest counts as the middle: disturbances only prolong."""
-_CLIP = 1.4
-"""Factor from the median beyond which a value counts as a disturbance."""
+_CLIP = 0.4
+"""Part of a value by which it may differ from the median; what is beyond counts as a disturbance."""
 _PACE, _ERRORS = 0.2, 5
 """Part of the median of the latest errors that the pace follows; number of these errors."""
 _KNOWN = 4
@@ -45,32 +45,40 @@ class Estimate(NamedTuple):
 
 @dataclass(slots=True)
 class Recent:
-    """Clipped mean of the latest values, older ones with less weight."""
+    """Mean of the latest values, older ones with less weight.
 
-    values: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    A value is the sum of a part that is known without noise, such as the price of the nodes that a pass had,
+    and a rest that is measured. Only the rest is clipped: expensive steps count, disturbed ones hardly do.
+    """
+
+    values: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    """Rest, known part, and step."""
+    rest: float = 0.0
     value: float = 0.0
     weight: float = 0.0
     """Weight of all values at the time of the latest."""
     batch: int = 1
-    """Requests of the latest step."""
+    """Requests of the first step."""
 
-    def add(self, value: float, step: int) -> None:
-        """Count a value."""
-        values = self.values
-        values.append((value, step))
-        ordered = [v for v, _ in values]
-        middle = median(ordered) if len(values) >= _FEW else min(ordered)
-        low, high = middle / _CLIP, middle * _CLIP
-        total = self.weight = 0.0
-        for v, at in values:
+    def add(self, value: float, step: int, known: float = 0.0) -> None:
+        """Count a value, of which a part is known."""
+        self.values.append((value - known, known, step))
+        rests = [rest for rest, _, _ in self.values]
+        middle = median(rests) if len(rests) >= _FEW else min(rests)
+        wide = _CLIP * (abs(middle) + known)
+        low, high = middle - wide, middle + wide
+        self.rest = self.weight = parts = 0.0
+        for rest, part, at in self.values:
             weight = 0.5 ** ((step - at) / _HALF)
-            total += weight * min(max(v, low), high)
+            self.rest += weight * min(max(rest, low), high)
+            parts += weight * part
             self.weight += weight
-        self.value = total / self.weight
+        self.rest /= self.weight
+        self.value = self.rest + parts / self.weight
 
     def weight_at(self, step: int) -> float:
         """Return the weight that age leaves."""
-        return self.weight * 0.5 ** ((step - self.values[-1][1]) / _HALF)
+        return self.weight * 0.5 ** ((step - self.values[-1][2]) / _HALF)
 
 
 class StepSeconds:
@@ -99,27 +107,32 @@ class StepSeconds:
         """Seconds over those when rows were measured."""
         return exp(self._pace)
 
+    @property
+    def _factor(self) -> float:
+        """Seconds of passes over those of the curve, relative to the pace."""
+        return self._passes.value if self._passes.values else 1.0
+
     def observe(
         self,
         batch: int,
         asked: SpeculatorSet,
         nodes: int,
+        tokens: int,
         seconds: float,
         step: int,
     ) -> None:
-        """Count a whole step."""
+        """Count a whole step, with so many tokens in its pass."""
         self._step = step
         row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, Recent())
-        value = max(seconds, _LEAST_S) / self.pace
-        if row.batch != batch and row.values:
-            value *= self._curve.at(row.batch) / self._curve.at(batch)
-        else:
+        if not row.values:
             row.batch = batch
+        scale = self._curve.at(row.batch) / self._curve.at(batch)
+        value = scale * max(seconds, _LEAST_S) / self.pace
+        known = scale * self._factor * self._curve.at(tokens)
         if len(row.values) >= _KNOWN:
-            self._errors.append(log(value / row.value))
-            moved = _PACE * median(self._errors)
-            self._pace += moved
-        row.add(value, step)
+            self._errors.append(log(value / max(row.rest + known, known / 2)))
+            self._pace += _PACE * median(self._errors)
+        row.add(value, step, known)
 
     def observe_parts(
         self, batch: int, nodes: int, tokens: int, pass_s: float, drafts: Iterable[DraftTime], step: int
@@ -165,13 +178,12 @@ class StepSeconds:
 
     def pass_seconds(self, tokens: float) -> float:
         """Return the seconds to expect of a pass."""
-        factor = self._passes.value if self._passes.values else 1.0
-        return self.pace * factor * self._curve.at(tokens)
+        return self.pace * self._factor * self._curve.at(tokens)
 
     def _rest(self, batch: int, requests: int) -> float:
         """Return the seconds besides passes and drafts, by the nearest row."""
         size = batch_size_class(batch)
-        keys = [key for key in self._rows]
+        keys = list(self._rows)
         if not keys:
             return 0.0
         key = min(keys, key=lambda key: (abs(key[0] - size), len(key[1])))
@@ -180,8 +192,7 @@ class StepSeconds:
 
     def _shape(self, batch: int, requests: int, asked: SpeculatorSet, nodes: int) -> float:
         """Return the seconds of a pass and of drafts."""
-        factor = self._passes.value if self._passes.values else 1.0
-        return factor * self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
+        return self._factor * self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
 
     def _drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:
         """Return the seconds of drafts: services draft side by side, speculators of one in turn."""

@@ -250,7 +250,8 @@ class TablePlanner:
         gain = trial.speed_if(_OPTIMISM, best) / best.speed - 1
         if gain <= _WORTH:
             return False
-        cost = self._burst(trial) * max(trial.seconds - trial.tokens / best.speed, 0.0)
+        worse = 1 - trial.speed_if(-_OPTIMISM, best) / best.speed
+        cost = self._burst(trial) * max(worse, 0.0) * trial.seconds
         if trial.asked and not best.asked:
             cost += self._reading_s()
         cost /= best.seconds
@@ -289,7 +290,7 @@ class TablePlanner:
             resident = sum([draft.total_s for draft in report.drafts if draft.resident])
             others = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
             seconds = report.pass_s + report.overhead_s + resident + others
-            self.seconds.observe(batch, asked, nodes, seconds, self._step)
+            self.seconds.observe(batch, asked, nodes, report.tokens, seconds, self._step)
             self.seconds.observe_parts(batch, nodes, report.tokens, report.pass_s, report.drafts, self._step)
         self._before = row
         if asked and nodes:
