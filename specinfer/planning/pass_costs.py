@@ -4,9 +4,9 @@ A row is (batch class, speculator set, nodes). Its seconds are those of whole st
 pace: the common factor by which all rows are slower at present than when they were measured.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import exp, log, log2, sqrt
 from statistics import median
 from typing import NamedTuple
@@ -17,10 +17,12 @@ from specinfer.planning.pass_times import PassCurve
 
 _WINDOW = 24
 """Number of latest values of a row that count."""
-_HALF = 400.0
-"""Steps after which a value has half its weight."""
+_HALF, _OLD = 400.0, 1000
+"""Steps after which values are half as certain, and after which they are dropped when new ones come."""
 _FEW = 5
 """Number of values below which the lowest counts as the middle: disturbances only prolong."""
+_MISSING = 4
+"""Number of new values with which a mean is computed again."""
 _CLIP = 0.4
 """Part of a value by which it may differ from the median; what is beyond counts as a disturbance."""
 _PACE, _ERRORS = 0.2, 5
@@ -43,42 +45,58 @@ class Estimate(NamedTuple):
     measured: bool
 
 
-@dataclass(slots=True)
 class Recent:
-    """Mean of the latest values, older ones with less weight.
+    """Mean of the latest values.
 
     A value is the sum of a part that is known without noise, such as the price of the nodes that a pass had,
     and a rest that is measured. Only the rest is clipped: expensive steps count, disturbed ones hardly do.
     """
 
-    values: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    """Rest, known part, and step."""
-    rest: float = 0.0
-    value: float = 0.0
-    weight: float = 0.0
-    """Weight of all values at the time of the latest."""
-    batch: int = 1
-    """Requests of the first step."""
+    __slots__ = ("_known", "_new", "_rest", "_values", "batch")
+
+    def __init__(self) -> None:
+        self._values = deque[tuple[float, float, int]](maxlen=_WINDOW)
+        """Rest, known part, and step."""
+        self._rest = self._known = 0.0
+        self._new = 0
+        self.batch = 1
+        """Requests of the first step."""
+
+    def __len__(self) -> int:
+        """Return the number of values that count."""
+        return len(self._values)
 
     def add(self, value: float, step: int, known: float = 0.0) -> None:
         """Count a value, of which a part is known."""
-        self.values.append((value - known, known, step))
-        rests = [rest for rest, _, _ in self.values]
-        middle = median(rests) if len(rests) >= _FEW else min(rests)
-        wide = _CLIP * (abs(middle) + known)
-        low, high = middle - wide, middle + wide
-        self.rest = self.weight = parts = 0.0
-        for rest, part, at in self.values:
-            weight = 0.5 ** ((step - at) / _HALF)
-            self.rest += weight * min(max(rest, low), high)
-            parts += weight * part
-            self.weight += weight
-        self.rest /= self.weight
-        self.value = self.rest + parts / self.weight
+        values = self._values
+        while values and values[0][2] < step - _OLD:
+            values.popleft()
+        values.append((value - known, known, step))
+        self._new += 1
+
+    @property
+    def rest(self) -> float:
+        """Mean of the measured part; the newest values may be missing."""
+        if self._new >= _MISSING or (self._new and len(self._values) <= _FEW):
+            rests = sorted([rest for rest, _, _ in self._values])
+            self._known = sum([known for _, known, _ in self._values]) / len(rests)
+            middle = rests[len(rests) // 2] if len(rests) >= _FEW else rests[0]
+            wide = _CLIP * (abs(middle) + self._known)
+            low, high = middle - wide, middle + wide
+            first, last = bisect_left(rests, low), bisect_right(rests, high)
+            clipped = low * first + sum(rests[first:last]) + high * (len(rests) - last)
+            self._rest = clipped / len(rests)
+            self._new = 0
+        return self._rest
+
+    @property
+    def value(self) -> float:
+        """Mean of the whole."""
+        return self.rest + self._known
 
     def weight_at(self, step: int) -> float:
         """Return the weight that age leaves."""
-        return self.weight * 0.5 ** ((step - self.values[-1][2]) / _HALF)
+        return len(self._values) * float(0.5 ** ((step - self._values[-1][2]) / _HALF))
 
 
 class StepSeconds:
@@ -110,7 +128,7 @@ class StepSeconds:
     @property
     def _factor(self) -> float:
         """Seconds of passes over those of the curve, relative to the pace."""
-        return self._passes.value if self._passes.values else 1.0
+        return self._passes.value if len(self._passes) else 1.0
 
     def observe(
         self,
@@ -124,12 +142,12 @@ class StepSeconds:
         """Count a whole step, with so many tokens in its pass."""
         self._step = step
         row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, Recent())
-        if not row.values:
+        if not len(row):
             row.batch = batch
         scale = self._curve.at(row.batch) / self._curve.at(batch)
         value = scale * max(seconds, _LEAST_S) / self.pace
         known = scale * self._factor * self._curve.at(tokens)
-        if len(row.values) >= _KNOWN:
+        if len(row) >= _KNOWN:
             self._errors.append(log(value / max(row.rest + known, known / 2)))
             self._pace += _PACE * median(self._errors)
         row.add(value, step, known)
@@ -149,44 +167,48 @@ class StepSeconds:
 
     def estimate(self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]) -> list[Estimate]:
         """Return the seconds to expect of steps with so many nodes for each request, in rising order."""
-        pace, size = self.pace, batch_size_class(batch)
-        rows = self._rows.get((size, asked), {})
-        shapes = {n: self._shape(batch, requests, asked, n) for n in {*sizes, *rows}}
+        pace, rows = self.pace, self._rows.get((batch_size_class(batch), asked), {})
         found: list[Estimate] = []
         for nodes in sizes:
             row = rows.get(nodes)
-            if row is not None:
-                seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
-                error = _NOISE / sqrt(row.weight_at(self._step))
-                found.append(Estimate(pace * seconds, min(error, _GUESS), len(row.values) >= 2))
+            if row is None:
+                seconds, error = self._guess(batch, requests, asked, nodes, rows)
+                found.append(Estimate(pace * seconds, error, False))
                 continue
-            less = max((n for n in rows if n < nodes), default=None)
-            more = min((n for n in rows if n > nodes), default=None)
-            if less is not None and more is not None and shapes[more] > shapes[less]:
-                part = (shapes[nodes] - shapes[less]) / (shapes[more] - shapes[less])
-                seconds = rows[less].value * (1 - part) + rows[more].value * part
-                found.append(Estimate(pace * seconds, _GUESS / 2, False))
-                continue
-            near = less if less is not None else more
-            if near is not None:
-                rest = rows[near].value - shapes[near]
-            else:
-                rest = self._rest(batch, requests)
-            seconds = max(shapes[nodes] + rest, shapes[nodes] / 2)
-            found.append(Estimate(pace * seconds, _GUESS, False))
+            seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
+            error = min(_NOISE / sqrt(row.weight_at(self._step)), _GUESS)
+            found.append(Estimate(pace * seconds, error, len(row) >= 2))
         return found
+
+    def _guess(
+        self, batch: int, requests: int, asked: SpeculatorSet, nodes: int, rows: Mapping[int, Recent]
+    ) -> tuple[float, float]:
+        """Return the seconds of an unmeasured row, given the measured ones of its set, and their error."""
+        shape = self._shape(batch, requests, asked, nodes)
+        less = max((n for n in rows if n < nodes), default=None)
+        more = min((n for n in rows if n > nodes), default=None)
+        if less is not None and more is not None:
+            first, last = (self._shape(batch, requests, asked, n) for n in (less, more))
+            if last > first:
+                part = (shape - first) / (last - first)
+                return rows[less].value * (1 - part) + rows[more].value * part, _GUESS / 2
+        near = less if less is not None else more
+        if near is not None:
+            rest = rows[near].value - self._shape(batch, requests, asked, near)
+        else:
+            rest = self._rest(batch)
+        return max(shape + rest, shape / 2), _GUESS
 
     def pass_seconds(self, tokens: float) -> float:
         """Return the seconds to expect of a pass."""
         return self.pace * self._factor * self._curve.at(tokens)
 
-    def _rest(self, batch: int, requests: int) -> float:
+    def _rest(self, batch: int) -> float:
         """Return the seconds besides passes and drafts, by the nearest row."""
         size = batch_size_class(batch)
-        keys = list(self._rows)
-        if not keys:
+        if not self._rows:
             return 0.0
-        key = min(keys, key=lambda key: (abs(key[0] - size), len(key[1])))
+        key = min(self._rows, key=lambda key: (abs(key[0] - size), len(key[1])))
         nodes, row = min(self._rows[key].items())
         return row.value - self._shape(row.batch, row.batch, key[1], nodes)
 

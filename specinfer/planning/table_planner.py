@@ -104,6 +104,8 @@ class TablePlanner:
         """Choice in use, the steps for which it still holds, and the load that it was made for."""
         self._best: dict[int, tuple[SpeculatorSet, int]] = {}
         """Set and nodes in use by batch class."""
+        self._expected: dict[tuple[int, SpeculatorSet, int], float] = {}
+        """Accepted tokens of a usual tree, by row."""
         self._credit, self._earned = _CREDIT, 0
         """Steps that trials may cost, and the step at which they were last added to."""
         self._ages: dict[int, int] = {}
@@ -201,10 +203,13 @@ class TablePlanner:
             if asked != everybody:
                 gains = self.accepted.gains(asked, size, places, whole, self._shares.share(asked))
             age = self.accepted.age(asked, self._step)
-            tokens, variance, least_s = float(batch), 0.0, plain.seconds
+            variance, least_s = 0.0, plain.seconds
             estimates = self.seconds.estimate(batch, requests, asked, sizes)
+            usual = 0.0
             for nodes, gain, estimate in zip(sizes, gains, estimates, strict=True):
-                tokens += ratios * gain.tokens
+                usual += gain.tokens
+                self._expected[size, asked, nodes] = usual
+                tokens = batch + ratios * usual
                 variance += ratios**2 * (gain.tokens + 0.05) / (age * gain.trees + _UNSEEN)
                 least_s = max(least_s, estimate.seconds)
                 estimate = estimate._replace(seconds=least_s + tokens * reading_s)
@@ -300,10 +305,7 @@ class TablePlanner:
         asked, nodes = report.choice.speculators, report.choice.nodes
         places = nodes.bit_length()
         everybody = self._shares.everybody
-        gains = self.accepted.gains(everybody, size, places)
-        if asked != everybody:
-            gains = self.accepted.gains(asked, size, places, gains, self._shares.share(asked))
-        expected = sum([gain.tokens for gain in gains])
+        expected = self._expected.get((size, asked, nodes), 0.0)
         trees: list[tuple[list[int], float]] = []
         for outcomes, merged in ((report.outcomes, True), (report.chains, False)):
             for name, (tree, path) in outcomes.items():
