@@ -33,6 +33,8 @@ _DRAFT_PART = 0.25
 """Seconds of a draft before any was measured, as part of a pass over one token."""
 _NOISE, _GUESS = 0.1, 0.2
 """Relative error of one measured step, and of an estimate."""
+_SURE = 8
+"""Number of values from which a row is believed although estimates are lower."""
 _LEAST_S = 1e-6
 
 
@@ -42,6 +44,8 @@ class Estimate(NamedTuple):
     seconds: float
     error: float
     """Relative standard error."""
+    least: float
+    """Seconds if it turns out well."""
     measured: bool
 
 
@@ -173,11 +177,15 @@ class StepSeconds:
             row = rows.get(nodes)
             if row is None:
                 seconds, error = self._guess(batch, requests, asked, nodes, rows)
-                found.append(Estimate(pace * seconds, error, False))
+                found.append(Estimate(pace * seconds, error, pace * seconds * (1 - error), False))
                 continue
             seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
             error = min(_NOISE / sqrt(row.weight_at(self._step)), _GUESS)
-            found.append(Estimate(pace * seconds, error, len(row) >= 2))
+            least = seconds * (1 - error)
+            if len(row) < _SURE:  # all of them may have been disturbed
+                others = {n: other for n, other in rows.items() if n != nodes}
+                least = min(least, self._guess(batch, requests, asked, nodes, others)[0])
+            found.append(Estimate(pace * seconds, error, pace * least, len(row) >= 2))
         return found
 
     def _guess(
@@ -204,12 +212,16 @@ class StepSeconds:
         return self.pace * self._factor * self._curve.at(tokens)
 
     def _rest(self, batch: int) -> float:
-        """Return the seconds besides passes and drafts, by the nearest row."""
+        """Return the seconds besides passes and drafts, by the row with most values of the nearest class."""
         size = batch_size_class(batch)
         if not self._rows:
             return 0.0
-        key = min(self._rows, key=lambda key: (abs(key[0] - size), len(key[1])))
-        nodes, row = min(self._rows[key].items())
+        nearest = min(abs(key[0] - size) for key in self._rows)
+        _, key, nodes, row = max(
+            (len(row), key, nodes, row)
+            for key, rows in self._rows.items() if abs(key[0]-size) == nearest
+            for nodes, row in rows.items()
+        )
         return row.value - self._shape(row.batch, row.batch, key[1], nodes)
 
     def _shape(self, batch: int, requests: int, asked: SpeculatorSet, nodes: int) -> float:

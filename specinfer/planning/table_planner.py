@@ -52,6 +52,8 @@ class Row(NamedTuple):
     seconds: float
     time_error: float
     """Relative standard error of the seconds."""
+    least_s: float
+    """Seconds if they turn out well."""
     measured: bool
     variance: float
     """Variance of the tokens because trees of these nodes are rarely seen."""
@@ -61,14 +63,18 @@ class Row(NamedTuple):
         """Tokens per second."""
         return self.tokens / self.seconds
 
-    def speed_if(self, luck: float, best: "Row") -> float:
-        """Return the speed if what is not known turns out so many standard errors better.
+    def hope(self, best: "Row") -> float:
+        """Return the speed if what is not known turns out well."""
+        return (self.tokens + _OPTIMISM * self._error(best)) / self.least_s
 
-        What is uncertain of smaller trees of the same speculators is so for both rows.
-        """
+    def fear(self, best: "Row", errors: float) -> float:
+        """Return the speed if what is not known turns out so many standard errors worse."""
+        return (self.tokens - errors * self._error(best)) / (self.seconds * (1 + errors * self.time_error))
+
+    def _error(self, best: "Row") -> float:
+        """Return the standard error of the tokens; that of smaller trees of the same speculators is common."""
         common = best.variance if best.asked == self.asked else 0.0
-        error = sqrt(max(self.variance - common, 0.0))
-        return (self.tokens + luck * error) / (self.seconds * (1 - luck * self.time_error))
+        return sqrt(max(self.variance - common, 0.0))
 
 
 @dataclass(slots=True)
@@ -212,7 +218,8 @@ class TablePlanner:
                 tokens = batch + ratios * usual
                 variance += ratios**2 * (gain.tokens + 0.05) / (age * gain.trees + _UNSEEN)
                 least_s = max(least_s, estimate.seconds)
-                estimate = estimate._replace(seconds=least_s + tokens * reading_s)
+                more_s = least_s + tokens * reading_s - estimate.seconds
+                estimate = estimate._replace(seconds=estimate.seconds + more_s, least=estimate.least + more_s)
                 rows.append(Row(asked, nodes, tokens, *estimate, variance))
         return plain, rows
 
@@ -229,12 +236,12 @@ class TablePlanner:
         if now is None:
             best = max(known, key=lambda row: row.speed)
         else:
-            best = max(known, key=lambda row: row.speed if row is now else row.speed_if(-_CAUTION, now))
+            best = max(known, key=lambda row: row.speed if row is now else row.fear(now, _CAUTION))
         self._best[size] = best.asked, best.nodes
         self._earn(size)
         largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
         others = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
-        trial = max(others, key=lambda row: row.speed_if(_OPTIMISM, best), default=None)
+        trial = max(others, key=lambda row: row.hope(best), default=None)
         if trial is not None and self._affordable(trial, best):
             return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, self._burst(trial)
         return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER, _REPEATED
@@ -252,10 +259,10 @@ class TablePlanner:
 
     def _affordable(self, trial: Row, best: Row) -> bool:
         """Return whether a trial may gain anything and its cost can be paid; pay it."""
-        gain = trial.speed_if(_OPTIMISM, best) / best.speed - 1
+        gain = trial.hope(best) / best.speed - 1
         if gain <= _WORTH:
             return False
-        worse = 1 - trial.speed_if(-_OPTIMISM, best) / best.speed
+        worse = 1 - trial.fear(best, _OPTIMISM) / best.speed
         cost = self._burst(trial) * max(worse, 0.0) * trial.seconds
         if trial.asked and not best.asked:
             cost += self._reading_s()
