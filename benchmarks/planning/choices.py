@@ -1,121 +1,202 @@
-"""The planner against constant choices, through the real services, on prompts that taught nothing.
+"""The planner against constant choices, in one process, from a cold start on prompts that taught nothing.
 
-    python -m benchmarks.planning.choices --prompts eval.jsonl [--batches 1,4] [--turns 6]
+    python -m benchmarks.planning.choices --prompts eval.jsonl [--weights auto,bfloat16] [--batches 1,4,16]
 
-Runs a system with the planner and one for each constant number of nodes (`--no-adaptive --tree-nodes N`);
-they and plain decoding take turns over the same prompts. A mode is compared with plain decoding, and the
-planner with every constant, in the same turns. Before the clock starts the planner has seen one turn of every
-batch size.
+One model is loaded; the modes, plain decoding, constants and planners, take turns over the same groups of prompts,
+each with a planner and a calibration of its own that begin with the first group. All prompts are read once before,
+so that nobody's first token waits. A mode is compared with plain decoding in the same turns.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import harmonic_mean, stdev
+from statistics import median, stdev
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.load import Load
-from benchmarks.prompts import EvaluationPrompt, load_prompts
+from benchmarks.planning.world import Constant, StepPlanner
 from benchmarks.publish import RESULTS, publish
-from benchmarks.speed.turns import Measured, part_of, run_turn, warm_up
-from benchmarks.tables import head, line, opening
+from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.cli.options.shared import read_numbers
-from specinfer.v1 import generation_pb2
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.llm.build import LLMOptions, Speculators, build_engine
+from specinfer.llm.engine import LocalEngine
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.planner import Choice, Planner, StepReport
+from specinfer.planning.table_planner import TablePlanner
+from specinfer.prompts import read_prompts_by_source
+from specinfer.sampling import GREEDY
+from specinfer.scheduling.request import GenerationRequest
+from specinfer.tokenizer import Tokenizer
 
-OFF, TREE = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_TREE
-PLAIN, PLANNER = "plain", "planner"
+PLANNERS = {"table": TablePlanner, "parts": Planner}
 
-Modes = Mapping[str, tuple[str, generation_pb2.Speculation]]
-"""By name, the address of a gateway and what is asked of it."""
+
+Kind = tuple[int, frozenset[int], int, int]
+"""Batch, speculators, planned nodes, tokens of the pass."""
+FEW = 6
+"""Number of steps of a kind from which their median counts."""
+
+
+@dataclass
+class Mode:
+    """One way to plan, and what it achieved; stands in for its planner."""
+
+    planner: StepPlanner
+    calibration: Calibration = field(default_factory=Calibration)
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second by turn."""
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    planning_s: float = 0.0
+    reports: list[tuple[Kind, float, int]] = field(default_factory=list)
+    """Kind, seconds and tokens of the steps without prompts."""
+
+    def enrol(self, services: Sequence[frozenset[int]]) -> None:
+        """Set the speculators."""
+        self.planner.enrol(services)
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return the planner's choice."""
+        started = time.thread_time()
+        choice = self.planner.choose(batch, wanting)
+        self.planning_s += time.thread_time() - started
+        return choice
+
+    def observe(self, report: StepReport) -> None:
+        """Note a step, and have the planner learn from it."""
+        choice = report.choice
+        kind = report.batch, choice.speculators, choice.nodes, report.tokens
+        self.reports.append((kind, report.seconds, report.brought))
+        started = time.thread_time()
+        self.planner.observe(report)
+        self.planning_s += time.thread_time() - started
+
+    def typical_speed(self, usual: Mapping[Kind, float]) -> float:
+        """Return the tokens per second if each step took the median of its kind."""
+        seconds = sum(usual.get(kind, seconds) for kind, seconds, _ in self.reports)
+        return sum(tokens for *_, tokens in self.reports) / seconds
+
+
+def medians(modes: Iterable[Mode]) -> dict[Kind, float]:
+    """Return the median seconds of steps by kind, over all modes."""
+    found = defaultdict[Kind, list[float]](list)
+    for mode in modes:
+        for kind, seconds, _ in mode.reports:
+            found[kind].append(seconds)
+    return {kind: median(values) for kind, values in found.items() if len(values) >= FEW}
 
 
 def main(
     prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")],
-    count: Annotated[int, typer.Option(help="Prompts, of all sources alike.")] = 16,
-    nodes: Annotated[str, typer.Option(help="Constant numbers of nodes, with commas.")] = "2,4,8",
-    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 96,
-    turns: Annotated[int, typer.Option(min=2, help="Turns of every mode.")] = 6,
-    batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4",
-    out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS
-    / "planner-choices",
+    model: Annotated[str, typer.Option(help="Target model.")] = DEFAULT_MODEL,
+    speculator: Annotated[str, typer.Option(help="Speculators; auto: those of the model.")] = "auto",
+    weights: Annotated[str, typer.Option(help="Weight format.")] = "auto",
+    nodes: Annotated[str, typer.Option(help="Constant numbers of nodes, with commas.")] = "2,4,8,16",
+    planners: Annotated[str, typer.Option(help="Planners, with commas.")] = "table",
+    new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
+    count: Annotated[int, typer.Option(help="Prompts of each batch size, at least.")] = 20,
+    skip: Annotated[int, typer.Option(help="Prompts of the file to skip.")] = 0,
+    batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
+    out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "planner-choices",
 ) -> None:
-    """Compare the planner with constants."""
-    found = part_of(load_prompts(prompts, count), 0, 1, 1)[:count]
+    """Compare planners with constants."""
+    speculators: Speculators = speculator if speculator == "auto" else [speculator]
+    constants = read_numbers("nodes", nodes)
+    engine, tokenizer = build_engine(model, speculators, LLMOptions(weights=weights, tree_nodes=max(constants)))
+    first = engine.machine.planner
     sizes = read_numbers("batches", batches)
-    report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found)}
-    report |= {"new_tokens": new_tokens, "turns": turns}
-    flags: dict[str, dict[str, str]] = {PLANNER: {}}
-    flags |= {f"{n} nodes": {"adaptive": "false", "tree-nodes": str(n)} for n in read_numbers("nodes", nodes)}
-    with ExitStack() as stack:
-        modes: dict[str, tuple[str, generation_pb2.Speculation]] = {}
-        for mode, own in flags.items():
-            options = LocalOptions(gateway={"max-batch": str(max(sizes)), **own})
-            modes[mode] = stack.enter_context(LocalSystem(options)).address, TREE
-        modes = {PLAIN: (modes[PLANNER][0], OFF), **modes}
-        for mode in flags:
-            asyncio.run(warm_up(modes[mode][0], found, max(sizes)))
-        load = Load(0, TREE, new_tokens, ignore_eos=False)
-        report["runs"] = {
-            str(size): asyncio.run(in_turns(found, replace(load, batch=size), modes, turns)) for size in sizes
-        }
+    texts = read_prompts_by_source(prompts, skip + sum(max(count, 2 * size) for size in sizes))[skip:]
+    report: dict[str, Any] = {"about": about_this_run(), "count": count, "new_tokens": new_tokens, "runs": {}}
+    for size in sizes:
+        modes: dict[str, Mode] = {"plain": Mode(Constant(0))}
+        modes |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
+        modes |= {name: Mode(PLANNERS[name](first.curve, first.budget)) for name in planners.split(",")}
+        own = max(count, 2 * size)
+        asked = [encode(tokenizer, text.text) for text in texts[:own]]
+        texts = texts[own:]
+        in_turns(engine, modes, [asked[i : i + size] for i in range(0, own, size)], new_tokens)
+        report["runs"][str(size)] = modes
+    engine.close()
     publish(out, markdown(report))
 
 
-async def in_turns(
-    prompts: Sequence[EvaluationPrompt], load: Load, modes: Modes, turns: int
-) -> dict[str, Any]:
-    """By mode what it brought, and the planner over it."""
-    measured = {mode: Measured() for mode in modes}
-    for address, speculation in modes.values():
-        part = part_of(prompts, 0, load.batch, turns)
-        await run_turn(address, part, replace(load, speculation=speculation), Measured())
-    for turn in range(turns):
-        part = part_of(prompts, turn, load.batch, turns)
-        for mode in list(modes)[:: -1 if turn % 2 else 1]:
-            address, speculation = modes[mode]
-            await run_turn(address, part, replace(load, speculation=speculation), measured[mode])
-    planner = measured[PLANNER]
-    return {
-        mode: own.beside(measured[PLAIN]) | {"planner_over": _over(planner, own), "rates": own.rates}
-        for mode, own in measured.items()
-    }
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of a conversation of one message."""
+    return list(tokenizer.encode_chat([{"role": "user", "content": text}]))
 
 
-def _over(planner: Measured, other: Measured) -> dict[str, float]:
-    ratios = [a / b for a, b in zip(planner.rates, other.rates, strict=True)]
-    ratio = harmonic_mean(planner.rates) / harmonic_mean(other.rates)
-    return {"ratio": ratio, "error": stdev(ratios) / len(ratios) ** 0.5}
+def in_turns(
+    engine: LocalEngine, modes: dict[str, Mode], groups: Sequence[Sequence[Sequence[int]]], new_tokens: int
+) -> None:
+    """Answer every group in every mode, in an order that rotates."""
+    names = list(modes)
+    for turn, group in enumerate(groups):
+        run(engine, Mode(Constant(4)), group, 1)
+        place = turn % len(names)
+        for name in names[place:] + names[:place]:
+            run(engine, modes[name], group, new_tokens)
+
+
+def run(engine: LocalEngine, mode: Mode, group: Sequence[Sequence[int]], new_tokens: int) -> None:
+    """Answer a group at once."""
+    engine.machine.planner, engine.host.calibration = mode, mode.calibration
+    for number, prompt in enumerate(group):
+        engine.submit(GenerationRequest(f"r{number}", tuple(prompt), new_tokens, GREEDY))
+    tokens, steps, started = 0, 0, time.perf_counter()
+    while engine.busy:
+        tokens += sum(len(item.tokens) for item in engine.step())
+        steps += 1
+    seconds = time.perf_counter() - started
+    mode.rates.append(tokens / seconds)
+    mode.tokens, mode.steps, mode.seconds = mode.tokens + tokens, mode.steps + steps, mode.seconds + seconds
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Two tables: over plain decoding, and the planner over each mode."""
-    rest = (
-        f" at most, greedy, default weights and pool. Modes take {report['turns']} turns; ± is the standard "
-        "error over them."
-    )
-    runs = report["runs"]
-    lines = opening("The planner beside constant choices", report, rest)
-    lines += ["## Tokens/s, over plain decoding", "", *head([f"batch {size}" for size in runs])]
-    modes = list(next(iter(runs.values())))
-    for mode in modes:
-        lines.append(line(mode, [_cell(found[mode]) for found in runs.values()]))
-    lines += ["", "## The planner over each", "", *head([f"batch {size}" for size in runs])]
-    for mode in modes:
-        if mode != PLANNER:
-            cells = [found[mode]["planner_over"] for found in runs.values()]
-            lines.append(line(mode, [f"{cell['ratio']:.3f}x ± {cell['error']:.3f}" for cell in cells]))
+    """Return one table: speeds by batch size, over plain decoding and over the best constant."""
+    runs: dict[str, dict[str, Mode]] = report["runs"]
+    what = f"{report['count']} prompts or two batches at each batch size, {report['new_tokens']} tokens each"
+    lines = [
+        "# The planner beside constant choices",
+        "",
+        f"{origin(report['about'])}; {what}, greedy, one process; planners start cold. Tokens per second; over plain "
+        "decoding ± the standard error over turns; tokens a step of a request.",
+        "",
+        *head([f"batch {size}" for size in runs]),
+    ]
+    for name in next(iter(runs.values())):
+        cells = [_cell(modes[name], modes["plain"]) for modes in runs.values()]
+        lines.append(line(name, cells))
+    lines += ["", "## If each step took the median of its kind", ""]
+    lines += ["Over plain decoding; planners over the best constant, and their processor time a step.", ""]
+    lines += head([f"batch {size}" for size in runs])
+    for name in next(iter(runs.values())):
+        lines.append(line(name, [_typical(modes, name) for modes in runs.values()]))
     return "\n".join([*lines, ""])
 
 
-def _cell(run: dict[str, Any]) -> str:
-    gain = f"{run['gain']:.2f}x ± {run['gain_error']:.2f}, {run['acceptance_length']:.2f} per step"
-    return f"{run['tokens_per_second']:.0f} ({gain})"
+def _cell(mode: Mode, plain: Mode) -> str:
+    ratios = [a / b for a, b in zip(mode.rates, plain.rates, strict=True)]
+    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
+    gain = mode.tokens / mode.seconds / (plain.tokens / plain.seconds)
+    length = mode.tokens / mode.steps * plain.steps / plain.tokens
+    return f"{mode.tokens / mode.seconds:.0f} ({gain:.2f}x ± {error:.2f}, {length:.2f})"
+
+
+def _typical(modes: dict[str, Mode], name: str) -> str:
+    usual = medians(modes.values())
+    speeds = {key: mode.typical_speed(usual) for key, mode in modes.items()}
+    gain = f"{speeds[name] / speeds['plain']:.3f}x"
+    if name not in PLANNERS:
+        return gain
+    best = max([key for key in modes if key not in PLANNERS], key=lambda key: speeds[key])
+    micros = 1e6 * modes[name].planning_s / modes[name].steps
+    return f"{gain}: {speeds[name] / speeds[best]:.3f} of {best}; {micros:.0f} us"
 
 
 if __name__ == "__main__":

@@ -12,36 +12,66 @@ and whatever came while nobody asked it.
 import heapq
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import exp, log2
+from typing import Protocol, TypeAlias
 
-from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Choice, Planner, StepReport, derive_budget
-from specinfer.remote.round import tokens_read
+from specinfer.planning.planner import Choice, StepReport, derive_budget
 from specinfer.scheduling.limits import NodeBudget
+from specinfer.planning.latency import tokens_read
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
 PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))
 """(tokens, milliseconds)."""
-CURVE = PassCurve([(tokens, ms / 1000) for tokens, ms in PASSES])
+
+
+def draft_s(speculator: int, nodes: int) -> float:
+    """Return the seconds of drafting for one request: 1.1, 1.4, 1.9, 2.7 ms for 2, 4, 8, 16 nodes."""
+    return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Costs of a machine and its models."""
+
+    passes: Sequence[tuple[int, float]] = PASSES
+    """(tokens, milliseconds)."""
+    drafts: Callable[[int, int], float] = draft_s
+    """(speculator, nodes) -> seconds of drafting for one request."""
+    plain_s: float = 0.0017
+    trees_s: float = 0.0020
+    """Seconds of a step in addition to pass and drafts."""
+    wire_s: float = 0.0009
+    read_s: float = 0.00006
+    """Seconds in which speculators read a token."""
+    ngrams: bool = False
+    """The quick speculator drafts only where a text seems to copy itself, which both then predict well."""
+
+    @cached_property
+    def curve(self) -> PassCurve:
+        """Seconds of passes."""
+        return PassCurve([(tokens, ms / 1000) for tokens, ms in self.passes])
+
+
+USUAL = Costs()
 BOTH = frozenset({0, 1})
-PLAIN_S, TREES_S = 0.0017, 0.0020
-"""Seconds of a step beside pass and drafts."""
-WIRE_S = 0.0009
 TOKENS, PROMPT = 128, 170
 """Tokens of an answer, and of a prompt, as the evaluation prompts have on average."""
-READ_S = 0.00006
-"""Seconds that the shipped SSM takes to read a token."""
 COLD_S = (0.016, 0.026, 0.002)
 """Seconds that the first steps with trees take longer, the first one last: with the prompt that the first one reads
 they take 20, 35, 25 ms at batch 1. Plain ones a fifth of it."""
 OFTEN, DISTURBED = 0.01, 4.0
 """Part of the passes that are disturbed, and times that those take."""
 GUESSES = (0.25, 0.5, 0.7, 0.9)
+COPIES_BEGIN, COPIES_END, COPIED = 0.01, 0.15, 0.98
+"""Probability of a step that a text begins to copy itself, or ends to; predictability while it does."""
+ALARMS = 0.1
+"""Part of the steps in which n-grams draft in vain."""
 ROOT = 0
 
 
@@ -55,11 +85,14 @@ class SimulatedRequest:
     left: int = TOKENS
     lacking: int = PROMPT
     """Tokens that the speculators have not read."""
+    copying: bool = False
+    alarm: bool = False
+    """The n-grams draft although it copies nothing."""
 
 
 @dataclass
 class Ran:
-    """Tokens and seconds of some steps."""
+    """Tokens and seconds of some steps: those to expect of the trees, at the machine's usual pace."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -77,8 +110,8 @@ class Ran:
 class Machine:
     """Times of passes and drafts, disturbed."""
 
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
+    def __init__(self, seed: int, costs: Costs = USUAL) -> None:
+        self._rng, self._drift, self.costs = random.Random(seed), random.Random(-seed), costs
         self.pace = self._slope = 0.0
         self.slowness = 1.0
         """Times that everything takes longer than on the machine measured."""
@@ -87,9 +120,9 @@ class Machine:
 
     def turn(self) -> None:
         """The next step begins."""
-        self.pace = 0.97 * self.pace + self._rng.gauss(0, 0.03)
-        self._slope = 0.97 * self._slope + self._rng.gauss(0, 0.03)
-        self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._rng.random() < 0.0005)
+        self.pace = 0.97 * self.pace + self._drift.gauss(0, 0.03)
+        self._slope = 0.97 * self._slope + self._drift.gauss(0, 0.03)
+        self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._drift.random() < 0.0005)
 
     def slowed(self, seconds: float) -> float:
         """Return how long so many seconds take now."""
@@ -101,13 +134,49 @@ class Machine:
 
     def pass_s(self, batch: int, tokens: int) -> float:
         """Return the seconds of a pass."""
-        base = CURVE.at(batch)
+        curve = self.costs.curve
+        base = curve.at(batch)
         disturbed = DISTURBED if self._rng.random() < OFTEN else 1.0
-        return self.slowed(base + exp(self._slope) * (CURVE.at(tokens) - base)) * disturbed
+        return self.slowed(base + exp(self._slope) * (curve.at(tokens) - base)) * disturbed
 
     def cold_s(self, trees: bool) -> float:
         """Return the seconds that a step takes longer because it is one of the first."""
         return self._cold[trees].pop() if self._cold[trees] else 0.0
+
+
+class StepPlanner(Protocol):
+    """Any planner."""
+
+    def enrol(self, services: Sequence[frozenset[int]]) -> None:
+        """Set the speculators."""
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return a choice."""
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step."""
+
+
+@dataclass
+class Constant:
+    """Always as many nodes."""
+
+    nodes: int
+    everybody: frozenset[int] = frozenset()
+
+    def enrol(self, services: Sequence[frozenset[int]]) -> None:
+        """Draft with all speculators."""
+        self.everybody = frozenset().union(*services)
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return the choice."""
+        return Choice(self.everybody, self.nodes, self.nodes * len(wanting)) if self.nodes else Choice()
+
+    def observe(self, report: StepReport) -> None:
+        """Do nothing."""
+
+
+Choose: TypeAlias = int | Callable[[PassCurve, NodeBudget], StepPlanner]
 
 
 class World:
@@ -117,23 +186,37 @@ class World:
         self,
         seed: int,
         batch: int,
-        fixed: int | None = None,
-        acceptance: AcceptanceModel | None = None,
+        choose: Choose,
+        costs: Costs = USUAL,
         told: Sequence[tuple[int, float]] | None = None,
         most: int = 16,
+        guesses: Sequence[float] = GUESSES,
     ) -> None:
-        """`fixed`: nodes of every tree, 0 for plain decoding; None: the planner chooses. `acceptance`: its
-        policy; None: the measured one. `told`: what the verifier says of its passes; None: the truth.
-        `most`: requests at once, of all that will come."""
-        self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1), batch
-        self.guesses: Sequence[float] = GUESSES
+        """Create a world.
+
+        Args:
+            seed: of texts and machine.
+            batch: requests at once.
+            choose: nodes of every tree, 0 for plain decoding, or what makes a planner of a curve and a budget.
+            costs: those of the machine.
+            told: passes as the verifier measured them; None: the truth.
+            most: requests at once, of all that will come.
+        """
+        self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1, costs), batch
+        self.costs = costs
+        self.guesses = guesses
         """Kinds of the texts that begin from now on."""
+        self._shuffled = random.Random(seed + 2)
+        self._phases = random.Random(seed + 3)
+        self._kinds: list[float] = []
+        self._kinds_of: Sequence[float] = ()
         self.services = 1.0
         """Times that services take longer than was measured: a network between them."""
-        curve = CURVE if told is None else PassCurve(told)
-        budget = derive_budget(curve, most, 127, 2048) if fixed is None else NodeBudget(fixed, fixed * batch)
-        self._planner = Planner(curve, budget, fixed is None, acceptance)
-        self._planner.enrol([] if fixed == 0 else [BOTH])
+        curve = costs.curve if told is None else PassCurve(told)
+        self.planner: StepPlanner = (
+            Constant(choose) if isinstance(choose, int) else choose(curve, derive_budget(curve, most, 127, 2048))
+        )
+        self.planner.enrol([BOTH])
         self._calibration = Calibration()
         self._begun = 0
         self._texts = [self._begin() for _ in range(batch)]
@@ -152,7 +235,7 @@ class World:
 
     def plain_s(self, tokens: float) -> float:
         """Return the seconds that plain decoding would take now for so many tokens."""
-        step_s = CURVE.at(self._batch) * (1 + OFTEN * (DISTURBED - 1)) + self.services * PLAIN_S
+        step_s = self.costs.curve.at(self._batch) * (1 + OFTEN * (DISTURBED - 1)) + self.services * self.costs.plain_s
         return self.machine.steadily(step_s) * tokens / self._batch
 
     def run(self, steps: int) -> float:
@@ -171,13 +254,18 @@ class World:
 
     def _begin(self) -> SimulatedRequest:
         self._begun += 1
-        return SimulatedRequest(f"r{self._begun}", self._rng.choice(self.guesses))
+        if self._kinds_of != self.guesses or not self._kinds:
+            self._kinds_of, self._kinds = self.guesses, self._shuffled.sample(self.guesses, len(self.guesses))
+        return SimulatedRequest(f"r{self._begun}", self._kinds.pop())
 
     def step(self, ran: Ran) -> None:
         """Run one step, and count it."""
         self.machine.turn()
         contexts = {text.name: PROMPT + TOKENS - text.left for text in self._texts}
-        choice = self._planner.choose(self._batch, contexts)
+        choice = self.planner.choose(self._batch, contexts)
+        for text in self._texts if self.costs.ngrams else ():
+            text.copying = self._phases.random() > COPIES_END if text.copying else self._phases.random() < COPIES_BEGIN
+            text.alarm = self._phases.random() < ALARMS
         drafts = [self._drafts(text, choice) for text in self._texts]
         corrected = [[(s, self._calibration.correct(s, tree)) for s, tree in found] for found in drafts]
         merged = [merge_trees(found) if found else TokenTree.root_only(ROOT) for found in corrected]
@@ -189,7 +277,9 @@ class World:
         in_pass = sum(len(tree) for tree in trees)
         pass_s, drafted = self.machine.pass_s(self._batch, in_pass), self._draft_times(choice)
         draft_s = max((time.total_s for time in drafted), default=0.0)
-        rest_s = self.machine.slowed(self.services * (TREES_S if drafted else PLAIN_S))
+        rest_s = self.machine.slowed(
+            self.services * (self.costs.trees_s if drafted else self.costs.plain_s)
+        )
         rest_s += self.machine.cold_s(bool(drafted))
         seconds = pass_s + draft_s + rest_s
         report = StepReport(
@@ -197,16 +287,19 @@ class World:
             contexts=contexts,
             seconds=seconds,
         )
-        self._planner.observe(report)
+        self.planner.observe(report)
         for found, (tree, accepted) in zip(drafts, outcomes.values(), strict=True):
             told = [int(tree.token_ids[node]) for node in accepted] + [-1]
             for speculator, draft in found:
                 self._calibration.observe(speculator, draft, told)
         brought = [1 + len(accepted) for _, accepted in outcomes.values()]
+        expected = self._batch + sum(
+            [_expected(text, outcomes[text.name][0]) for text in self._texts if len(outcomes[text.name][0]) > 1]
+        )
         for each in (ran, self.by_choice[choice.nodes]):
             each.tokens, each.seconds, each.steps = (
-                each.tokens + sum(brought),
-                each.seconds + seconds,
+                each.tokens + expected,
+                each.seconds + seconds / self.machine.steadily(1.0),
                 each.steps + 1,
             )
             if choice.seconds and not any(time.read for time in drafted):
@@ -224,9 +317,10 @@ class World:
         if not choice.speculators:
             return []
         scale = self._batch**0.35
-        own_s = {s: self.machine.slowed(draft_s(s, choice.nodes) * scale) for s in sorted(choice.speculators)}
+        own_s = {s: self.machine.slowed(self.costs.drafts(s, choice.nodes) * scale) for s in sorted(choice.speculators)}
         read = self._read()
-        return [DraftTime(BOTH, own_s, self.machine.slowed(self.services * WIRE_S + READ_S * read), read)]
+        wire_s = self.machine.slowed(self.services * self.costs.wire_s + self.costs.read_s * read)
+        return [DraftTime(BOTH, own_s, wire_s, read)]
 
     def _read(self) -> int:
         """Return how many tokens the speculators have to read before they draft, if more than in every step."""
@@ -236,9 +330,13 @@ class World:
         return tokens_read(lacking)
 
     def _drafts(self, text: SimulatedRequest, choice: Choice) -> list[tuple[int, TokenTree]]:
-        return [
-            (s, _tree(_guess(text, s), choice.nodes, s)) for s in sorted(choice.speculators) if choice.nodes
-        ]
+        found: list[tuple[int, TokenTree]] = []
+        for s in sorted(choice.speculators) if choice.nodes else ():
+            if s == 0 or not self.costs.ngrams:
+                found.append((s, _tree(_guess(text, s), choice.nodes, s)))
+            elif text.copying or text.alarm:
+                found.append((s, _chain(0 if text.copying else 1, choice.nodes)))
+        return found
 
     def _accepted(self, text: SimulatedRequest, tree: TokenTree) -> list[int]:
         """A walk: the children of a node are right with the probabilities of their places."""
@@ -261,12 +359,18 @@ class World:
         return path
 
 
-def draft_s(speculator: int, nodes: int) -> float:
-    """Return the seconds of drafting for one request: 1.1, 1.4, 1.9, 2.7 ms for 2, 4, 8, 16 nodes."""
-    return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
+def _expected(text: SimulatedRequest, tree: TokenTree) -> float:
+    """Return the expected number of accepted nodes."""
+    chances, tokens = [1.0], tree.token_ids.tolist()
+    for node, parent in enumerate(tree.parents.tolist()[1:], 1):
+        place, speculator = divmod(tokens[node], 2)
+        chances.append(chances[parent] * _right(_guess(text, speculator), place, speculator))
+    return sum(chances) - 1
 
 
 def _guess(text: SimulatedRequest, speculator: int) -> float:
+    if text.copying:
+        return COPIED if speculator == 0 else 0.0
     return text.guess if speculator == 0 else text.guess**2
 
 
@@ -275,6 +379,16 @@ def _right(guess: float, place: int, speculator: int) -> float:
     return float((0.85 if speculator == 0 else 0.15) * guess * (1 - guess) ** place)
 
 
+@lru_cache(maxsize=64)
+def _chain(token: int, nodes: int) -> TokenTree:
+    """Return a chain of one token."""
+    builder, node = TreeBuilder(ROOT), 0
+    for _ in range(nodes):
+        (node,) = builder.propose_points(node, [token], [0.7], speculator=1)
+    return builder.build()
+
+
+@lru_cache(maxsize=1024)
 def _tree(guess: float, nodes: int, speculator: int) -> TokenTree:
     """Best-first; token 2 * place + speculator. Scores are too high."""
     builder = TreeBuilder(ROOT)

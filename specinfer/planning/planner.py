@@ -135,6 +135,7 @@ class Planner:
             adaptive: whether it chooses; else all speculators draft what the budget allows.
             acceptance: predicts accepted tokens; None is the measured policy.
         """
+        self.curve, self.budget = curve, budget
         self._budget, self._adaptive = budget, adaptive
         self.latency, self.acceptance = LatencyModel(curve), acceptance or AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()

@@ -1,0 +1,204 @@
+"""Accepted tokens of trees by their nodes, measured. Pure.
+
+The outcome of a tree states what every smaller one would have produced: a smaller tree has the first of its
+nodes by path probability. So each tree counts for all sizes 1, 2, 4, ... up to its own, as the gains between
+one size and the next, and one tree of eight nodes says as much about four nodes as a tree of four.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import log2
+from typing import NamedTuple
+
+from specinfer.tree import TokenTree
+
+SpeculatorSet = frozenset[int]
+
+_FIRST = 0.5
+"""Accepted tokens of one node before any tree was seen."""
+_PRIOR = 8.0
+"""Weight, in trees, of the gain that smaller sizes suggest."""
+_OTHER_CLASSES = 24.0
+"""Weight, in trees, of all batch sizes in the mean of one."""
+_HALF = 150.0
+"""Steps after which an outcome has half its weight."""
+_KEPT = 8.0
+"""Weight, in trees, that age alone does not take away."""
+_RECORDS = 256
+"""Number of trees of the whole pool from which shares of its parts are counted."""
+
+
+class Gain(NamedTuple):
+    """Accepted tokens that a size adds to the size before."""
+
+    tokens: float
+    trees: float
+    """Weight of the trees that showed it."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over trees by size, older ones with less weight."""
+
+    trees: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+    step: int = 0
+
+    def fade(self, step: int) -> None:
+        """Reduce the weight of all trees by the steps since the last one."""
+        if step == self.step:
+            return
+        part = 0.5 ** ((step - self.step) / _HALF)
+        self.step = step
+        for place, trees in enumerate(self.trees):
+            kept = max(part, min(1.0, _KEPT / trees)) if trees else 1.0
+            self.trees[place] *= kept
+            self.accepted[place] *= kept
+
+    def add(self, place: int, accepted: float, trees: float) -> None:
+        while len(self.trees) <= place:
+            self.trees.append(0.0)
+            self.accepted.append(0.0)
+        self.trees[place] += trees
+        self.accepted[place] += accepted
+
+
+class AcceptedTokens:
+    """Mean gains by speculator set, batch class and size."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[SpeculatorSet, int | None], _Sums] = {}
+
+    def add(
+        self,
+        asked: SpeculatorSet,
+        batch_class: int,
+        places: int,
+        trees: Iterable[tuple[Sequence[int], float]],
+        step: int,
+    ) -> None:
+        """Count trees of one step.
+
+        Args:
+            asked: speculators of the trees.
+            batch_class: class of the batch size.
+            places: number of sizes up to the nodes that were planned.
+            trees: of each, `nodes_needed` and the tokens expected of it over those of a usual tree.
+            step: number of the step.
+        """
+        both = [self._sums.setdefault((asked, which), _Sums()) for which in (batch_class, None)]
+        for sums in both:
+            sums.fade(step)
+        for needed, weight in trees:
+            before = 0
+            for place in range(places):
+                accepted = bisect_right(needed, 1 << place)
+                for sums in both:
+                    sums.add(place, accepted - before, weight)
+                before = accepted
+
+    def gains(
+        self, asked: SpeculatorSet, batch_class: int, places: int, like: Sequence[Gain] = (), share: float = 1.0
+    ) -> list[Gain]:
+        """Return the gain of each size.
+
+        Args:
+            asked: speculators.
+            batch_class: class of the batch size.
+            places: number of sizes.
+            like: gains of the whole pool, of which the set has a share.
+            share: the set's share.
+        """
+        everywhere, here = self._sums.get((asked, None)), self._sums.get((asked, batch_class))
+        found: list[Gain] = []
+        total = 0.0
+        for place in range(places):
+            if like:
+                expected = share * like[place].tokens
+            else:
+                expected = total * (log2(1 + (1 << place)) / log2(1 + (1 << place >> 1)) - 1) if place else _FIRST
+            trees = like[place].trees / 2 if like else 0.0
+            if everywhere is not None and place < len(everywhere.trees):
+                own = everywhere.trees[place]
+                trees += own
+                expected = (everywhere.accepted[place] + _PRIOR * expected) / (own + _PRIOR)
+            if here is not None and place < len(here.trees):
+                expected = (here.accepted[place] + _OTHER_CLASSES * expected) / (
+                    here.trees[place] + _OTHER_CLASSES
+                )
+            total += expected
+            found.append(Gain(expected, trees))
+        return found
+
+    def age(self, asked: SpeculatorSet, step: int) -> float:
+        """Return the part of the weight of a set's trees that their age leaves."""
+        sums = self._sums.get((asked, None))
+        return 0.5 ** ((step - sums.step) / _HALF) if sums is not None else 1.0
+
+
+class Shares:
+    """Parts of the whole pool's accepted tokens that some of its speculators would have produced."""
+
+    def __init__(self, everybody: SpeculatorSet) -> None:
+        self.everybody = everybody
+        self._paths: deque[tuple[SpeculatorSet, ...]] = deque(maxlen=_RECORDS)
+        """Proposers of each token of accepted paths."""
+        self._new = 0
+        self._shares: dict[SpeculatorSet, float] = {}
+        self.sets: list[SpeculatorSet] = [everybody]
+        """Sets that may be chosen: single speculators, and the pool built up by the one that adds most."""
+
+    def add(self, tree: TokenTree, accepted: Sequence[int]) -> None:
+        """Count a tree of the whole pool."""
+        if not accepted or len(self.everybody) < 2:
+            return
+        proposers: dict[int, set[int]] = {node: set() for node in accepted}
+        for proposal in tree.proposals:
+            for child in proposal.children:
+                if child in proposers:
+                    proposers[child].add(proposal.speculator)
+        self._paths.append(tuple(frozenset(found) for found in proposers.values()))
+        self._new += 1
+        if 8 * self._new >= len(self._paths) >= 8:
+            self._count()
+
+    def share(self, asked: SpeculatorSet) -> float:
+        """Return a set's part of the pool's tokens: those up to the first that none of the set proposed."""
+        if asked not in self._shares:
+            whole = sum([len(path) for path in self._paths])
+            prefix = sum([_prefix(path, asked) for path in self._paths])
+            self._shares[asked] = prefix / whole if whole and asked != self.everybody else 1.0
+        return self._shares[asked]
+
+    def _count(self) -> None:
+        self._new, self._shares = 0, {}
+        pool, grown = frozenset[int](), list[SpeculatorSet]()
+        while pool != self.everybody:
+            added = max(sorted(self.everybody - pool), key=lambda speculator: self.share(pool | {speculator}))
+            pool |= {added}
+            grown.append(pool)
+        singles = [frozenset({speculator}) for speculator in sorted(self.everybody)]
+        self.sets = list(dict.fromkeys([*singles, *grown]))
+
+
+def _prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
+    return next((length for length, proposers in enumerate(path) if not proposers & asked), len(path))
+
+
+def nodes_needed(tree: TokenTree, accepted: Sequence[int]) -> list[int]:
+    """Return the sizes that a tree needs for one accepted token, two, and so on.
+
+    Nodes are taken by path probability; those that a constraint forces take no place.
+    """
+    if not accepted:
+        return []
+    chances: list[float] = []
+    for parent, score in zip(tree.parents.tolist(), tree.scores.tolist(), strict=True):
+        chances.append(score * chances[parent] if parent >= 0 else 1.0)
+    forced = tree.forced
+    ranking = sorted([n for n in range(1, len(tree)) if n not in forced], key=lambda n: (-chances[n], n))
+    rank = {node: place for place, node in enumerate(ranking, 1)}
+    return list(accumulate([rank[node] for node in accepted], max))

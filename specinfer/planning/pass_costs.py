@@ -1,0 +1,252 @@
+"""Seconds of steps: measured as wholes, and estimated from passes and drafts where not measured. Pure.
+
+A row is (batch class, speculator set, nodes). Its seconds are those of whole steps, relative to the machine's
+pace: the common factor by which all rows are slower at present than when they were measured.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, log, log2, sqrt
+from statistics import median
+from typing import NamedTuple
+
+from specinfer.planning.accepted import SpeculatorSet
+from specinfer.planning.latency import DraftTime, batch_size_class
+from specinfer.planning.pass_times import PassCurve
+
+_WINDOW = 24
+"""Number of latest values of a row that count."""
+_HALF, _OLD = 400.0, 1000
+"""Steps after which values are half as certain, and after which they are dropped when new ones come."""
+_FEW = 5
+"""Number of values below which the lowest counts as the middle: disturbances only prolong."""
+_MISSING = 4
+"""Number of new values with which a mean is computed again."""
+_CLIP = 0.4
+"""Part of a value by which it may differ from the median; what is beyond counts as a disturbance."""
+_PACE, _ERRORS = 0.2, 5
+"""Part of the median of the latest errors that the pace follows; number of these errors."""
+_KNOWN = 4
+"""Number of values of a row from which its errors count for the pace."""
+_DRAFT_PART = 0.25
+"""Seconds of a draft before any was measured, as part of a pass over one token."""
+_NOISE, _GUESS = 0.1, 0.2
+"""Relative error of one measured step, and of an estimate."""
+_SURE = 8
+"""Number of values from which a row is believed although estimates are lower."""
+_LEAST_S = 1e-6
+
+
+class Estimate(NamedTuple):
+    """Seconds to expect of a row."""
+
+    seconds: float
+    error: float
+    """Relative standard error."""
+    least: float
+    """Seconds if it turns out well."""
+    measured: bool
+
+
+class Recent:
+    """Mean of the latest values.
+
+    A value is the sum of a part that is known without noise, such as the price of the nodes that a pass had,
+    and a rest that is measured. Only the rest is clipped: expensive steps count, disturbed ones hardly do.
+    """
+
+    __slots__ = ("_known", "_new", "_rest", "_values", "batch")
+
+    def __init__(self) -> None:
+        self._values = deque[tuple[float, float, int]](maxlen=_WINDOW)
+        """Rest, known part, and step."""
+        self._rest = self._known = 0.0
+        self._new = 0
+        self.batch = 1
+        """Requests of the first step."""
+
+    def __len__(self) -> int:
+        """Return the number of values that count."""
+        return len(self._values)
+
+    def add(self, value: float, step: int, known: float = 0.0) -> None:
+        """Count a value, of which a part is known."""
+        values = self._values
+        while values and values[0][2] < step - _OLD:
+            values.popleft()
+        values.append((value - known, known, step))
+        self._new += 1
+
+    @property
+    def rest(self) -> float:
+        """Mean of the measured part; the newest values may be missing."""
+        if self._new >= _MISSING or (self._new and len(self._values) <= _FEW):
+            rests = sorted([rest for rest, _, _ in self._values])
+            self._known = sum([known for _, known, _ in self._values]) / len(rests)
+            middle = rests[len(rests) // 2] if len(rests) >= _FEW else rests[0]
+            wide = _CLIP * (abs(middle) + self._known)
+            low, high = middle - wide, middle + wide
+            first, last = bisect_left(rests, low), bisect_right(rests, high)
+            clipped = low * first + sum(rests[first:last]) + high * (len(rests) - last)
+            self._rest = clipped / len(rests)
+            self._new = 0
+        return self._rest
+
+    @property
+    def value(self) -> float:
+        """Mean of the whole."""
+        return self.rest + self._known
+
+    def weight_at(self, step: int) -> float:
+        """Return the weight that age leaves."""
+        return len(self._values) * float(0.5 ** ((step - self._values[-1][2]) / _HALF))
+
+
+class StepSeconds:
+    """Learns the seconds of rows."""
+
+    def __init__(self, curve: PassCurve) -> None:
+        self._curve = curve
+        self._pace = 0.0
+        """Logarithm of the pace."""
+        self._errors = deque[float](maxlen=_ERRORS)
+        self._rows: dict[tuple[int, SpeculatorSet], dict[int, Recent]] = {}
+        """By class and set: by nodes."""
+        self._passes = Recent()
+        """Seconds of passes over those of the curve, relative to the pace."""
+        self._drafts: dict[object, dict[tuple[int, int], Recent]] = {}
+        """Seconds of a speculator, or of a service's messages, by batch and nodes."""
+        self._services: Sequence[SpeculatorSet] = ()
+        self._step = 0
+
+    def enrol(self, services: Sequence[SpeculatorSet]) -> None:
+        """Set the speculators, by service."""
+        self._services = services
+
+    @property
+    def pace(self) -> float:
+        """Seconds over those when rows were measured."""
+        return exp(self._pace)
+
+    @property
+    def _factor(self) -> float:
+        """Seconds of passes over those of the curve, relative to the pace."""
+        return self._passes.value if len(self._passes) else 1.0
+
+    def observe(
+        self,
+        batch: int,
+        asked: SpeculatorSet,
+        nodes: int,
+        tokens: int,
+        seconds: float,
+        step: int,
+    ) -> None:
+        """Count a whole step, with so many tokens in its pass."""
+        self._step = step
+        row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, Recent())
+        if not len(row):
+            row.batch = batch
+        scale = self._curve.at(row.batch) / self._curve.at(batch)
+        value = scale * max(seconds, _LEAST_S) / self.pace
+        known = scale * self._factor * self._curve.at(tokens)
+        if len(row) >= _KNOWN:
+            self._errors.append(log(value / max(row.rest + known, known / 2)))
+            self._pace += _PACE * median(self._errors)
+        row.add(value, step, known)
+
+    def observe_parts(
+        self, batch: int, nodes: int, tokens: int, pass_s: float, drafts: Iterable[DraftTime], step: int
+    ) -> None:
+        """Count the seconds of a pass and of drafts, from which unmeasured rows are estimated."""
+        pace = self.pace
+        self._passes.add(max(pass_s, _LEAST_S) / pace / self._curve.at(tokens), step)
+        for draft in drafts:
+            if draft.read:
+                continue
+            for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
+                found = self._drafts.setdefault(key, {})
+                found.setdefault((batch, nodes), Recent()).add(seconds / pace, step)
+
+    def estimate(self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]) -> list[Estimate]:
+        """Return the seconds to expect of steps with so many nodes for each request, in rising order."""
+        pace, rows = self.pace, self._rows.get((batch_size_class(batch), asked), {})
+        found: list[Estimate] = []
+        for nodes in sizes:
+            row = rows.get(nodes)
+            if row is None:
+                seconds, error = self._guess(batch, requests, asked, nodes, rows)
+                found.append(Estimate(pace * seconds, error, pace * seconds * (1 - error), False))
+                continue
+            seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
+            error = min(_NOISE / sqrt(row.weight_at(self._step)), _GUESS)
+            least = seconds * (1 - error)
+            if len(row) < _SURE:  # all of them may have been disturbed
+                others = {n: other for n, other in rows.items() if n != nodes}
+                least = min(least, self._guess(batch, requests, asked, nodes, others)[0])
+            found.append(Estimate(pace * seconds, error, pace * least, len(row) >= 2))
+        return found
+
+    def _guess(
+        self, batch: int, requests: int, asked: SpeculatorSet, nodes: int, rows: Mapping[int, Recent]
+    ) -> tuple[float, float]:
+        """Return the seconds of an unmeasured row, given the measured ones of its set, and their error."""
+        shape = self._shape(batch, requests, asked, nodes)
+        less = max((n for n in rows if n < nodes), default=None)
+        more = min((n for n in rows if n > nodes), default=None)
+        if less is not None and more is not None:
+            first, last = (self._shape(batch, requests, asked, n) for n in (less, more))
+            if last > first:
+                part = (shape - first) / (last - first)
+                return rows[less].value * (1 - part) + rows[more].value * part, _GUESS / 2
+        near = less if less is not None else more
+        if near is not None:
+            rest = rows[near].value - self._shape(batch, requests, asked, near)
+        else:
+            rest = self._rest(batch)
+        return max(shape + rest, shape / 2), _GUESS
+
+    def pass_seconds(self, tokens: float) -> float:
+        """Return the seconds to expect of a pass."""
+        return self.pace * self._factor * self._curve.at(tokens)
+
+    def _rest(self, batch: int) -> float:
+        """Return the seconds besides passes and drafts, by the row with most values of the nearest class."""
+        size = batch_size_class(batch)
+        if not self._rows:
+            return 0.0
+        nearest = min(abs(key[0] - size) for key in self._rows)
+        _, key, nodes, row = max(
+            (len(row), key, nodes, row)
+            for key, rows in self._rows.items() if abs(key[0]-size) == nearest
+            for nodes, row in rows.items()
+        )
+        return row.value - self._shape(row.batch, row.batch, key[1], nodes)
+
+    def _shape(self, batch: int, requests: int, asked: SpeculatorSet, nodes: int) -> float:
+        """Return the seconds of a pass and of drafts."""
+        return self._factor * self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
+
+    def _drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:
+        """Return the seconds of drafts: services draft side by side, speculators of one in turn."""
+        if not asked or not nodes:
+            return 0.0
+        longest = 0.0
+        for service in self._services:
+            own = asked & service
+            if not own:
+                continue
+            parts = [self._part(key, batch, nodes) for key in (service, *own)]
+            known = [part for part in parts if part is not None]
+            longest = max(longest, sum(known) if known else _DRAFT_PART * self._curve.at(1))
+        return longest
+
+    def _part(self, key: object, batch: int, nodes: int) -> float | None:
+        """Return the seconds of one speculator, or of one service's messages."""
+        found = self._drafts.get(key)
+        if not found:
+            return None
+        b, n = min(found, key=lambda at: (abs(log2(at[0] / batch)), abs(log2(at[1] / nodes))))
+        value = found[b, n].value
+        return value * sqrt(batch / b) * log2(1 + nodes) / log2(1 + n)

@@ -1,0 +1,329 @@
+"""The planner: a table of measured tokens and seconds of steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import NamedTuple
+
+from specinfer.planning.accepted import AcceptedTokens, Shares, SpeculatorSet, nodes_needed
+from specinfer.planning.latency import batch_size_class
+from specinfer.planning.pass_costs import StepSeconds
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import PLAIN, Choice, StepReport
+from specinfer.planning.trials import Reason
+from specinfer.scheduling.limits import NodeBudget
+
+_FIRST_NODES = 4
+"""Nodes of the first trees; larger ones are tried once these were measured."""
+_BURST = 3
+"""Steps of a trial; the first is not typical, as caches are cold and speculators read what they missed."""
+_OPTIMISM = 1.0
+"""Standard errors that a trial hopes for."""
+_WORTH = 0.01
+"""Gain that a trial must hope for."""
+_CREDIT, _MOST_CREDIT = 3.0, 12.0
+"""Steps that trials may cost: at first, and at most."""
+_REPEATED = 4
+"""Steps for which a choice holds while the load stays the same."""
+_SHARES = 16.0, 256.0, 4.0
+"""Steps per step that trials may cost: at first, at last, and steps after which it is one more."""
+_TEXT_PRIOR, _TEXT_HALF = 12.0, 40.0
+"""Weight of the usual text in the ratio of one, in tokens; trees after which one has half its weight."""
+_UNSEEN = 4.0
+"""Weight, in trees, of what is expected of a size before trees show it."""
+_HORIZON = 30.0
+"""Steps that a trial may cost if it hopes for twice the speed."""
+_COLD = 3
+"""Steps with trees, and without, whose seconds are left out: the first ones of a process."""
+_READ_PART = 0.2
+"""Seconds of speculators to read a token before they were measured, as part of a pass's per token."""
+_CAUTION = 0.5
+"""Standard errors by which a row must be better than the one in use."""
+_ANSWER = 128.0
+"""Tokens of an answer before any ended."""
+
+
+class Row(NamedTuple):
+    """A row of the table for the present step."""
+
+    asked: SpeculatorSet
+    nodes: int
+    tokens: float
+    seconds: float
+    time_error: float
+    """Relative standard error of the seconds."""
+    least_s: float
+    """Seconds if they turn out well."""
+    measured: bool
+    variance: float
+    """Variance of the tokens because trees of these nodes are rarely seen."""
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def hope(self, best: "Row") -> float:
+        """Return the speed if what is not known turns out well."""
+        return (self.tokens + _OPTIMISM * self._error(best)) / self.least_s
+
+    def fear(self, best: "Row", errors: float) -> float:
+        """Return the speed if what is not known turns out so many standard errors worse."""
+        return (self.tokens - errors * self._error(best)) / (self.seconds * (1 + errors * self.time_error))
+
+    def _error(self, best: "Row") -> float:
+        """Return the standard error of the tokens; that of smaller trees of the same speculators is common."""
+        common = best.variance if best.asked == self.asked else 0.0
+        return sqrt(max(self.variance - common, 0.0))
+
+
+@dataclass(slots=True)
+class _Text:
+    """Accepted tokens of one request over those of a usual one."""
+
+    prompt: int
+    accepted: float = 0.0
+    expected: float = 0.0
+
+    def add(self, accepted: float, expected: float) -> None:
+        fade = 0.5 ** (1 / _TEXT_HALF)
+        self.accepted, self.expected = fade * self.accepted + accepted, fade * self.expected + expected
+
+    @property
+    def ratio(self) -> float:
+        return (self.accepted + _TEXT_PRIOR) / (self.expected + _TEXT_PRIOR)
+
+
+class TablePlanner:
+    """Chooses steps, and learns from their outcomes."""
+
+    def __init__(self, curve: PassCurve, budget: NodeBudget, adaptive: bool = True) -> None:
+        self.curve, self.budget, self._adaptive = curve, budget, adaptive
+        self.seconds, self.accepted = StepSeconds(curve), AcceptedTokens()
+        self._services: Sequence[SpeculatorSet] = ()
+        self._shares = Shares(frozenset())
+        self._texts: dict[str, _Text] = {}
+        self._step = 0
+        self._before: tuple[int, SpeculatorSet, int] | None = None
+        """Row of the step before."""
+        self._choice, self._left, self._load = PLAIN, 0, (0, 0)
+        """Choice in use, the steps for which it still holds, and the load that it was made for."""
+        self._best: dict[int, tuple[SpeculatorSet, int]] = {}
+        """Set and nodes in use by batch class."""
+        self._expected: dict[tuple[int, SpeculatorSet, int], float] = {}
+        """Accepted tokens of a usual tree, by row."""
+        self._credit, self._earned = _CREDIT, 0
+        """Steps that trials may cost, and the step at which they were last added to."""
+        self._ages: dict[int, int] = {}
+        """Steps by batch class."""
+        self._cold = {True: _COLD, False: _COLD}
+        """Steps still to be left out, with trees and without."""
+        self._contexts: Mapping[str, int] = {}
+        self._read: Mapping[str, int] = {}
+        """Tokens of the requests now, and when speculators last drafted."""
+        self._prompt, self._answer = 0.0, _ANSWER
+        """Mean tokens of prompts and answers."""
+        self._read_s = _READ_PART * curve.token_seconds
+        """Seconds of speculators to read a token, at the usual pace."""
+
+    def enrol(self, services: Sequence[SpeculatorSet]) -> None:
+        """Set the pool's speculators, by service."""
+        if services != self._services:
+            self._services = list(services)
+            everybody: SpeculatorSet = frozenset().union(*services)
+            if everybody != self._shares.everybody:
+                self._shares = Shares(everybody)
+            self.seconds.enrol(self._services)
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return the choice for the next step.
+
+        Args:
+            batch: requests of the step.
+            wanting: requests of the batch that want drafts, with the tokens of their contexts.
+        """
+        if not self._services or not wanting:
+            return replace(PLAIN, reason=Reason.NOT_WANTED if self._services else Reason.NO_SPECULATORS)
+        if not self._adaptive:
+            return self._fixed(batch, len(wanting))
+        self._follow(wanting)
+        load = batch, len(wanting)
+        if not self._left or load != self._load:
+            self._choice, self._left = self._plan(*load)
+            self._load = load
+        self._left -= 1
+        if self._choice.speculators:
+            self._read = wanting
+        return self._choice
+
+    def _fixed(self, batch: int, requests: int) -> Choice:
+        """Return all speculators, and as many nodes as the budget allows."""
+        most = self.budget.of_step(batch, requests)
+        nodes = min(self.budget.per_request, max(1, most // requests))
+        return Choice(self._shares.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
+
+    def _plan(self, batch: int, requests: int) -> tuple[Choice, int]:
+        """Return a choice, and the number of steps for which it holds."""
+        plain, trees = self._rows(batch, requests)
+        row, reason, steps = self._pick(batch, plain, trees)
+        total = min(row.nodes * requests, self.budget.of_step(batch, requests)) if row.asked else 0
+        node_s = 0.0
+        if total:
+            node_s = self.seconds.pass_seconds(batch + total) - self.seconds.pass_seconds(batch)
+        choice = Choice(
+            *(row.asked, row.nodes, total, row.tokens, row.seconds, plain.speed),
+            node_seconds=max(node_s, 0.0) / max(total, 1),
+            reason=reason,
+        )
+        return choice, steps
+
+    def _follow(self, wanting: Mapping[str, int]) -> None:
+        """Take these requests, with the tokens of their contexts, for those that want drafts."""
+        texts = self._texts
+        if texts.keys() != wanting.keys():
+            for name in texts.keys() - wanting.keys():
+                length = self._contexts.get(name, 0) - texts[name].prompt
+                self._answer += (max(length, 1) - self._answer) / 16
+            for name in wanting.keys() - texts.keys():
+                self._prompt += (wanting[name] - self._prompt) / (16 if self._prompt else 1)
+            self._texts = {name: texts.get(name) or _Text(prompt) for name, prompt in wanting.items()}
+        self._contexts = wanting
+
+    def _rows(self, batch: int, requests: int) -> tuple[Row, list[Row]]:
+        size = batch_size_class(batch)
+        (plain_s,) = self.seconds.estimate(batch, requests, frozenset(), [0])
+        plain = Row(frozenset(), 0, float(batch), *plain_s, 0.0)
+        most = self.budget.of_step(batch, requests)
+        each = min(self.budget.per_request, most // requests)
+        places = each.bit_length()
+        if not places:
+            return plain, []
+        sizes = [1 << place for place in range(places)]
+        ratios = sum([text.ratio for text in self._texts.values()])
+        everybody = self._shares.everybody
+        whole = self.accepted.gains(everybody, size, places)
+        reading_s = self._read_s * self.seconds.pace * self._prompt / self._answer
+        rows: list[Row] = []
+        for asked in self._shares.sets:
+            gains = whole
+            if asked != everybody:
+                gains = self.accepted.gains(asked, size, places, whole, self._shares.share(asked))
+            age = self.accepted.age(asked, self._step)
+            variance, least_s = 0.0, plain.seconds
+            estimates = self.seconds.estimate(batch, requests, asked, sizes)
+            usual = 0.0
+            for nodes, gain, estimate in zip(sizes, gains, estimates, strict=True):
+                usual += gain.tokens
+                self._expected[size, asked, nodes] = usual
+                tokens = batch + ratios * usual
+                variance += ratios**2 * (gain.tokens + 0.05) / (age * gain.trees + _UNSEEN)
+                least_s = max(least_s, estimate.seconds)
+                more_s = least_s + tokens * reading_s - estimate.seconds
+                estimate = estimate._replace(seconds=estimate.seconds + more_s, least=estimate.least + more_s)
+                rows.append(Row(asked, nodes, tokens, *estimate, variance))
+        return plain, rows
+
+    def _pick(self, batch: int, plain: Row, trees: list[Row]) -> tuple[Row, Reason, int]:
+        """Return the best row or a trial of another, why, and the number of steps for which it holds."""
+        size = batch_size_class(batch)
+        rows = [plain, *trees]
+        known = [row for row in rows if row.measured]
+        if not known:
+            first = max((row for row in rows if row.nodes <= _FIRST_NODES), key=lambda row: row.speed)
+            return first, Reason.FIRST_TREES if first.asked else Reason.FIRST_PLAIN, self._burst(first)
+        key = self._best.get(size)
+        now = next((row for row in known if (row.asked, row.nodes) == key), None)
+        if now is None:
+            best = max(known, key=lambda row: row.speed)
+        else:
+            best = max(known, key=lambda row: row.speed if row is now else row.fear(now, _CAUTION))
+        self._best[size] = best.asked, best.nodes
+        self._earn(size)
+        largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
+        others = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
+        trial = max(others, key=lambda row: row.hope(best), default=None)
+        if trial is not None and self._affordable(trial, best):
+            return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, self._burst(trial)
+        return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER, _REPEATED
+
+    def _burst(self, row: Row) -> int:
+        """Return the steps of a trial."""
+        return _BURST + self._cold[bool(row.asked)]
+
+    def _earn(self, size: int) -> None:
+        """Add to the credit for the steps since the last plan."""
+        first, last, per = _SHARES
+        steps, self._earned = self._step - self._earned, self._step
+        age = self._ages[size] = self._ages.get(size, 0) + steps
+        self._credit = min(self._credit + steps / min(first + age / per, last), _MOST_CREDIT)
+
+    def _affordable(self, trial: Row, best: Row) -> bool:
+        """Return whether a trial may gain anything and its cost can be paid; pay it."""
+        gain = trial.hope(best) / best.speed - 1
+        if gain <= _WORTH:
+            return False
+        worse = 1 - trial.fear(best, _OPTIMISM) / best.speed
+        cost = self._burst(trial) * max(worse, 0.0) * trial.seconds
+        if trial.asked and not best.asked:
+            cost += self._reading_s()
+        cost /= best.seconds
+        if cost > min(self._credit, _HORIZON * gain):
+            return False
+        self._credit -= cost
+        return True
+
+    def _reading_s(self) -> float:
+        """Return the seconds in which speculators read what came since they drafted."""
+        missed = sum([tokens - self._read.get(name, 0) for name, tokens in self._contexts.items()])
+        return missed * self._read_s * self.seconds.pace
+
+    def _near(self, row: Row, known: Sequence[Row]) -> bool:
+        """Return whether a row may be tried: nodes are doubled once at a time."""
+        if row.measured or not row.asked:
+            return True
+        return row.nodes <= max([_FIRST_NODES, *(2 * other.nodes for other in known)])
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step."""
+        if not self._adaptive:
+            return
+        choice, batch = report.choice, report.batch
+        asked, nodes = choice.speculators, choice.nodes
+        self._step += 1
+        size = batch_size_class(batch)
+        row = size, asked, nodes
+        reading = sum([draft.read for draft in report.drafts])
+        cold = self._cold[bool(asked)] > 0
+        self._cold[bool(asked)] -= cold
+        if reading:
+            reading_s = max([draft.total_s for draft in report.drafts])
+            self._read_s = reading_s / reading / self.seconds.pace
+        elif row == self._before and not cold:
+            resident = sum([draft.total_s for draft in report.drafts if draft.resident])
+            others = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
+            seconds = report.pass_s + report.overhead_s + resident + others
+            self.seconds.observe(batch, asked, nodes, report.tokens, seconds, self._step)
+            self.seconds.observe_parts(batch, nodes, report.tokens, report.pass_s, report.drafts, self._step)
+        self._before = row
+        if asked and nodes:
+            self._learn_tokens(report, size)
+
+    def _learn_tokens(self, report: StepReport, size: int) -> None:
+        asked, nodes = report.choice.speculators, report.choice.nodes
+        places = nodes.bit_length()
+        everybody = self._shares.everybody
+        expected = self._expected.get((size, asked, nodes), 0.0)
+        trees: list[tuple[list[int], float]] = []
+        for outcomes, merged in ((report.outcomes, True), (report.chains, False)):
+            for name, (tree, path) in outcomes.items():
+                forced = tree.forced
+                accepted = [node for node in path if node not in forced] if forced else path
+                text = self._texts.get(name)
+                trees.append((nodes_needed(tree, accepted), text.ratio if text else 1.0))
+                if text:
+                    text.add(len(accepted), expected)
+                if merged and asked == everybody:
+                    self._shares.add(tree, accepted)
+        self.accepted.add(asked, size, places, trees, self._step)
+
+
