@@ -21,13 +21,17 @@ _HALF, _OLD = 400.0, 1000
 """Steps after which values are half as certain, and after which they are dropped when new ones come."""
 _FEW = 5
 """Number of values below which the lowest counts as the middle: disturbances only prolong."""
+_DOUBTED = 3
+"""Number of values that are kept when they are in doubt."""
 _MISSING = 4
 """Number of new values with which a mean is computed again."""
 _CLIP = 0.4
 """Part of a value by which it may differ from the median; what is beyond counts as a disturbance."""
 _PACE, _ERRORS = 0.2, 5
 """Part of the median of the latest errors that the pace follows; number of these errors."""
-_KNOWN = 4
+_JUMP = 0.3
+"""Logarithm of the factor from which a change is a sudden one: what else was measured is in doubt."""
+_KNOWN = 12
 """Number of values of a row from which its errors count for the pace."""
 _DRAFT_PART = 0.25
 """Seconds of a draft before any was measured, as part of a pass over one token."""
@@ -77,6 +81,12 @@ class Recent:
             values.popleft()
         values.append((value - known, known, step))
         self._new += 1
+
+    def doubt(self) -> None:
+        """Forget all but the latest values."""
+        while len(self._values) > _DOUBTED:
+            self._values.popleft()
+        self._new = _MISSING
 
     @property
     def rest(self) -> float:
@@ -142,8 +152,11 @@ class StepSeconds:
         tokens: int,
         seconds: float,
         step: int,
-    ) -> None:
-        """Count a whole step, with so many tokens in its pass."""
+    ) -> bool:
+        """Count a whole step, with so many tokens in its pass.
+
+        Returns whether the seconds of a well-known row have changed suddenly.
+        """
         self._step = step
         row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, Recent())
         if not len(row):
@@ -151,10 +164,21 @@ class StepSeconds:
         scale = self._curve.at(row.batch) / self._curve.at(batch)
         value = scale * max(seconds, _LEAST_S) / self.pace
         known = scale * self._factor * self._curve.at(tokens)
-        if len(row) >= _KNOWN:
-            self._errors.append(log(value / max(row.rest + known, known / 2)))
-            self._pace += _PACE * median(self._errors)
         row.add(value, step, known)
+        if len(row) < _KNOWN:
+            return False
+        self._errors.append(log(value / max(row.rest + known, known / 2)))
+        moved = median(self._errors)
+        if abs(moved) < _JUMP or len(self._errors) < _ERRORS:
+            self._pace += _PACE * moved
+            return False
+        self._pace += moved
+        self._errors.clear()
+        for rows in self._rows.values():
+            for other in rows.values():
+                if other is not row:
+                    other.doubt()
+        return True
 
     def observe_parts(
         self, batch: int, nodes: int, tokens: int, pass_s: float, drafts: Iterable[DraftTime], step: int
@@ -193,6 +217,8 @@ class StepSeconds:
     ) -> tuple[float, float]:
         """Return the seconds of an unmeasured row, given the measured ones of its set, and their error."""
         shape = self._shape(batch, requests, asked, nodes)
+        plain = self._rows.get((batch_size_class(batch), frozenset()), {})
+        rows = {**plain, **rows} if nodes else rows
         less = max((n for n in rows if n < nodes), default=None)
         more = min((n for n in rows if n > nodes), default=None)
         if less is not None and more is not None:
