@@ -21,20 +21,26 @@ _HALF, _OLD = 400.0, 1000
 """Steps after which values are half as certain, and after which they are dropped when new ones come."""
 _FEW = 5
 """Number of values below which the lowest counts as the middle: disturbances only prolong."""
+_DOUBTED = 3
+"""Number of values that are kept when they are in doubt."""
 _MISSING = 4
 """Number of new values with which a mean is computed again."""
 _CLIP = 0.4
 """Part of a value by which it may differ from the median; what is beyond counts as a disturbance."""
 _PACE, _ERRORS = 0.2, 5
 """Part of the median of the latest errors that the pace follows; number of these errors."""
-_KNOWN = 4
+_JUMP = 0.3
+"""Logarithm of the factor from which a change is a sudden one: what else was measured is in doubt."""
+_FURTHEST = 100.0
+"""Factor by which a step may take longer than usual."""
+_KNOWN = 12
 """Number of values of a row from which its errors count for the pace."""
 _DRAFT_PART = 0.25
 """Seconds of a draft before any was measured, as part of a pass over one token."""
 _NOISE, _GUESS = 0.1, 0.2
 """Relative error of one measured step, and of an estimate."""
-_SURE = 8
-"""Number of values from which a row is believed although estimates are lower."""
+_SURE, _TRUSTED = 12, 200.0
+"""Number of values from which a row is believed although estimates are lower; steps after which it halves."""
 _LEAST_S = 1e-6
 
 
@@ -78,6 +84,14 @@ class Recent:
         values.append((value - known, known, step))
         self._new += 1
 
+    def doubt(self, step: int) -> None:
+        """Forget the values since the speed began to change, and all but some of those before."""
+        while len(self._values) > 1 and self._values[-1][2] > step - _ERRORS:
+            self._values.pop()
+        while len(self._values) > _DOUBTED:
+            self._values.popleft()
+        self._new = _MISSING
+
     @property
     def rest(self) -> float:
         """Mean of the measured part; the newest values may be missing."""
@@ -98,9 +112,9 @@ class Recent:
         """Mean of the whole."""
         return self.rest + self._known
 
-    def weight_at(self, step: int) -> float:
-        """Return the weight that age leaves."""
-        return len(self._values) * float(0.5 ** ((step - self._values[-1][2]) / _HALF))
+    def weight_at(self, step: int, half: float) -> float:
+        """Return the number of values, halved for so many steps since the latest."""
+        return len(self._values) * float(0.5 ** ((step - self._values[-1][2]) / half))
 
 
 class StepSeconds:
@@ -142,19 +156,33 @@ class StepSeconds:
         tokens: int,
         seconds: float,
         step: int,
-    ) -> None:
-        """Count a whole step, with so many tokens in its pass."""
+    ) -> bool:
+        """Count a whole step, with so many tokens in its pass.
+
+        Returns whether the seconds of a well-known row have changed suddenly.
+        """
         self._step = step
         row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, Recent())
         if not len(row):
             row.batch = batch
         scale = self._curve.at(row.batch) / self._curve.at(batch)
         value = scale * max(seconds, _LEAST_S) / self.pace
-        known = scale * self._factor * self._curve.at(tokens)
-        if len(row) >= _KNOWN:
-            self._errors.append(log(value / max(row.rest + known, known / 2)))
-            self._pace += _PACE * median(self._errors)
+        known = scale * self._curve.at(tokens)
+        usual = max(row.rest + known, value / _FURTHEST)
         row.add(value, step, known)
+        if len(row) < _KNOWN:
+            return False
+        self._errors.append(log(value / usual))
+        moved = median(self._errors)
+        if abs(moved) < _JUMP or len(self._errors) < _ERRORS:
+            self._pace += _PACE * moved
+            return False
+        self._pace += moved
+        self._errors.clear()
+        for rows in self._rows.values():
+            for other in rows.values():
+                other.doubt(step)
+        return True
 
     def observe_parts(
         self, batch: int, nodes: int, tokens: int, pass_s: float, drafts: Iterable[DraftTime], step: int
@@ -180,11 +208,13 @@ class StepSeconds:
                 found.append(Estimate(pace * seconds, error, pace * seconds * (1 - error), False))
                 continue
             seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
-            error = min(_NOISE / sqrt(row.weight_at(self._step)), _GUESS)
+            error = min(_NOISE / sqrt(row.weight_at(self._step, _HALF)), _GUESS)
             least = seconds * (1 - error)
-            if len(row) < _SURE:  # all of them may have been disturbed
+            weight = row.weight_at(self._step, _TRUSTED)
+            if weight < _SURE:  # all of its values may have been disturbed
                 others = {n: other for n, other in rows.items() if n != nodes}
-                least = min(least, self._guess(batch, requests, asked, nodes, others)[0])
+                guess, _ = self._guess(batch, requests, asked, nodes, others)
+                least = min(least, guess + (seconds - guess) * weight / _SURE)
             found.append(Estimate(pace * seconds, error, pace * least, len(row) >= 2))
         return found
 
@@ -193,6 +223,8 @@ class StepSeconds:
     ) -> tuple[float, float]:
         """Return the seconds of an unmeasured row, given the measured ones of its set, and their error."""
         shape = self._shape(batch, requests, asked, nodes)
+        plain = self._rows.get((batch_size_class(batch), frozenset()), {})
+        rows = {**plain, **rows} if nodes else rows
         less = max((n for n in rows if n < nodes), default=None)
         more = min((n for n in rows if n > nodes), default=None)
         if less is not None and more is not None:

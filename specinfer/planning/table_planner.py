@@ -239,6 +239,8 @@ class TablePlanner:
             best = max(known, key=lambda row: row.speed if row is now else row.fear(now, _CAUTION))
         self._best[size] = best.asked, best.nodes
         self._earn(size)
+        if not plain.measured:
+            return plain, Reason.FIRST_PLAIN, self._burst(plain)
         largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
         others = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
         trial = max(others, key=lambda row: row.hope(best), default=None)
@@ -302,7 +304,8 @@ class TablePlanner:
             resident = sum([draft.total_s for draft in report.drafts if draft.resident])
             others = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
             seconds = report.pass_s + report.overhead_s + resident + others
-            self.seconds.observe(batch, asked, nodes, report.tokens, seconds, self._step)
+            if self.seconds.observe(batch, asked, nodes, report.tokens, seconds, self._step):
+                self._ages.clear()
             self.seconds.observe_parts(batch, nodes, report.tokens, report.pass_s, report.drafts, self._step)
         self._before = row
         if asked and nodes:
