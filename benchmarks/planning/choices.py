@@ -108,7 +108,9 @@ def main(
     """Compare planners with constants."""
     speculators: Speculators = speculator if speculator == "auto" else [speculator]
     constants = read_numbers("nodes", nodes)
-    engine, tokenizer = build_engine(model, speculators, LLMOptions(weights=weights, tree_nodes=max(constants)))
+    engine, tokenizer = build_engine(
+        model, speculators, LLMOptions(weights=weights, tree_nodes=max(constants))
+    )
     first = engine.machine.planner
     sizes = read_numbers("batches", batches)
     texts = read_prompts_by_source(prompts, skip + sum(max(count, 2 * size) for size in sizes))[skip:]

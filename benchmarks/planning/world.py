@@ -19,11 +19,10 @@ from math import exp, log2
 from typing import Protocol, TypeAlias
 
 from specinfer.planning.calibration import Calibration
-from specinfer.planning.latency import DraftTime
+from specinfer.planning.latency import DraftTime, tokens_read
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Choice, StepReport, derive_budget
 from specinfer.scheduling.limits import NodeBudget
-from specinfer.planning.latency import tokens_read
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
 PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))
@@ -214,7 +213,9 @@ class World:
         """Times that services take longer than was measured: a network between them."""
         curve = costs.curve if told is None else PassCurve(told)
         self.planner: StepPlanner = (
-            Constant(choose) if isinstance(choose, int) else choose(curve, derive_budget(curve, most, 127, 2048))
+            Constant(choose)
+            if isinstance(choose, int)
+            else choose(curve, derive_budget(curve, most, 127, 2048))
         )
         self.planner.enrol([BOTH])
         self._calibration = Calibration()
@@ -235,7 +236,10 @@ class World:
 
     def plain_s(self, tokens: float) -> float:
         """Return the seconds that plain decoding would take now for so many tokens."""
-        step_s = self.costs.curve.at(self._batch) * (1 + OFTEN * (DISTURBED - 1)) + self.services * self.costs.plain_s
+        step_s = (
+            self.costs.curve.at(self._batch) * (1 + OFTEN * (DISTURBED - 1))
+            + self.services * self.costs.plain_s
+        )
         return self.machine.steadily(step_s) * tokens / self._batch
 
     def run(self, steps: int) -> float:
@@ -264,7 +268,9 @@ class World:
         contexts = {text.name: PROMPT + TOKENS - text.left for text in self._texts}
         choice = self.planner.choose(self._batch, contexts)
         for text in self._texts if self.costs.ngrams else ():
-            text.copying = self._phases.random() > COPIES_END if text.copying else self._phases.random() < COPIES_BEGIN
+            text.copying = (
+                self._phases.random() > COPIES_END if text.copying else self._phases.random() < COPIES_BEGIN
+            )
             text.alarm = self._phases.random() < ALARMS
         drafts = [self._drafts(text, choice) for text in self._texts]
         corrected = [[(s, self._calibration.correct(s, tree)) for s, tree in found] for found in drafts]
@@ -277,9 +283,7 @@ class World:
         in_pass = sum(len(tree) for tree in trees)
         pass_s, drafted = self.machine.pass_s(self._batch, in_pass), self._draft_times(choice)
         draft_s = max((time.total_s for time in drafted), default=0.0)
-        rest_s = self.machine.slowed(
-            self.services * (self.costs.trees_s if drafted else self.costs.plain_s)
-        )
+        rest_s = self.machine.slowed(self.services * (self.costs.trees_s if drafted else self.costs.plain_s))
         rest_s += self.machine.cold_s(bool(drafted))
         seconds = pass_s + draft_s + rest_s
         report = StepReport(
@@ -294,7 +298,11 @@ class World:
                 self._calibration.observe(speculator, draft, told)
         brought = [1 + len(accepted) for _, accepted in outcomes.values()]
         expected = self._batch + sum(
-            [_expected(text, outcomes[text.name][0]) for text in self._texts if len(outcomes[text.name][0]) > 1]
+            [
+                _expected(text, outcomes[text.name][0])
+                for text in self._texts
+                if len(outcomes[text.name][0]) > 1
+            ]
         )
         for each in (ran, self.by_choice[choice.nodes]):
             each.tokens, each.seconds, each.steps = (
@@ -317,7 +325,10 @@ class World:
         if not choice.speculators:
             return []
         scale = self._batch**0.35
-        own_s = {s: self.machine.slowed(self.costs.drafts(s, choice.nodes) * scale) for s in sorted(choice.speculators)}
+        own_s = {
+            s: self.machine.slowed(self.costs.drafts(s, choice.nodes) * scale)
+            for s in sorted(choice.speculators)
+        }
         read = self._read()
         wire_s = self.machine.slowed(self.services * self.costs.wire_s + self.costs.read_s * read)
         return [DraftTime(BOTH, own_s, wire_s, read)]

@@ -28,7 +28,7 @@ from specinfer.engine.step import (
 )
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.planner import PLAIN, Planner
+from specinfer.planning.planner import PLAIN, StepPlanner
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
@@ -51,7 +51,7 @@ class SessionLoop:
         pool: SpeculatorPool,
         verifier: VerifierClient,
         events: Events,
-        planner: Planner,
+        planner: StepPlanner,
         persistence: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Persistence],
         constraints: Constraints,
         verifier_patience_seconds: float = 3.0,

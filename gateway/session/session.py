@@ -27,10 +27,10 @@ from gateway.store.leases import VerifierLease
 from gateway.store.records import Record
 from gateway.store.requests import RequestStore
 from specinfer.errors import SpecInferError
-from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.learned import LearnedAcceptance, LinearModel, TextMatches
-from specinfer.planning.planner import Planner
+from specinfer.planning.planner import Planner, StepPlanner
+from specinfer.planning.table_planner import TablePlanner
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.request import GenerationRequest, RequestState
@@ -227,11 +227,11 @@ class VerifierSession:
         channel = MeteredChannel(self.link.channel, shared.events.meter("verifier"))
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
-        acceptance = AcceptanceModel()
+        planner: StepPlanner = TablePlanner(curve, budget, settings.adaptive)
         if settings.planner == "learned":
             matches = TextMatches(lambda name: scheduler.states[name].tokens)
-            acceptance = LearnedAcceptance(shared.trained, pool.names, matches)
-        planner = Planner(curve, budget, settings.adaptive, acceptance)
+            learned = LearnedAcceptance(shared.trained, pool.names, matches)
+            planner = Planner(curve, budget, settings.adaptive, learned)
         return SessionLoop(
             *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import Drafts, FinishedStep, StepTimes, learn
 from specinfer.planning.latency import DraftTime, SpeculatorSet
-from specinfer.planning.planner import PLAIN, Choice, Planner
+from specinfer.planning.planner import PLAIN, Choice, StepPlanner
 from specinfer.planning.trees import trees_to_verify
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
 from specinfer.scheduling.request import RequestState
@@ -100,7 +100,7 @@ class StepMachine:
     def __init__(
         self,
         scheduler: Scheduler,
-        planner: Planner,
+        planner: StepPlanner,
         on_fault: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         """Put scheduler and planner together; `on_fault` gets errors that cost a step its drafts."""

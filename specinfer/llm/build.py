@@ -28,7 +28,8 @@ from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Planner, derive_budget
+from specinfer.planning.planner import derive_budget
+from specinfer.planning.table_planner import TablePlanner
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import StopStrings
@@ -159,7 +160,7 @@ def assemble(
     budget = derive_budget(
         curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
     )
-    planner = Planner(curve, budget, options.adaptive)
+    planner = TablePlanner(curve, budget, options.adaptive)
     machine = StepMachine(Scheduler(limits, budget, StopStrings(tokenizer)), planner)
     pool = LocalPool(engines, runner.config.hidden_size, runner.config.vocab_size)
     return LocalEngine(machine, Host(pool, verifier, compiler))

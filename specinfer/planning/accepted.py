@@ -101,7 +101,12 @@ class AcceptedTokens:
                 before = accepted
 
     def gains(
-        self, asked: SpeculatorSet, batch_class: int, places: int, like: Sequence[Gain] = (), share: float = 1.0
+        self,
+        asked: SpeculatorSet,
+        batch_class: int,
+        places: int,
+        like: Sequence[Gain] = (),
+        share: float = 1.0,
     ) -> list[Gain]:
         """Return the gain of each size.
 
@@ -119,7 +124,9 @@ class AcceptedTokens:
             if like:
                 expected = share * like[place].tokens
             else:
-                expected = total * (log2(1 + (1 << place)) / log2(1 + (1 << place >> 1)) - 1) if place else _FIRST
+                expected = (
+                    total * (log2(1 + (1 << place)) / log2(1 + (1 << place >> 1)) - 1) if place else _FIRST
+                )
             trees = like[place].trees / 2 if like else 0.0
             if everywhere is not None and place < len(everywhere.trees):
                 own = everywhere.trees[place]

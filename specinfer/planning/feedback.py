@@ -12,7 +12,7 @@ from typing import NamedTuple
 from specinfer.planning.acceptance import Outcomes
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
-from specinfer.planning.planner import Choice, Planner, StepReport
+from specinfer.planning.planner import Choice, StepPlanner, StepReport
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.scheduling.statistics import SpeculationCounts
@@ -72,7 +72,7 @@ class FinishedStep:
         return self.seconds - self.pass_s - drafting
 
 
-def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> None:
+def learn(step: FinishedStep, planner: StepPlanner, calibration: Calibration) -> None:
     """Pass a step to both."""
     report = report_of(step)
     if report is not None:

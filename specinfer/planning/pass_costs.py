@@ -197,7 +197,9 @@ class StepSeconds:
                 found = self._drafts.setdefault(key, {})
                 found.setdefault((batch, nodes), Recent()).add(seconds / pace, step)
 
-    def estimate(self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]) -> list[Estimate]:
+    def estimate(
+        self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]
+    ) -> list[Estimate]:
         """Return the seconds to expect of steps with so many nodes for each request, in rising order."""
         pace, rows = self.pace, self._rows.get((batch_size_class(batch), asked), {})
         found: list[Estimate] = []
@@ -251,7 +253,8 @@ class StepSeconds:
         nearest = min(abs(key[0] - size) for key in self._rows)
         _, key, nodes, row = max(
             (len(row), key, nodes, row)
-            for key, rows in self._rows.items() if abs(key[0]-size) == nearest
+            for key, rows in self._rows.items()
+            if abs(key[0] - size) == nearest
             for nodes, row in rows.items()
         )
         return row.value - self._shape(row.batch, row.batch, key[1], nodes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -117,8 +118,26 @@ class StepReport:
         return self.batch + sum([len(accepted) for _, accepted in outcomes])
 
 
-class Planner:
+class StepPlanner(Protocol):
     """Chooses steps, and learns from their outcomes."""
+
+    def enrol(self, services: Sequence[SpeculatorSet]) -> None:
+        """Set the pool's speculators, by service: those of one draft one after another."""
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return the choice for the next step of a batch.
+
+        Args:
+            batch: requests of the step.
+            wanting: requests of the batch that want drafts, with the tokens of their contexts.
+        """
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step."""
+
+
+class Planner:
+    """The planner by a model of the parts of a step; the learned policy predicts its acceptance."""
 
     def __init__(
         self,

@@ -328,5 +328,3 @@ class TablePlanner:
                 if merged and asked == everybody:
                     self._shares.add(tree, accepted)
         self.accepted.add(asked, size, places, trees, self._step)
-
-
