@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import exp, log2
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime, tokens_read
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Choice, StepReport, derive_budget
+from specinfer.planning.planner import Choice, StepPlanner, StepReport, derive_budget
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
@@ -141,19 +141,6 @@ class Machine:
     def cold_s(self, trees: bool) -> float:
         """Return the seconds that a step takes longer because it is one of the first."""
         return self._cold[trees].pop() if self._cold[trees] else 0.0
-
-
-class StepPlanner(Protocol):
-    """Any planner."""
-
-    def enrol(self, services: Sequence[frozenset[int]]) -> None:
-        """Set the speculators."""
-
-    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
-        """Return a choice."""
-
-    def observe(self, report: StepReport) -> None:
-        """Learn from a step."""
 
 
 @dataclass

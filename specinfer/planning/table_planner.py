@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple
 
-from specinfer.planning.accepted import AcceptedTokens, Shares, SpeculatorSet, nodes_needed
+from specinfer.planning.accepted_tokens import AcceptedTokens, Shares, SpeculatorSet, nodes_needed
 from specinfer.planning.latency import batch_size_class
-from specinfer.planning.pass_costs import StepSeconds
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import PLAIN, Choice, StepReport
+from specinfer.planning.step_seconds import StepSeconds
 from specinfer.planning.trials import Reason
 from specinfer.scheduling.limits import NodeBudget
 
@@ -18,9 +18,9 @@ _FIRST_NODES = 4
 _BURST = 3
 """Steps of a trial; the first is not typical, as caches are cold and speculators read what they missed."""
 _OPTIMISM = 1.0
-"""Standard errors that a trial hopes for."""
+"""Standard errors by which a trial may be better than its row."""
 _WORTH = 0.01
-"""Gain that a trial must hope for."""
+"""Least gain that a trial may bring."""
 _CREDIT, _MOST_CREDIT = 3.0, 12.0
 """Steps that trials may cost: at first, and at most."""
 _REPEATED = 4
@@ -32,7 +32,7 @@ _TEXT_PRIOR, _TEXT_HALF = 12.0, 40.0
 _UNSEEN = 4.0
 """Weight, in trees, of what is expected of a size before trees show it."""
 _HORIZON = 30.0
-"""Steps that a trial may cost if it hopes for twice the speed."""
+"""Steps that a trial may cost if it may bring twice the speed."""
 _COLD = 3
 """Steps with trees, and without, whose seconds are left out: the first ones of a process."""
 _READ_PART = 0.2
@@ -43,7 +43,7 @@ _ANSWER = 128.0
 """Tokens of an answer before any ended."""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of the table for the present step."""
 
     asked: SpeculatorSet
@@ -63,15 +63,15 @@ class Row(NamedTuple):
         """Tokens per second."""
         return self.tokens / self.seconds
 
-    def hope(self, best: "Row") -> float:
+    def speed_at_best(self, best: "TableRow") -> float:
         """Return the speed if what is not known turns out well."""
         return (self.tokens + _OPTIMISM * self._error(best)) / self.least_s
 
-    def fear(self, best: "Row", errors: float) -> float:
+    def fear(self, best: "TableRow", errors: float) -> float:
         """Return the speed if what is not known turns out so many standard errors worse."""
         return (self.tokens - errors * self._error(best)) / (self.seconds * (1 + errors * self.time_error))
 
-    def _error(self, best: "Row") -> float:
+    def _error(self, best: "TableRow") -> float:
         """Return the standard error of the tokens; that of smaller trees of the same speculators is common."""
         common = best.variance if best.asked == self.asked else 0.0
         return sqrt(max(self.variance - common, 0.0))
@@ -105,7 +105,7 @@ class TablePlanner:
         self._texts: dict[str, _Text] = {}
         self._step = 0
         self._before: tuple[int, SpeculatorSet, int] | None = None
-        """Row of the step before."""
+        """TableRow of the step before."""
         self._choice, self._left, self._load = PLAIN, 0, (0, 0)
         """Choice in use, the steps for which it still holds, and the load that it was made for."""
         self._best: dict[int, tuple[SpeculatorSet, int]] = {}
@@ -189,10 +189,10 @@ class TablePlanner:
             self._texts = {name: texts.get(name) or _Text(prompt) for name, prompt in wanting.items()}
         self._contexts = wanting
 
-    def _rows(self, batch: int, requests: int) -> tuple[Row, list[Row]]:
+    def _rows(self, batch: int, requests: int) -> tuple[TableRow, list[TableRow]]:
         size = batch_size_class(batch)
         (plain_s,) = self.seconds.estimate(batch, requests, frozenset(), [0])
-        plain = Row(frozenset(), 0, float(batch), *plain_s, 0.0)
+        plain = TableRow(frozenset(), 0, float(batch), *plain_s, 0.0)
         most = self.budget.of_step(batch, requests)
         each = min(self.budget.per_request, most // requests)
         places = each.bit_length()
@@ -203,7 +203,7 @@ class TablePlanner:
         everybody = self._shares.everybody
         whole = self.accepted.gains(everybody, size, places)
         reading_s = self._read_s * self.seconds.pace * self._prompt / self._answer
-        rows: list[Row] = []
+        rows: list[TableRow] = []
         for asked in self._shares.sets:
             gains = whole
             if asked != everybody:
@@ -220,10 +220,10 @@ class TablePlanner:
                 least_s = max(least_s, estimate.seconds)
                 more_s = least_s + tokens * reading_s - estimate.seconds
                 estimate = estimate._replace(seconds=estimate.seconds + more_s, least=estimate.least + more_s)
-                rows.append(Row(asked, nodes, tokens, *estimate, variance))
+                rows.append(TableRow(asked, nodes, tokens, *estimate, variance))
         return plain, rows
 
-    def _pick(self, batch: int, plain: Row, trees: list[Row]) -> tuple[Row, Reason, int]:
+    def _pick(self, batch: int, plain: TableRow, trees: list[TableRow]) -> tuple[TableRow, Reason, int]:
         """Return the best row or a trial of another, why, and the number of steps for which it holds."""
         size = batch_size_class(batch)
         rows = [plain, *trees]
@@ -243,12 +243,12 @@ class TablePlanner:
             return plain, Reason.FIRST_PLAIN, self._burst(plain)
         largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
         others = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
-        trial = max(others, key=lambda row: row.hope(best), default=None)
+        trial = max(others, key=lambda row: row.speed_at_best(best), default=None)
         if trial is not None and self._affordable(trial, best):
             return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, self._burst(trial)
         return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER, _REPEATED
 
-    def _burst(self, row: Row) -> int:
+    def _burst(self, row: TableRow) -> int:
         """Return the steps of a trial."""
         return _BURST + self._cold[bool(row.asked)]
 
@@ -259,9 +259,9 @@ class TablePlanner:
         age = self._ages[size] = self._ages.get(size, 0) + steps
         self._credit = min(self._credit + steps / min(first + age / per, last), _MOST_CREDIT)
 
-    def _affordable(self, trial: Row, best: Row) -> bool:
+    def _affordable(self, trial: TableRow, best: TableRow) -> bool:
         """Return whether a trial may gain anything and its cost can be paid; pay it."""
-        gain = trial.hope(best) / best.speed - 1
+        gain = trial.speed_at_best(best) / best.speed - 1
         if gain <= _WORTH:
             return False
         worse = 1 - trial.fear(best, _OPTIMISM) / best.speed
@@ -279,7 +279,7 @@ class TablePlanner:
         missed = sum([tokens - self._read.get(name, 0) for name, tokens in self._contexts.items()])
         return missed * self._read_s * self.seconds.pace
 
-    def _near(self, row: Row, known: Sequence[Row]) -> bool:
+    def _near(self, row: TableRow, known: Sequence[TableRow]) -> bool:
         """Return whether a row may be tried: nodes are doubled once at a time."""
         if row.measured or not row.asked:
             return True

@@ -11,7 +11,7 @@ from math import exp, log, log2, sqrt
 from statistics import median
 from typing import NamedTuple
 
-from specinfer.planning.accepted import SpeculatorSet
+from specinfer.planning.accepted_tokens import SpeculatorSet
 from specinfer.planning.latency import DraftTime, batch_size_class
 from specinfer.planning.pass_times import PassCurve
 
@@ -55,7 +55,7 @@ class Estimate(NamedTuple):
     measured: bool
 
 
-class Recent:
+class RowSeconds:
     """Mean of the latest values.
 
     A value is the sum of a part that is known without noise, such as the price of the nodes that a pass had,
@@ -125,11 +125,11 @@ class StepSeconds:
         self._pace = 0.0
         """Logarithm of the pace."""
         self._errors = deque[float](maxlen=_ERRORS)
-        self._rows: dict[tuple[int, SpeculatorSet], dict[int, Recent]] = {}
+        self._rows: dict[tuple[int, SpeculatorSet], dict[int, RowSeconds]] = {}
         """By class and set: by nodes."""
-        self._passes = Recent()
+        self._passes = RowSeconds()
         """Seconds of passes over those of the curve, relative to the pace."""
-        self._drafts: dict[object, dict[tuple[int, int], Recent]] = {}
+        self._drafts: dict[object, dict[tuple[int, int], RowSeconds]] = {}
         """Seconds of a speculator, or of a service's messages, by batch and nodes."""
         self._services: Sequence[SpeculatorSet] = ()
         self._step = 0
@@ -162,7 +162,7 @@ class StepSeconds:
         Returns whether the seconds of a well-known row have changed suddenly.
         """
         self._step = step
-        row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, Recent())
+        row = self._rows.setdefault((batch_size_class(batch), asked), {}).setdefault(nodes, RowSeconds())
         if not len(row):
             row.batch = batch
         scale = self._curve.at(row.batch) / self._curve.at(batch)
@@ -195,7 +195,7 @@ class StepSeconds:
                 continue
             for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
                 found = self._drafts.setdefault(key, {})
-                found.setdefault((batch, nodes), Recent()).add(seconds / pace, step)
+                found.setdefault((batch, nodes), RowSeconds()).add(seconds / pace, step)
 
     def estimate(
         self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]
@@ -221,7 +221,7 @@ class StepSeconds:
         return found
 
     def _guess(
-        self, batch: int, requests: int, asked: SpeculatorSet, nodes: int, rows: Mapping[int, Recent]
+        self, batch: int, requests: int, asked: SpeculatorSet, nodes: int, rows: Mapping[int, RowSeconds]
     ) -> tuple[float, float]:
         """Return the seconds of an unmeasured row, given the measured ones of its set, and their error."""
         shape = self._shape(batch, requests, asked, nodes)
@@ -235,10 +235,9 @@ class StepSeconds:
                 part = (shape - first) / (last - first)
                 return rows[less].value * (1 - part) + rows[more].value * part, _GUESS / 2
         near = less if less is not None else more
-        if near is not None:
-            rest = rows[near].value - self._shape(batch, requests, asked, near)
-        else:
-            rest = self._rest(batch)
+        if near is None:
+            return max(shape + self._rest(batch), shape / 2), _GUESS
+        rest = rows[near].value - self._shape(batch, requests, asked, near)
         return max(shape + rest, shape / 2), _GUESS
 
     def pass_seconds(self, tokens: float) -> float:
