@@ -1,0 +1,99 @@
+"""The table planner in simulated worlds: from a cold start, after disturbances, and when the load changes.
+
+Worlds follow from their seeds alone, so a speed is the same on every machine.
+"""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.planning.world import Costs, Ran, World
+from specinfer.planning.latency import DraftTime
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import Choice, StepReport, derive_budget
+from specinfer.planning.table_planner import TablePlanner
+
+FLAT = Costs(passes=((1, 20), (4, 20.5), (8, 22), (16, 26), (32, 40), (64, 80)))
+"""Passes of a large model: eight tokens take hardly longer than one."""
+STEEP = Costs(passes=((1, 5.7), (4, 8.5), (8, 12.6), (16, 25), (32, 46), (64, 92)))
+"""Passes that are bound by arithmetic."""
+CONSTANTS = (0, 1, 2, 4, 8, 16)
+SERVICE = frozenset({0, 1})
+
+
+def answered(choose: Any, costs: Costs, batch: int, prompts: int) -> float:
+    """Tokens per second of a cold process over all prompts, on average over three worlds."""
+    speeds = [World(seed, batch, choose, costs).answer(prompts).speed for seed in (0, 10, 20)]
+    return sum(speeds) / len(speeds)
+
+
+@pytest.mark.parametrize(
+    ("costs", "batch"),
+    [(FLAT, 1), (STEEP, 1), (STEEP, 4), (FLAT, 4)],
+    ids=["flat", "steep", "steep-4", "flat-4"],
+)
+def test_a_cold_planner_is_near_the_best_constant(costs: Costs, batch: int) -> None:
+    best = max(answered(nodes, costs, batch, 20) for nodes in CONSTANTS)
+    assert answered(TablePlanner, costs, batch, 20) > 0.93 * best
+
+
+def test_after_a_disturbed_start_it_is_back_within_300_steps() -> None:
+    world = World(3, 1, TablePlanner, FLAT)
+    world.machine.slowness = 3.0
+    world.run(30)
+    world.machine.slowness = 1.0
+    world.run(300)
+    constants = {nodes: World(3, 1, nodes, FLAT) for nodes in CONSTANTS}
+    for each in constants.values():
+        each.run(330)
+    assert world.run(400) > 0.93 * max(each.run(400) for each in constants.values())
+
+
+def test_after_a_change_of_load_it_is_back_within_300_steps() -> None:
+    """One request, then sixteen, then one: the row of each load is found again."""
+    world, plain, four = (World(4, 1, choose, STEEP) for choose in (TablePlanner, 0, 4))
+    for batch in (1, 16, 1):
+        for each in (world, plain, four):
+            each.batch = batch
+            each.run(300)
+        assert world.run(300) > 0.92 * max(plain.run(300), four.run(300))
+
+
+def test_a_useless_speculator_costs_little() -> None:
+    """Plain decoding is always a row; trials of drafts that are never accepted become rare."""
+    world = World(5, 1, TablePlanner, STEEP, guesses=(0.02,))
+    ran = Ran()
+    for _ in range(600):
+        world.step(ran)
+    plain = sum(each.steps for nodes, each in world.by_choice.items() if nodes == 0)
+    assert plain > 0.85 * ran.steps
+
+
+def planner_of(adaptive: bool = True) -> TablePlanner:
+    curve = PassCurve([(1, 0.004), (64, 0.05)])
+    planner = TablePlanner(curve, derive_budget(curve, 4, 63, 512), adaptive)
+    planner.enrol([SERVICE])
+    return planner
+
+
+def test_nobody_drafts_where_nobody_is_or_wants_it() -> None:
+    assert planner_of().choose(2, {}) == Choice(reason=planner_of().choose(2, {}).reason)
+    alone = TablePlanner(PassCurve([(1, 0.004)]), derive_budget(PassCurve([(1, 0.004)]), 4, 63, 512))
+    assert not alone.choose(1, {"a": 5}).speculators
+
+
+def test_without_adapting_all_draft_what_the_budget_allows() -> None:
+    planner = planner_of(adaptive=False)
+    choice = planner.choose(1, {"a": 5})
+    assert choice.speculators == SERVICE
+    assert choice.nodes > 0
+    before = planner.choose(1, {"a": 9})
+    planner.observe(StepReport(choice, 1, 2, 9.0, [DraftTime(SERVICE, {0: 9.0}, 0.0)], 0.0, {}))
+    assert planner.choose(1, {"a": 9}) == before
+
+
+def test_requests_that_come_and_go_leave_nothing_behind() -> None:
+    planner = planner_of()
+    for number in range(500):
+        planner.choose(1, {f"r{number}": 40})
+    assert len(planner._texts) == 1
