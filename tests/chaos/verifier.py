@@ -8,11 +8,11 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-import verifier_svc.codec
 import verifier_svc.servicer
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.tree_verifier import TreeVerifier
 from verifier_svc.__main__ import main
+from verifier_svc.requests import HostedRequests
 
 _BEGINS_AT = 8
 """Tokens of the context behind which the code raises: a request of a batch, not one that begins."""
@@ -53,19 +53,20 @@ def spoil() -> None:
 def _spoil_answers() -> None:
     """An answer has no seed: it is known by its request."""
     ids: set[str] = set()
-    decode, encode = verifier_svc.codec._decode, verifier_svc.servicer.encode_outcome
+    decode, encode = HostedRequests._decoded, verifier_svc.servicer.encode_outcome
 
-    def noting(entry: Any, *rest: Any) -> Any:
+    def noting(requests: HostedRequests, entry: Any, *rest: Any) -> Any:
         if entry.sampling.seed == Poison.ANSWER and entry.base_len >= _BEGINS_AT:
             ids.add(entry.request_id)
-        return decode(entry, *rest)
+        return decode(requests, entry, *rest)
 
     def raising(outcome: Any, *drafts: Any) -> Any:
         if outcome.verdict is not None and outcome.request_id in ids:
             raise PoisonError(Poison.ANSWER.name)
         return encode(outcome, *drafts)
 
-    verifier_svc.codec._decode, verifier_svc.servicer.encode_outcome = noting, raising
+    HostedRequests._decoded = noting  # type: ignore[method-assign]
+    verifier_svc.servicer.encode_outcome = raising
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from gateway.observability.metrics.requests import RequestCounters
 from gateway.session import verifier
 from gateway.session.token_stream import TokenStream
 from specinfer.engine import step as engine_step
-from specinfer.planning.planner import PLAIN, Planner
+from specinfer.planning.planner import PLAIN
+from specinfer.planning.table_planner import TablePlanner
 from specinfer.scheduling.limits import CacheRoom
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import TextStream
@@ -70,7 +71,7 @@ async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
         raise ZeroDivisionError("a fault of ours")
 
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
-        monkeypatch.setattr(Planner, where, raises)
+        monkeypatch.setattr(TablePlanner, where, raises)
         session = system.loop
         texts = await asyncio.gather(*(system.tokens([3 + i, 5]) for i in range(3)))
         assert texts == [greedy([3 + i, 5], 16) for i in range(3)]

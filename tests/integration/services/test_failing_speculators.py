@@ -17,7 +17,8 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import ExhaustedError, IncompatibleError, SpecInferError
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport
+from specinfer.planning.planner import PLAIN, Choice, StepReport
+from specinfer.planning.table_planner import TablePlanner
 from specinfer.remote.directory import SpeculatorDirectory
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
@@ -293,7 +294,7 @@ async def test_waiting_in_vain_is_not_blamed_on_plain_decoding(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[StepReport] = []
-    monkeypatch.setattr(Planner, "observe", lambda _, report: reports.append(report))
+    monkeypatch.setattr(TablePlanner, "observe", lambda _, report: reports.append(report))
     release = threading.Event()
 
     def slow(job: DraftJob) -> TokenTree:
@@ -315,8 +316,8 @@ async def test_reading_what_was_missed_is_not_what_drafts_take(
     """Twenty steps of plain decoding, then trees: the first draft reads the twenty tokens."""
     reports: list[StepReport] = []
     everybody = Choice(frozenset({0}), 4)
-    monkeypatch.setattr(Planner, "observe", lambda _, report: reports.append(report))
-    monkeypatch.setattr(Planner, "choose", lambda *_: everybody if len(reports) >= 20 else PLAIN)
+    monkeypatch.setattr(TablePlanner, "observe", lambda _, report: reports.append(report))
+    monkeypatch.setattr(TablePlanner, "choose", lambda *_: everybody if len(reports) >= 20 else PLAIN)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         # a step is learnt from while later ones are under way: on a busy machine several later
         assert await system.tokens([5], max_new_tokens=100) == greedy([5], 100)
