@@ -108,13 +108,13 @@ class GatewaySettings(SecuritySettings):
     planner: str = Field(
         "measured",
         pattern="^(measured|learned)$",
-        description="How accepted tokens are expected: measured, from what each request accepted so far; "
-        "learned, by a linear model of its text and its steps, refined while serving.",
+        description="How steps are planned: measured, by a table of what steps brought and took; learned, by a "
+        "linear model of each request's text and steps, refined while serving.",
     )
     planner_weights: str = Field(
         "",
         description="File of the learned planner's weights, from `specinfer train scheduler`; without it the "
-        "learned planner begins as the measured one.",
+        "learned planner begins with what each request accepted so far.",
     )
     record_steps: str = Field(
         "",
