@@ -145,7 +145,8 @@ class HostedRequests:
             state.request = replace(state.request, speculation=speculation)
         state.drawn_for = plan.drawn_for
         reach, limits = max(0, plan.max_positions - part.base_len - len(delta)), decode_limits(plan)
-        limits = replace(limits, depth=min(limits.depth, reach))
+        if limits.depth > reach:
+            limits = replace(limits, depth=reach)
         return StepEntry(state, part.base_len, delta, True, limits, reach, plan.forced)
 
     def _begin(

@@ -257,7 +257,7 @@ class Host:
                 goes_on = False
                 continue
             state.verifier_len = verdict.held_len
-            state.extend([*tree.token_ids[list(verdict.accepted)].tolist(), verdict.bonus])
+            state.extend(_tokens_of(tree, verdict))
             goes_on = goes_on and state.own_end is None and not verdict.finished
         return goes_on
 
@@ -265,13 +265,21 @@ class Host:
         for entry in step.plan.entries:
             name = entry.request_id
             verdict, tree = step.verdicts[name], step.trees.get(name)
-            if tree is None or verdict.status is not EntryStatus.OK:
+            drafts = step.drafts.get(name, ())
+            if tree is None or verdict.status is not EntryStatus.OK or (not drafts and len(tree) == 1):
                 continue
-            after = [*tree.token_ids[list(verdict.accepted)].tolist(), verdict.bonus]
-            for index, draft in step.drafts.get(name, ()):
+            after = _tokens_of(tree, verdict)
+            for index, draft in drafts:
                 self.calibration.observe(index, draft, after)
             if len(tree) > 1:
                 self.calibration.observe_draws(tree, verdict.accepted)
+
+
+def _tokens_of(tree: TokenTree, verdict: VerdictEntry) -> list[int]:
+    """Return the tokens that a verdict adds to its request."""
+    if not verdict.accepted:
+        return [verdict.bonus]
+    return [*tree.token_ids[list(verdict.accepted)].tolist(), verdict.bonus]
 
 
 def _following(entry: StepEntry) -> StepEntry:
