@@ -118,10 +118,6 @@ class SpeculatorEngine:
             )
         self.drafters[place] = drafter
 
-    def held_len(self, request_id: str) -> int:
-        """Return the number of context tokens held for a request; 0 if it is unknown."""
-        return self._contexts.held_len(request_id)
-
     @property
     def held_requests(self) -> int:
         """Requests with a context."""

@@ -11,13 +11,13 @@ Invariant: time is looked at between whole steps only, so no draw is selected by
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.engine.jobs import as_asked, job_of, verdict_of
-from specinfer.engine.local_pool import LocalPool, MemberCounts
+from specinfer.engine.local_pool import FEATURE_BYTES, LocalPool, MemberCounts
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import Drafts
 from specinfer.planning.latency import DraftTime, SpeculatorSet
@@ -25,15 +25,13 @@ from specinfer.planning.trees import give_matchers, trees_to_verify
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.statuses import EntryStatus
-from specinfer.tree import TokenTree, most_depth
+from specinfer.tree import TokenTree
 from specinfer.tree.cut import Keeps
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.features import NO_FEATURES, with_layers
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 
 log = logging.getLogger(__name__)
-_FEATURE_BYTES = 2**24
-"""Most bytes of hidden states of one request that drafters receive at once."""
 _NO_TREES: Mapping[str, TokenTree] = MappingProxyType({})
 
 
@@ -54,7 +52,7 @@ class HostPlan(NamedTuple):
 
     def next(self) -> "HostPlan":
         """Return the same plan for the tokens that its verdicts added; call after they were applied."""
-        return HostPlan([_following(entry) for entry in self.entries], self.speculators, self.keeps)
+        return HostPlan([entry.following() for entry in self.entries], self.speculators, self.keeps)
 
 
 class Grant(NamedTuple):
@@ -84,7 +82,7 @@ class HostStep:
     """Seconds of drafting and merging."""
     verify_s: float
     """Seconds of the rest."""
-    verdicts: Mapping[str, VerdictEntry] = field(default_factory=dict)
+    verdicts: Mapping[str, VerdictEntry]
 
     @property
     def pass_s(self) -> float:
@@ -242,7 +240,7 @@ class Host:
         name = outcome.request_id
         since, span = own.features.since.get(name), NO_FEATURES
         if since is not None and outcome.status is EntryStatus.OK:
-            span = self.verifier.features(name, since, _FEATURE_BYTES)
+            span = self.verifier.features(name, since, FEATURE_BYTES)
             span = with_layers(span, self.verifier.runner.features.layers, own.features.layers)
         k = own.top_k.get(name, 0)
         return verdict_of(replace(outcome, top_k=tuple([row[:k] for row in outcome.top_k])), span)
@@ -257,7 +255,7 @@ class Host:
                 goes_on = False
                 continue
             state.verifier_len = verdict.held_len
-            state.extend(_tokens_of(tree, verdict))
+            state.extend(verdict.tokens(tree))
             goes_on = goes_on and state.own_end is None and not verdict.finished
         return goes_on
 
@@ -268,25 +266,8 @@ class Host:
             drafts = step.drafts.get(name, ())
             if tree is None or verdict.status is not EntryStatus.OK or (not drafts and len(tree) == 1):
                 continue
-            after = _tokens_of(tree, verdict)
+            after = verdict.tokens(tree)
             for index, draft in drafts:
                 self.calibration.observe(index, draft, after)
             if len(tree) > 1:
                 self.calibration.observe_draws(tree, verdict.accepted)
-
-
-def _tokens_of(tree: TokenTree, verdict: VerdictEntry) -> list[int]:
-    """Return the tokens that a verdict adds to its request."""
-    if not verdict.accepted:
-        return [verdict.bonus]
-    return [*tree.token_ids[list(verdict.accepted)].tolist(), verdict.bonus]
-
-
-def _following(entry: StepEntry) -> StepEntry:
-    """Return the entry of the next step: the bonus token is read, the tree reaches no further than before."""
-    state = entry.state
-    positions = entry.base_len + len(entry.delta) + entry.reach
-    reach = most_depth(0, len(state.tokens), positions)
-    limits = replace(entry.limits, depth=min(entry.limits.depth, reach))
-    delta = tuple(state.tokens[state.verifier_len :])
-    return replace(entry, base_len=state.verifier_len, delta=delta, limits=limits, reach=reach)

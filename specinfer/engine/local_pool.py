@@ -22,7 +22,7 @@ from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, check_draft
 
 log = logging.getLogger(__name__)
-_FEATURE_BYTES = 2**24
+FEATURE_BYTES = 2**24
 """Most bytes of one request's hidden states handed to a group at once."""
 _MOST_READ, _LEAST_READ = 1024, 16
 """Most context tokens that a group reads in one step, as the batch waits for them; least of each request."""
@@ -172,7 +172,7 @@ class LocalPool:
         if held == 0:
             group.features_held[name] = 0
         start, features = self.outputs.features.take(
-            name, group.features_held[name], group.feature_layers, _FEATURE_BYTES
+            name, group.features_held[name], group.feature_layers, FEATURE_BYTES
         )
         group.features_held[name] = self.outputs.features.until(start, features, group.feature_layers)
         delta = state.tokens[held : held + most]

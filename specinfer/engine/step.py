@@ -10,7 +10,6 @@ Invariant: a choice depends on committed tokens, earlier steps and time only, so
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -140,7 +139,7 @@ class StepMachine:
         entries, committed = plan.entries, list[tuple[list[StepEntry], list[Progress]]]()
         for each in answer:
             if committed:
-                entries = _following(entries)
+                entries = [entry.following() for entry in entries if entry.state.finish is None]
             progress = self.scheduler.commit(entries, each.trees, each.verdicts, time.monotonic())
             committed.append((entries, progress))
         began, done = self._last_done or started, time.perf_counter()
@@ -179,19 +178,6 @@ class StepMachine:
 
 
 _NONE = Drafted({})
-
-
-def _following(entries: Sequence[StepEntry]) -> list[StepEntry]:
-    """Return the entries of the step that a host did next: those of requests that go on."""
-    return [
-        replace(
-            entry,
-            base_len=entry.state.verifier_len,
-            delta=tuple(entry.state.tokens[entry.state.verifier_len :]),
-        )
-        for entry in entries
-        if entry.state.finish is None
-    ]
 
 
 def _times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:

@@ -15,6 +15,7 @@ from math import sqrt
 from types import MappingProxyType
 from typing import NamedTuple
 
+from specinfer.planning.accepted_tokens import own_prefix, proposers, sets_worth_asking
 from specinfer.planning.by_nodes import ByNodes, ranked_nodes, sizes_up_to
 from specinfer.planning.latency import SpeculatorSet, batch_size_class
 from specinfer.tree import TokenTree
@@ -173,33 +174,18 @@ class AcceptanceModel:
         if asked == self.everybody or not whole:
             return 1.0 if asked else 0.0
         if asked not in self._shares:
-            self._shares[asked] = sum([_prefix(path, asked) for path in self._paths]) / whole
+            self._shares[asked] = sum([own_prefix(path, asked) for path in self._paths]) / whole
         return self._shares[asked]
 
     def _record(self, tree: TokenTree, accepted: Sequence[int]) -> None:
         self._whole += 1
         if not accepted:
             return
-        proposers: dict[int, set[int]] = {node: set() for node in accepted}
-        for proposal in tree.proposals:
-            for child in proposal.children:
-                if child in proposers:
-                    proposers[child].add(proposal.speculator)
-        self._paths.append(tuple(frozenset(found) for found in proposers.values()))
+        self._paths.append(proposers(tree, accepted))
         self._new += 1
         if 8 * self._new >= len(self._paths):
             self._count_shares()
 
     def _count_shares(self) -> None:
         self._new, self._shares = 0, {}
-        pool, grown = frozenset[int](), []
-        while pool != self.everybody:
-            added = max(sorted(self.everybody - pool), key=lambda speculator: self.share(pool | {speculator}))
-            pool |= {added}
-            grown.append(pool)
-        singles = [frozenset({speculator}) for speculator in sorted(self.everybody)]
-        self._sets = list(dict.fromkeys([*singles, *grown]))
-
-
-def _prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
-    return next((length for length, proposers in enumerate(path) if not proposers & asked), len(path))
+        self._sets = sets_worth_asking(self.everybody, self.share)

@@ -7,15 +7,13 @@ one size and the next, and one tree of eight nodes says as much about four nodes
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import log2
 from typing import NamedTuple
 
+from specinfer.planning.latency import SpeculatorSet
 from specinfer.tree import TokenTree
-
-SpeculatorSet = frozenset[int]
 
 _FIRST = 0.5
 """Accepted tokens of one node before any tree was seen."""
@@ -86,7 +84,7 @@ class AcceptedTokens:
             asked: speculators of the trees.
             batch_class: class of the batch size.
             places: number of sizes up to the nodes that were planned.
-            trees: of each, `nodes_needed` and the tokens expected of it over those of a usual tree.
+            trees: of each, `by_nodes.ranked_nodes` and the tokens expected of it over those of a usual tree.
             step: number of the step.
         """
         both = [self._sums.setdefault((asked, which), _Sums()) for which in (batch_class, None)]
@@ -162,12 +160,7 @@ class Shares:
         """Count a tree of the whole pool."""
         if not accepted or len(self.everybody) < 2:
             return
-        proposers: dict[int, set[int]] = {node: set() for node in accepted}
-        for proposal in tree.proposals:
-            for child in proposal.children:
-                if child in proposers:
-                    proposers[child].add(proposal.speculator)
-        self._paths.append(tuple(frozenset(found) for found in proposers.values()))
+        self._paths.append(proposers(tree, accepted))
         self._new += 1
         if 8 * self._new >= len(self._paths) >= 8:
             self._count()
@@ -176,36 +169,37 @@ class Shares:
         """Return a set's part of the pool's tokens: those up to the first that none of the set proposed."""
         if asked not in self._shares:
             whole = sum([len(path) for path in self._paths])
-            prefix = sum([_prefix(path, asked) for path in self._paths])
+            prefix = sum([own_prefix(path, asked) for path in self._paths])
             self._shares[asked] = prefix / whole if whole and asked != self.everybody else 1.0
         return self._shares[asked]
 
     def _count(self) -> None:
         self._new, self._shares = 0, {}
-        pool, grown = frozenset[int](), list[SpeculatorSet]()
-        while pool != self.everybody:
-            added = max(sorted(self.everybody - pool), key=lambda speculator: self.share(pool | {speculator}))
-            pool |= {added}
-            grown.append(pool)
-        singles = [frozenset({speculator}) for speculator in sorted(self.everybody)]
-        self.sets = list(dict.fromkeys([*singles, *grown]))
+        self.sets = sets_worth_asking(self.everybody, self.share)
 
 
-def _prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
-    return next((length for length, proposers in enumerate(path) if not proposers & asked), len(path))
+def proposers(tree: TokenTree, accepted: Sequence[int]) -> tuple[SpeculatorSet, ...]:
+    """Return the speculators that proposed each node of an accepted path."""
+    found: dict[int, set[int]] = {node: set() for node in accepted}
+    for proposal in tree.proposals:
+        for child in proposal.children:
+            if child in found:
+                found[child].add(proposal.speculator)
+    return tuple(frozenset(speculators) for speculators in found.values())
 
 
-def nodes_needed(tree: TokenTree, accepted: Sequence[int]) -> list[int]:
-    """Return the sizes that a tree needs for one accepted token, two, and so on.
+def own_prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
+    """Return the tokens of a path, given by their proposers, up to the first that none of a set proposed."""
+    return next((length for length, found in enumerate(path) if not found & asked), len(path))
 
-    Nodes are taken by path probability; those that a constraint forces take no place.
-    """
-    if not accepted:
-        return []
-    chances: list[float] = []
-    for parent, score in zip(tree.parents.tolist(), tree.scores.tolist(), strict=True):
-        chances.append(score * chances[parent] if parent >= 0 else 1.0)
-    forced = tree.forced
-    ranking = sorted([n for n in range(1, len(tree)) if n not in forced], key=lambda n: (-chances[n], n))
-    rank = {node: place for place, node in enumerate(ranking, 1)}
-    return list(accumulate([rank[node] for node in accepted], max))
+
+def sets_worth_asking(
+    everybody: SpeculatorSet, share: Callable[[SpeculatorSet], float]
+) -> list[SpeculatorSet]:
+    """Return the single speculators, and the pool built up by the one that adds most."""
+    pool, grown = frozenset[int](), list[SpeculatorSet]()
+    while pool != everybody:
+        pool |= {max(sorted(everybody - pool), key=lambda speculator: share(pool | {speculator}))}
+        grown.append(pool)
+    singles = [frozenset({speculator}) for speculator in sorted(everybody)]
+    return list(dict.fromkeys([*singles, *grown]))

@@ -108,6 +108,8 @@ def nodes_needed(tree: TokenTree, accepted: Sequence[int], asked: SpeculatorSet)
 
 def ranked_nodes(tree: TokenTree, accepted: Sequence[int]) -> list[int]:
     """Return the sizes of `nodes_needed` for the whole tree; nodes that a constraint forces take no place."""
+    if not accepted:
+        return []
     rank = _ranks(tree, set(range(1, len(tree))) - tree.forced)
     return list(accumulate([rank[node] for node in accepted], max))
 

@@ -94,9 +94,6 @@ class StepRecorder:
             self._file.close()
 
 
-NO_RECORDER = StepRecorder()
-
-
 def _form_of(tree: TokenTree, accepted: Sequence[int]) -> dict[str, Any]:
     return {
         "parents": tree.parents.tolist(),

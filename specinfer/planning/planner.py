@@ -118,6 +118,13 @@ class StepReport:
         return self.batch + sum([len(accepted) for _, accepted in outcomes])
 
 
+def fixed_choice(budget: NodeBudget, everybody: SpeculatorSet, batch: int, requests: int) -> Choice:
+    """Return all speculators, and as many nodes as the budget allows."""
+    most = budget.of_step(batch, requests)
+    nodes = min(budget.per_request, max(1, most // requests))
+    return Choice(everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
+
+
 class StepPlanner(Protocol):
     """Chooses steps, and learns from their outcomes."""
 
@@ -154,7 +161,6 @@ class Planner:
             adaptive: whether it chooses; else all speculators draft what the budget allows.
             acceptance: predicts accepted tokens; None is the measured policy.
         """
-        self.curve, self.budget = curve, budget
         self._budget, self._adaptive = budget, adaptive
         self.latency, self.acceptance = LatencyModel(curve), acceptance or AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()
@@ -176,7 +182,7 @@ class Planner:
         if not self._services or not wanting:
             return replace(PLAIN, reason=Reason.NOT_WANTED if self._services else Reason.NO_SPECULATORS)
         if not self._adaptive:
-            return self._fixed(batch, len(wanting))
+            return fixed_choice(self._budget, self.acceptance.everybody, batch, len(wanting))
         self.acceptance.follow(wanting)
         self.latency.reading.follow(wanting)
         choice = self._choose(batch, len(wanting))
@@ -237,9 +243,3 @@ class Planner:
             for nodes, brought, kept_nodes, pass_s, before_s in expected:
                 tokens, seconds = batch + brought, before_s + pass_s
                 yield Option(asked, nodes, tokens, seconds, pass_s, kept_nodes, tokens / seconds)
-
-    def _fixed(self, batch: int, requests: int) -> Choice:
-        """Return all speculators, and as many nodes as the budget allows."""
-        most = self._budget.of_step(batch, requests)
-        nodes = min(self._budget.per_request, max(1, most // requests))
-        return Choice(self.acceptance.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)

@@ -11,8 +11,7 @@ from math import exp, log, log2, sqrt
 from statistics import median
 from typing import NamedTuple
 
-from specinfer.planning.accepted_tokens import SpeculatorSet
-from specinfer.planning.latency import DraftTime, batch_size_class
+from specinfer.planning.latency import DraftTime, SpeculatorSet, batch_size_class
 from specinfer.planning.pass_times import PassCurve
 
 _WINDOW = 24

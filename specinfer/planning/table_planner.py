@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple
 
-from specinfer.planning.accepted_tokens import AcceptedTokens, Shares, SpeculatorSet, nodes_needed
-from specinfer.planning.latency import batch_size_class
+from specinfer.planning.accepted_tokens import AcceptedTokens, Shares
+from specinfer.planning.by_nodes import ranked_nodes
+from specinfer.planning.latency import SpeculatorSet, batch_size_class
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import PLAIN, Choice, StepReport
+from specinfer.planning.planner import PLAIN, Choice, StepReport, fixed_choice
 from specinfer.planning.step_seconds import StepSeconds
 from specinfer.planning.trials import Reason
 from specinfer.scheduling.limits import NodeBudget
@@ -145,7 +146,7 @@ class TablePlanner:
         if not self._services or not wanting:
             return replace(PLAIN, reason=Reason.NOT_WANTED if self._services else Reason.NO_SPECULATORS)
         if not self._adaptive:
-            return self._fixed(batch, len(wanting))
+            return fixed_choice(self.budget, self._shares.everybody, batch, len(wanting))
         self._follow(wanting)
         load = batch, len(wanting)
         if not self._left or load != self._load:
@@ -155,12 +156,6 @@ class TablePlanner:
         if self._choice.speculators:
             self._read = wanting
         return self._choice
-
-    def _fixed(self, batch: int, requests: int) -> Choice:
-        """Return all speculators, and as many nodes as the budget allows."""
-        most = self.budget.of_step(batch, requests)
-        nodes = min(self.budget.per_request, max(1, most // requests))
-        return Choice(self._shares.everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
 
     def _plan(self, batch: int, requests: int) -> tuple[Choice, int]:
         """Return a choice, and the number of steps for which it holds."""
@@ -279,12 +274,6 @@ class TablePlanner:
         missed = sum([tokens - self._read.get(name, 0) for name, tokens in self._contexts.items()])
         return missed * self._read_s * self.seconds.pace
 
-    def _near(self, row: TableRow, known: Sequence[TableRow]) -> bool:
-        """Return whether a row may be tried: nodes are doubled once at a time."""
-        if row.measured or not row.asked:
-            return True
-        return row.nodes <= max([_FIRST_NODES, *(2 * other.nodes for other in known)])
-
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
         if not self._adaptive:
@@ -322,7 +311,7 @@ class TablePlanner:
                 forced = tree.forced
                 accepted = [node for node in path if node not in forced] if forced else path
                 text = self._texts.get(name)
-                trees.append((nodes_needed(tree, accepted), text.ratio if text else 1.0))
+                trees.append((ranked_nodes(tree, accepted), text.ratio if text else 1.0))
                 if text:
                     text.add(len(accepted), expected)
                 if merged and asked == everybody:

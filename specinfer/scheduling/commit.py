@@ -48,7 +48,7 @@ def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: fl
         state.first_token_at = now
     since_s = None if state.last_token_at is None else now - state.last_token_at
     state.last_token_at = now
-    kept = state.extend([*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus])
+    kept = state.extend(verdict.tokens(tree))
     reason = state.own_end
     if verdict.finished and len(kept) > len(verdict.accepted) and reason is not FinishReason.STOP_TOKEN:
         reason = FinishReason.CONSTRAINT

@@ -12,7 +12,7 @@ from specinfer.scheduling.limits import CacheRoom, SchedulerLimits, fair_shares,
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.statuses import EntryStatus, LogprobRow
-from specinfer.tree import TreeLimits
+from specinfer.tree import TokenTree, TreeLimits, most_depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,17 @@ class StepEntry:
         """True if speculators should draft for it."""
         return self.final and not self.limits.empty
 
+    def following(self) -> "StepEntry":
+        """Return the entry of the next step, once the tokens of this one are in the request's state.
+
+        The bonus token is read, and the tree reaches no further than before.
+        """
+        state = self.state
+        reach = most_depth(0, len(state.tokens), self.base_len + len(self.delta) + self.reach)
+        limits = replace(self.limits, depth=min(self.limits.depth, reach))
+        delta = tuple(state.tokens[state.verifier_len :])
+        return replace(self, base_len=state.verifier_len, delta=delta, limits=limits, reach=reach)
+
 
 @dataclass(frozen=True, slots=True)
 class VerdictEntry:
@@ -59,6 +70,12 @@ class VerdictEntry:
     """[nodes * k] the target's most probable tokens at the nodes of the tree, on their way to speculators."""
     finished: bool = False
     """True if the bonus token completes the request's constraint."""
+
+    def tokens(self, tree: TokenTree) -> list[int]:
+        """Return the tokens that it adds to its request, of which this tree was verified."""
+        if not self.accepted:
+            return [self.bonus]
+        return [*tree.token_ids[list(self.accepted)].tolist(), self.bonus]
 
 
 @dataclass(slots=True)
