@@ -245,14 +245,13 @@ class SessionLoop:
         return [self._of_host(answer) for answer in answers]
 
     def _of_host(self, answer: Verdicts) -> Verified:
-        own = self.pool.resident
-        times, nodes = (
-            own.note(answer.drafts) if own is not None and answer.drafts is not None else (None, {})
-        )
-        host_s = answer.compute_s + answer.draft_s
-        drafted = [times] if times is not None else []
-        return Verified(
-            *(answer.trees, answer.by_request, answer.compute_s, host_s, answer.draft_s, drafted, nodes)
+        verified = Verified(answer.trees, answer.by_request, answer.compute_s, answer.compute_s)
+        if self.pool.resident is None or answer.drafts is None:
+            return verified
+        drafted, nodes = self.pool.resident.note(answer.drafts)
+        draft_s = answer.drafts.microseconds / 1e6
+        return verified._replace(
+            host_s=answer.compute_s + draft_s, draft_s=draft_s, draft_times=[drafted], proposed=nodes
         )
 
     async def _release_preempted(self) -> None:

@@ -70,11 +70,6 @@ class Verdicts(NamedTuple):
     drafts: verifier_pb2.ResidentDrafts | None = None
     """Drafts of its own speculators; None if it asked for none."""
 
-    @property
-    def draft_s(self) -> float:
-        """Time it spent drafting."""
-        return self.drafts.microseconds / 1e6 if self.drafts is not None else 0.0
-
 
 class VerifierClient:
     """The gateway's end of `specinfer.v1.Verifier`."""
