@@ -32,6 +32,7 @@ import pytest
 import torch
 from redis import Redis
 
+from specinfer.cli.local import processes
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.cli.local.redis_server import redis_command
 from specinfer.errors import SettingError, UnavailableError
@@ -59,7 +60,9 @@ def _why_not_native() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the kernels once, before workers start that would all do it at the same time."""
+    """Give every worker ports of its own, and compile the kernels once, before workers start."""
+    worker = int(getattr(config, "workerinput", {"workerid": "gw0"})["workerid"].removeprefix("gw"))
+    processes.PORTS = range(10_000 + 1_000 * (worker % 10), 11_000 + 1_000 * (worker % 10))
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         _why_not_native()
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import itertools
 import os
+import random
 import re
 import signal
 import socket
@@ -19,6 +21,9 @@ from specinfer.system.progress import LOGGER
 
 DEFAULT_METRICS_PORT = 9464
 """Port of a gateway's metrics."""
+PORTS = range(20_000, 32_000)
+"""Ports of `free_ports`: below 32768, where Linux takes those of outgoing connections from."""
+_taken = itertools.count(random.randrange(len(PORTS)))
 
 
 def check_metrics_port() -> None:
@@ -50,12 +55,21 @@ def check_http(address: str) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different TCP ports of loopback that are free at this moment."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:  # all are held until the last is found: a port that is let go may come again
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Return different TCP ports of loopback that are free at this moment.
+
+    They lie below the ports that the system gives to outgoing connections, so that none of these takes one
+    before the server listens; and a process returns a port again only after all others.
+    """
+    found: list[int] = []
+    for _ in range(len(PORTS)):
+        if len(found) == count:
+            break
+        port = PORTS[next(_taken) % len(PORTS)]
+        if not _why_not_bound(socket.AF_INET, ("127.0.0.1", port)):
+            found.append(port)
+    if len(found) < count:
+        raise InvalidInputError("port", f"{PORTS[0]} to {PORTS[-1]}", "all are in use")
+    return found
 
 
 def check_listen_address(

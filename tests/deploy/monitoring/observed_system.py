@@ -63,6 +63,15 @@ class Observed:
     stub: generation_pb2_grpc.GenerationStub
     http: str
     """Address of the HTTP service."""
+    gateways: tuple[Service, Service]
+    """One that always drafts, and one that chooses; the first runs. They have the same ports."""
+
+    async def choose(self) -> None:
+        """Start the gateway that chooses its steps in place of the one that always drafts."""
+        fixed, adaptive = self.gateways
+        await fixed.stop()
+        adaptive.start()
+        await adaptive.ready()
 
     async def work(self) -> None:
         """A round of requests: greedy and sampled, one that is refused, and one over HTTP."""
@@ -86,15 +95,17 @@ async def observed_system(directory: Path) -> AsyncIterator[Observed]:
     configuration = directory / "prometheus.yml"
     configuration.write_text(yaml.safe_dump(local_configuration(_targets(scraped))))
     services = _services(directory, ports, scraped)
+    others = [service for service in services if service.kind != "gateway"]
+    adaptive, fixed = [service for service in services if service.kind == "gateway"]
     try:
-        for first in (True, False):  # the gateway wants to find the others
-            chosen = [s for s in services if (s.kind != "gateway") is first]
+        for chosen in (others, [fixed]):  # the gateway wants to find the others
             for service in chosen:
                 service.start()
             await asyncio.gather(*(service.ready() for service in chosen))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['gateway']}") as channel:
             stub = generation_pb2_grpc.GenerationStub(channel)
-            yield Observed(Prometheus(ports["prometheus"]), stub, f"127.0.0.1:{ports['http']}")
+            http = f"127.0.0.1:{ports['http']}"
+            yield Observed(Prometheus(ports["prometheus"]), stub, http, (fixed, adaptive))
     finally:
         for service in reversed(services):
             await service.stop()
@@ -132,12 +143,13 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
         own = {"listen": at[name], "metrics-port": str(scraped[name]), **own}
         parts = [part for key, value in own.items() for part in (f"--{key}", value)]
         commands[name] = [sys.executable, "-m", programs[name.split("-")[0]], *parts]
+    commands["gateway-fixed"] = [*commands["gateway"], "--no-adaptive", "--tree-nodes", "4"]
     place = ["--listen", at["http"], "--gateways", at["gateway"]]
     commands["http"] = [sys.executable, "-m", "http_svc", *place]
     commands["prometheus"] = command(directory / "prometheus.yml", directory / "data", ports["prometheus"])
     return [
-        Service(name, name.split("-")[0], ports[name], commands[name], directory, _ENVIRONMENT)
-        for name in _NAMES
+        Service(name, name.split("-")[0], ports[name.split("-fixed")[0]], command, directory, _ENVIRONMENT)
+        for name, command in commands.items()
     ]
 
 

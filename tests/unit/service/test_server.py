@@ -2,14 +2,16 @@
 
 import asyncio
 import socket
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from specinfer.cli.local import processes
 from specinfer.cli.local.processes import free_ports
-from specinfer.errors import SettingError
+from specinfer.errors import InvalidInputError, SettingError
 from specinfer.service.channel import channel_options
 from specinfer.service.metrics import serve_metrics
 from specinfer.service.server import LIVENESS, ServiceServer
@@ -28,8 +30,19 @@ async def test_an_address_that_another_server_has_is_refused() -> None:
         await asyncio.gather(first.stop(), second.stop())
 
 
-def test_ports_are_different() -> None:
-    assert len(set(free_ports(64))) == 64
+def test_free_ports_are_returned_once_and_no_outgoing_connection_takes_them() -> None:
+    ports = [port for _ in range(8) for port in free_ports(8)]
+    assert len(set(ports)) == 64
+    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    assert not set(ports) & set(range(int(first), int(last) + 1))
+
+
+def test_a_port_in_use_is_not_returned_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        monkeypatch.setattr(processes, "PORTS", range(port, port + 1))
+        with pytest.raises(InvalidInputError, match=f"{port} to {port}.*all are in use"):
+            free_ports(1)
 
 
 def test_servers_count_no_ping_as_a_strike() -> None:
