@@ -41,7 +41,7 @@ from gateway.store.requests import RequestStore
 from specinfer.errors import UnavailableError
 from specinfer.hub import model_name, resolve_model
 from specinfer.planning.learned import load_weights
-from specinfer.planning.learned_training import StepRecorder
+from specinfer.planning.step_recorder import StepRecorder
 from specinfer.service.stream import MeterInterceptor
 from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer

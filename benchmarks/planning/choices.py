@@ -2,7 +2,7 @@
 
     python -m benchmarks.planning.choices --prompts eval.jsonl [--weights auto,bfloat16] [--batches 1,4,16]
 
-One model is loaded; the modes, plain decoding, constants and planners, take turns over the same groups of prompts,
+One model is loaded; the modes, plain decoding, constants and the planner, take turns over the same groups of prompts,
 each with a planner and a calibration of its own that begin with the first group. All prompts are read once before,
 so that nobody's first token waits. A mode is compared with plain decoding in the same turns.
 """
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.planning.world import Constant, StepPlanner
+from benchmarks.planning.world import Constant
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
@@ -26,16 +26,15 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.llm.build import LLMOptions, Speculators, build_engine
 from specinfer.llm.engine import LocalEngine
 from specinfer.planning.calibration import Calibration
-from specinfer.planning.planner import Choice, Planner, StepReport
+from specinfer.planning.choice import Choice
+from specinfer.planning.step_report import StepPlanner, StepReport
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.prompts import read_prompts_by_source
 from specinfer.sampling import GREEDY
 from specinfer.scheduling.request import GenerationRequest
 from specinfer.tokenizer import Tokenizer
 
-PLANNERS = {"table": TablePlanner, "parts": Planner}
-
-
+PLANNER = "table"
 Kind = tuple[int, frozenset[int], int, int]
 """Batch, speculators, planned nodes, tokens of the pass."""
 FEW = 6
@@ -98,27 +97,27 @@ def main(
     speculator: Annotated[str, typer.Option(help="Speculators; auto: those of the model.")] = "auto",
     weights: Annotated[str, typer.Option(help="Weight format.")] = "auto",
     nodes: Annotated[str, typer.Option(help="Constant numbers of nodes, with commas.")] = "2,4,8,16",
-    planners: Annotated[str, typer.Option(help="Planners, with commas.")] = "table",
     new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
     count: Annotated[int, typer.Option(help="Prompts of each batch size, at least.")] = 20,
     skip: Annotated[int, typer.Option(help="Prompts of the file to skip.")] = 0,
     batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "planner-choices",
 ) -> None:
-    """Compare planners with constants."""
+    """Compare the planner with constants."""
     speculators: Speculators = speculator if speculator == "auto" else [speculator]
     constants = read_numbers("nodes", nodes)
     engine, tokenizer = build_engine(
         model, speculators, LLMOptions(weights=weights, tree_nodes=max(constants))
     )
     first = engine.machine.planner
+    assert isinstance(first, TablePlanner)
     sizes = read_numbers("batches", batches)
     texts = read_prompts_by_source(prompts, skip + sum(max(count, 2 * size) for size in sizes))[skip:]
     report: dict[str, Any] = {"about": about_this_run(), "count": count, "new_tokens": new_tokens, "runs": {}}
     for size in sizes:
         modes: dict[str, Mode] = {"plain": Mode(Constant(0))}
         modes |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
-        modes |= {name: Mode(PLANNERS[name](first.curve, first.budget)) for name in planners.split(",")}
+        modes[PLANNER] = Mode(TablePlanner(first.curve, first.budget))
         own = max(count, 2 * size)
         asked = [encode(tokenizer, text.text) for text in texts[:own]]
         texts = texts[own:]
@@ -166,8 +165,8 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         "# The planner beside constant choices",
         "",
-        f"{origin(report['about'])}; {what}, greedy, one process; planners start cold. Tokens per second; over plain "
-        "decoding ± the standard error over turns; tokens a step of a request.",
+        f"{origin(report['about'])}; {what}, greedy, one process; the planner starts cold. Tokens per second; over "
+        "plain decoding ± the standard error over turns; tokens a step of a request.",
         "",
         *head([f"batch {size}" for size in runs]),
     ]
@@ -175,7 +174,7 @@ def markdown(report: dict[str, Any]) -> str:
         cells = [_cell(modes[name], modes["plain"]) for modes in runs.values()]
         lines.append(line(name, cells))
     lines += ["", "## If each step took the median of its kind", ""]
-    lines += ["Over plain decoding; planners over the best constant, and their processor time a step.", ""]
+    lines += ["Over plain decoding; the planner over the best constant, and its processor time a step.", ""]
     lines += head([f"batch {size}" for size in runs])
     for name in next(iter(runs.values())):
         lines.append(line(name, [_typical(modes, name) for modes in runs.values()]))
@@ -194,9 +193,9 @@ def _typical(modes: dict[str, Mode], name: str) -> str:
     usual = medians(modes.values())
     speeds = {key: mode.typical_speed(usual) for key, mode in modes.items()}
     gain = f"{speeds[name] / speeds['plain']:.3f}x"
-    if name not in PLANNERS:
+    if name != PLANNER:
         return gain
-    best = max([key for key in modes if key not in PLANNERS], key=lambda key: speeds[key])
+    best = max([key for key in modes if key != PLANNER], key=lambda key: speeds[key])
     micros = 1e6 * modes[name].planning_s / modes[name].steps
     return f"{gain}: {speeds[name] / speeds[best]:.3f} of {best}; {micros:.0f} us"
 

@@ -19,9 +19,9 @@ from math import exp, log2
 from typing import TypeAlias
 
 from specinfer.planning.calibration import Calibration
-from specinfer.planning.latency import DraftTime, tokens_read
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Choice, StepPlanner, StepReport, derive_budget
+from specinfer.planning.choice import Choice
+from specinfer.planning.pass_curve import PassCurve, derive_budget
+from specinfer.planning.step_report import DraftTime, StepPlanner, StepReport, tokens_read
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 

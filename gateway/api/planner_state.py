@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specinfer.planning.planner import Choice
+from specinfer.planning.choice import Choice
 from specinfer.v1 import generation_pb2
 
 

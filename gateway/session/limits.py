@@ -1,8 +1,7 @@
 """Limits of a session's steps: the gateway's settings within the verifier's limits."""
 
 from gateway.settings import GatewaySettings
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import derive_budget
+from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.v1 import verifier_pb2
 

@@ -27,8 +27,9 @@ from specinfer.engine.step import (
     Verified,
 )
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
+from specinfer.planning.choice import PLAIN
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.planner import PLAIN, StepPlanner
+from specinfer.planning.step_report import StepPlanner
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler

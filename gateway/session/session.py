@@ -28,8 +28,8 @@ from gateway.store.records import Record
 from gateway.store.requests import RequestStore
 from specinfer.errors import SpecInferError
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.learned import LearnedAcceptance, LinearModel, TextMatches
-from specinfer.planning.planner import Planner, StepPlanner
+from specinfer.planning.learned import LearnedPlanner, LinearModel, TextMatches
+from specinfer.planning.step_report import StepPlanner
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
@@ -230,8 +230,8 @@ class VerifierSession:
         planner: StepPlanner = TablePlanner(curve, budget, settings.adaptive)
         if settings.planner == "learned":
             matches = TextMatches(lambda name: scheduler.states[name].tokens)
-            learned = LearnedAcceptance(shared.trained, pool.names, matches)
-            planner = Planner(curve, budget, settings.adaptive, learned)
+            trained = shared.trained, pool.names, matches
+            planner = LearnedPlanner(curve, budget, settings.adaptive, *trained)
         return SessionLoop(
             *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,

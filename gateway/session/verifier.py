@@ -8,7 +8,7 @@ import grpc
 
 from gateway.session.verdicts import following_entries, made_trees, sound_verdicts
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
-from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.pass_curve import PassCurve
 from specinfer.remote.drafts import add_references
 from specinfer.remote.resident import NO_ORDER, HostOrder
 from specinfer.scheduling.entries import StepEntry, VerdictEntry

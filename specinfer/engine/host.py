@@ -19,8 +19,9 @@ from specinfer.constraints.compiler import Compiler
 from specinfer.engine.jobs import as_asked, job_of, verdict_of
 from specinfer.engine.local_pool import FEATURE_BYTES, LocalPool, MemberCounts
 from specinfer.planning.calibration import Calibration
+from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.feedback import Drafts
-from specinfer.planning.latency import DraftTime, SpeculatorSet
+from specinfer.planning.step_report import DraftTime
 from specinfer.planning.trees import give_matchers, trees_to_verify
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs

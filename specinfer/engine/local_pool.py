@@ -14,7 +14,8 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.drafters.refusals import Refusals
 from specinfer.errors import ExhaustedError, FaultError, MalformedTreeError, SpecInferError
-from specinfer.planning.latency import DraftTime, SpeculatorSet, tokens_read
+from specinfer.planning.choice import SpeculatorSet
+from specinfer.planning.step_report import DraftTime, tokens_read
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
 from specinfer.planning.calibration import Calibration
+from specinfer.planning.choice import PLAIN, Choice, SpeculatorSet
 from specinfer.planning.feedback import Drafts, FinishedStep, StepTimes, learn
-from specinfer.planning.latency import DraftTime, SpeculatorSet
-from specinfer.planning.planner import PLAIN, Choice, StepPlanner
+from specinfer.planning.step_report import DraftTime, StepPlanner
 from specinfer.planning.trees import trees_to_verify
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
 from specinfer.scheduling.request import RequestState

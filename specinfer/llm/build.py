@@ -27,8 +27,7 @@ from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import derive_budget
+from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler

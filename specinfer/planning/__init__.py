@@ -1,1 +1,1 @@
-"""Choice of the speculators and of the verified nodes, from measured acceptance and latency. Pure."""
+"""Choice of the speculators and of the verified nodes, by measured tokens and seconds of steps. Pure."""

@@ -6,14 +6,12 @@ one size and the next, and one tree of eight nodes says as much about four nodes
 """
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log2
 from typing import NamedTuple
 
-from specinfer.planning.latency import SpeculatorSet
-from specinfer.tree import TokenTree
+from specinfer.planning.choice import SpeculatorSet
 
 _FIRST = 0.5
 """Accepted tokens of one node before any tree was seen."""
@@ -25,8 +23,6 @@ _HALF = 150.0
 """Steps after which an outcome has half its weight."""
 _KEPT = 8.0
 """Weight, in trees, that age alone does not take away."""
-_RECORDS = 256
-"""Number of trees of the whole pool from which shares of its parts are counted."""
 
 
 class Gain(NamedTuple):
@@ -84,7 +80,7 @@ class AcceptedTokens:
             asked: speculators of the trees.
             batch_class: class of the batch size.
             places: number of sizes up to the nodes that were planned.
-            trees: of each, `by_nodes.ranked_nodes` and the tokens expected of it over those of a usual tree.
+            trees: of each, `tree_parts.ranked_nodes` and the tokens expected of it over those of a usual tree.
             step: number of the step.
         """
         both = [self._sums.setdefault((asked, which), _Sums()) for which in (batch_class, None)]
@@ -142,64 +138,3 @@ class AcceptedTokens:
         """Return the part of the weight of a set's trees that their age leaves."""
         sums = self._sums.get((asked, None))
         return 0.5 ** ((step - sums.step) / _HALF) if sums is not None else 1.0
-
-
-class Shares:
-    """Parts of the whole pool's accepted tokens that some of its speculators would have produced."""
-
-    def __init__(self, everybody: SpeculatorSet) -> None:
-        self.everybody = everybody
-        self._paths: deque[tuple[SpeculatorSet, ...]] = deque(maxlen=_RECORDS)
-        """Proposers of each token of accepted paths."""
-        self._new = 0
-        self._shares: dict[SpeculatorSet, float] = {}
-        self.sets: list[SpeculatorSet] = [everybody]
-        """Sets that may be chosen: single speculators, and the pool built up by the one that adds most."""
-
-    def add(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Count a tree of the whole pool."""
-        if not accepted or len(self.everybody) < 2:
-            return
-        self._paths.append(proposers(tree, accepted))
-        self._new += 1
-        if 8 * self._new >= len(self._paths) >= 8:
-            self._count()
-
-    def share(self, asked: SpeculatorSet) -> float:
-        """Return a set's part of the pool's tokens: those up to the first that none of the set proposed."""
-        if asked not in self._shares:
-            whole = sum([len(path) for path in self._paths])
-            prefix = sum([own_prefix(path, asked) for path in self._paths])
-            self._shares[asked] = prefix / whole if whole and asked != self.everybody else 1.0
-        return self._shares[asked]
-
-    def _count(self) -> None:
-        self._new, self._shares = 0, {}
-        self.sets = sets_worth_asking(self.everybody, self.share)
-
-
-def proposers(tree: TokenTree, accepted: Sequence[int]) -> tuple[SpeculatorSet, ...]:
-    """Return the speculators that proposed each node of an accepted path."""
-    found: dict[int, set[int]] = {node: set() for node in accepted}
-    for proposal in tree.proposals:
-        for child in proposal.children:
-            if child in found:
-                found[child].add(proposal.speculator)
-    return tuple(frozenset(speculators) for speculators in found.values())
-
-
-def own_prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
-    """Return the tokens of a path, given by their proposers, up to the first that none of a set proposed."""
-    return next((length for length, found in enumerate(path) if not found & asked), len(path))
-
-
-def sets_worth_asking(
-    everybody: SpeculatorSet, share: Callable[[SpeculatorSet], float]
-) -> list[SpeculatorSet]:
-    """Return the single speculators, and the pool built up by the one that adds most."""
-    pool, grown = frozenset[int](), list[SpeculatorSet]()
-    while pool != everybody:
-        pool |= {max(sorted(everybody - pool), key=lambda speculator: share(pool | {speculator}))}
-        grown.append(pool)
-    singles = [frozenset({speculator}) for speculator in sorted(everybody)]
-    return list(dict.fromkeys([*singles, *grown]))

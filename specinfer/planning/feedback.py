@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specinfer.planning.acceptance import Outcomes
 from specinfer.planning.calibration import Calibration
-from specinfer.planning.latency import DraftTime
-from specinfer.planning.planner import Choice, StepPlanner, StepReport
+from specinfer.planning.choice import Choice
+from specinfer.planning.step_report import DraftTime, Outcomes, StepPlanner, StepReport
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.scheduling.statistics import SpeculationCounts

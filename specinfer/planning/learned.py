@@ -1,11 +1,11 @@
-"""The learned policy: accepted tokens predicted from a request's text and its steps so far. Pure but for files.
+"""The learned policy: a table whose accepted tokens a linear model predicts. Pure but for files.
 
     accepted(S, n) = log2(1 + n) * sum over requests r of  x(r, S) . w(S)
 
 x are the features (`NAMES`), w(S) the weights of a speculator set: fitted to recorded steps
 (`specinfer train scheduler`) and refined with every verified tree. A set without fitted weights begins with
-those that make it the measured policy. The weights are a random walk that a Kalman filter follows; P is their
-variance over that of the tokens y of the rows R, each a request's features times log2(1 + n):
+those that make it the table. The weights are a random walk that a Kalman filter follows; P is their variance
+over that of the tokens y of the rows R, each a request's features times log2(1 + n):
 
     P += (V - P) / 2000                            for every step, with rows or without
     w += G clip(y - R w),  P -= G R P              G = P R' (R P R' + 1)^-1
@@ -15,7 +15,7 @@ So weights that were not seen for long are believed least, and P and V bound eve
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from math import log2
 from pathlib import Path
@@ -25,9 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
-from specinfer.planning.acceptance import NO_CONTEXTS, AcceptanceModel, Expected, Outcomes
-from specinfer.planning.by_nodes import nodes_needed, sizes_up_to
-from specinfer.planning.latency import SpeculatorSet
+from specinfer.planning.accepted_tokens import Gain
+from specinfer.planning.choice import Reason, SpeculatorSet, batch_size_class
+from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.step_report import StepReport
+from specinfer.planning.table_planner import TablePlanner
+from specinfer.planning.tree_parts import nodes_needed
+from specinfer.scheduling.limits import NodeBudget
 
 Floats = NDArray[np.float64]
 Rows = tuple[Floats, Floats]
@@ -39,11 +43,11 @@ MOST = 8
 """Tokens of a repeated end that are compared."""
 _LENGTHS = (2, 4, MOST)
 NAMES = ("one", "usual", *(f"match {length}" for length in _LENGTHS))
-"""Features of a request and a speculator set: 1; accepted tokens per log2(1 + n) that the measured policy expects;
-1 if the last k tokens stand in the text before."""
+"""Features of a request and a speculator set: 1; accepted tokens per log2(1 + n) that the table expects; 1 if the
+last k tokens stand in the text before."""
 _FORMAT = 2
-_USUAL = (2, 4, 8)
-"""Sizes of usual trees."""
+_USUAL_NODES = 8
+"""Nodes of the trees of which the table's expectation is taken."""
 _MOST_WAITING = 64
 """Steps of a request that may wait to be learnt from; as many as may wait for the store."""
 _DOUBT, _DOUBT_OF_TRAINED = 0.025, 0.25
@@ -52,6 +56,8 @@ _RELAXATION = 2000.0
 """Steps after which 1/e of P is left."""
 _MOST_ERROR = 4.0
 """Tokens that an error counts for at most."""
+_TOKENS = 4.0
+"""Variance of the accepted tokens of a tree."""
 
 
 class Repeats:
@@ -102,20 +108,27 @@ class LinearModel:
 
     @classmethod
     def usual(cls) -> "LinearModel":
-        """Return the measured policy's model."""
+        """Return the table's model."""
         return cls(np.array([float(name == "usual") for name in NAMES]), _DOUBT)
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
         """Learn from the accepted tokens of [N, features] rows, in a step of this number."""
-        kept = (1 - 1 / _RELAXATION) ** (step - self._refined)
-        self._refined = step
-        spread = kept * self._variance + (1 - kept) * _DOUBT * np.eye(len(NAMES))
+        spread, self._refined = self._spread(step), step
         errors = np.clip(accepted - rows @ self.weights, -_MOST_ERROR, _MOST_ERROR)
         across = rows @ spread
         gain = np.linalg.solve(across @ rows.T + np.eye(len(rows)), across).T
         self.weights = self.weights + gain @ errors
         spread = spread - gain @ across
         self._variance = (spread + spread.T) / 2
+
+    def variance(self, features: Floats, step: int) -> float:
+        """Return the variance of the tokens predicted from features in a step of this number."""
+        return _TOKENS * float(features @ self._spread(step) @ features)
+
+    def _spread(self, step: int) -> Floats:
+        """Return P at a step."""
+        kept = (1 - 1 / _RELAXATION) ** (step - self._refined)
+        return kept * self._variance + (1 - kept) * _DOUBT * np.eye(len(NAMES))
 
 
 def set_name(names: Iterable[str]) -> str:
@@ -162,67 +175,87 @@ def _model_of(content: Sequence[float]) -> LinearModel:
     return LinearModel(weights)
 
 
-class LearnedAcceptance(AcceptanceModel):
-    """Predicts accepted tokens, and learns from the outcomes."""
+class LearnedPlanner(TablePlanner):
+    """Chooses steps by predicted tokens and measured seconds."""
 
-    def __init__(self, trained: Mapping[str, LinearModel], names: Sequence[str], matches: Matches) -> None:
-        """Begin with weights by set name; `names`, which the pool extends, are the speculators' by number."""
-        super().__init__()
+    def __init__(
+        self,
+        curve: PassCurve,
+        budget: NodeBudget,
+        adaptive: bool,
+        trained: Mapping[str, LinearModel],
+        names: Sequence[str],
+        matches: Matches,
+    ) -> None:
+        """Begin with trained weights.
+
+        Args:
+            curve: seconds of passes by their tokens.
+            budget: most nodes of requests and steps.
+            adaptive: whether it chooses; else all speculators draft what the budget allows.
+            trained: weights by set name.
+            names: those of the speculators by number; the pool extends them.
+            matches: finds the repeated ends of requests.
+        """
+        super().__init__(curve, budget, adaptive)
         self._trained, self._names, self._matches = trained, names, matches
-        self._steps = 0
+        self._planned = 0
+        """Number of the present step."""
         self._models: dict[SpeculatorSet, LinearModel] = {}
-        self._contexts: Mapping[str, int] = {}
-        self._waiting: dict[str, dict[int, dict[SpeculatorSet, Floats]]] = {}
-        """Features of steps that were not learnt from yet, by request and context."""
+        self._features: Floats = np.zeros(len(NAMES))
+        """Sum over the requests of the present step, for a usual tree that brings 1 token per log2(1 + n)."""
+        self._waiting: dict[str, dict[int, Floats]] = {}
+        """The same of each request in steps that were not learnt from yet, by request and context."""
 
-    def follow(self, contexts: Mapping[str, int]) -> None:
-        """Take these requests, with so many tokens each, for those that want drafts; forget others."""
-        super().follow(contexts)
-        self._contexts = contexts
-        self._waiting = {name: self._waiting.get(name, {}) for name in contexts}
-
-    def expect(self, batch: int, sizes: Sequence[int]) -> Expected:
-        """Return the measured policy's expectation with predicted tokens."""
-        features = self._features()
-        self._steps += 1
-        for (name, context), own in zip(self._contexts.items(), features, strict=True):
+    def follow(self, wanting: Mapping[str, int]) -> None:
+        """Take these requests, with the tokens of their contexts, and read the features of their texts."""
+        super().follow(wanting)
+        if self._choice.reason in (Reason.FASTEST, Reason.PLAIN_IS_FASTER):
+            self._left = 0  # texts change from step to step; trials last as long as the table's
+        self._planned += 1
+        features = np.ones((len(wanting), len(NAMES)))
+        features[:, 1] = [self._texts[name].ratio for name in wanting]
+        features[:, 2:] = np.array(self._matches(wanting))[:, None] >= _LENGTHS
+        self._features = features.sum(axis=0)
+        self._waiting = {name: self._waiting.get(name, {}) for name in wanting}
+        for (name, context), own in zip(wanting.items(), features, strict=True):
             waiting = self._waiting[name]
-            waiting[context] = dict(zip(self.sets, own, strict=True))
+            waiting[context] = own
             if len(waiting) > _MOST_WAITING:
                 del waiting[min(waiting)]
-        weights = np.array([self.model(asked).weights for asked in self.sets])
-        per_doubling = (features.sum(axis=0) * weights).sum(axis=1)
-        nodes = np.array(sizes, float)
-        tokens = np.clip(per_doubling[:, None] * np.log2(1 + nodes), 0.0, len(self._contexts) * nodes)
-        return Expected(dict(zip(self.sets, tokens.tolist(), strict=True)), super().expect(batch, sizes).kept)
 
-    def observe(
-        self,
-        batch: int,
-        asked: SpeculatorSet,
-        nodes: int,
-        outcomes: Outcomes,
-        merged: bool = True,
-        contexts: Mapping[str, int] = NO_CONTEXTS,
-    ) -> None:
-        """Count one step, as the measured policy does, and refine the weights of the sets that drafted in it."""
-        super().observe(batch, asked, nodes, outcomes, merged)
-        for one, found in self.lessons(asked, nodes, outcomes, contexts).items() if merged else ():
-            self.model(one).refine(*found, self._steps)
+    def expected(
+        self, asked: SpeculatorSet, size: int, gains: Sequence[Gain]
+    ) -> Iterator[tuple[float, float]]:
+        """Yield the accepted tokens that the model predicts for a step, and their variance, by nodes."""
+        model, features = self.model(asked), self._features * self._usual(asked, size)
+        tokens, variance = float(features @ model.weights), model.variance(features, self._planned)
+        for nodes in [1 << place for place in range(len(gains))]:
+            doublings = log2(1 + nodes)
+            yield min(max(tokens * doublings, 0.0), len(self._texts) * nodes), variance * doublings**2
 
-    def lessons(
-        self, asked: SpeculatorSet, nodes: int, outcomes: Outcomes, contexts: Mapping[str, int]
-    ) -> dict[SpeculatorSet, Rows]:
+    def learn_tokens(self, report: StepReport) -> None:
+        """Learn as the table does, and refine the weights of the sets that drafted."""
+        for asked, found in self.lessons(report).items():
+            self.model(asked).refine(*found, self._planned)
+        super().learn_tokens(report)
+
+    def lessons(self, report: StepReport) -> dict[SpeculatorSet, Rows]:
         """Return rows and accepted tokens by speculator set: a tree shows them of every set that drafted."""
-        sizes = np.array(sizes_up_to(nodes))
+        size, sizes = batch_size_class(report.batch), np.array(sizes_up_to(report.choice.nodes))
+        doublings = np.log2(1 + sizes)[:, None]
+        sets = [asked for asked in self._shares.sets if asked <= report.choice.speculators]
+        usual = [self._usual(asked, size) for asked in sets]
         found: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
-        for name, (tree, accepted) in outcomes.items():
-            for one, features in self._take_waiting(name, contexts.get(name, -1)).items():
-                if one <= asked:
-                    rows, came = found.setdefault(one, ([], []))
-                    needed = nodes_needed(tree, accepted, one)
-                    rows.append(np.log2(1 + sizes)[:, None] * features)
-                    came.extend([bisect_right(needed, size) for size in sizes])
+        for name, (tree, accepted) in report.outcomes.items():
+            features = self._take_waiting(name, report.contexts.get(name, -1))
+            if features is None:
+                continue
+            for asked, scale in zip(sets, usual, strict=True):
+                rows, came = found.setdefault(asked, ([], []))
+                needed = nodes_needed(tree, accepted, asked)
+                rows.append(doublings * (features * scale))
+                came.extend([bisect_right(needed, size) for size in sizes])
         return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in found.items()}
 
     def model(self, asked: SpeculatorSet) -> LinearModel:
@@ -232,19 +265,22 @@ class LearnedAcceptance(AcceptanceModel):
             self._models[asked] = deepcopy(self._trained.get(name)) or LinearModel.usual()
         return self._models[asked]
 
-    def _features(self) -> Floats:
-        """Return [requests, sets, features]."""
-        usual = self.usual(1).expect(_USUAL)[-1].accepted / log2(1 + _USUAL[-1])
-        found = np.ones((len(self._contexts), len(self.sets), len(NAMES)))
-        of_requests, shares = [self.ratio(name) for name in self._contexts], [*map(self.share, self.sets)]
-        found[..., 1] = usual * np.outer(of_requests, shares)
-        found[..., 2:] = (np.array(self._matches(self._contexts))[:, None] >= _LENGTHS)[:, None]
-        return found
+    def _usual(self, asked: SpeculatorSet, size: int) -> Floats:
+        """Return the factors of a set's features: what the table expects per log2(1 + n) for one of them."""
+        factors = np.ones(len(NAMES))
+        gains = self.gains(asked, size, _USUAL_NODES.bit_length())
+        factors[1] = sum([gain.tokens for gain in gains]) / log2(1 + _USUAL_NODES)
+        return factors
 
-    def _take_waiting(self, name: str, context: int) -> Mapping[SpeculatorSet, Floats]:
+    def _take_waiting(self, name: str, context: int) -> Floats | None:
         """Return the features of a request's step at this context, if it was chosen for; forget older ones."""
         waiting = self._waiting.get(name, {})
-        features = waiting.get(context, {})
+        features = waiting.get(context)
         for old in [each for each in waiting if each <= context]:
             del waiting[old]
         return features
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Return 1, 2, 4, ... and the largest itself."""
+    return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most] if most else []

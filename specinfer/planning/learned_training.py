@@ -1,13 +1,6 @@
-"""Training of the learned policy: recorded steps, and `specinfer train scheduler`, which fits weights to them.
-
-A recording of all speculators' whole trees teaches most: a gateway with `--no-adaptive --tree-nodes 16
---step-nodes` of sixteen times the batch. Of a planner's choices only the chosen parts can be learnt. A line is the
-JSON of one step, without text and tokens: of a tree its form, its scores and its proposers
-(`docs/algorithms.md#planner`).
-"""
+"""Training of the learned policy: `specinfer train scheduler`, which fits weights to recorded steps."""
 
 import json
-import logging
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,26 +12,17 @@ import numpy as np
 import typer
 
 from specinfer.errors import SettingError, SpecInferError
-from specinfer.planning.acceptance import Outcomes
-from specinfer.planning.by_nodes import sizes_up_to
-from specinfer.planning.feedback import FinishedStep, report_of
-from specinfer.planning.latency import SpeculatorSet
-from specinfer.planning.learned import (
-    NAMES,
-    LearnedAcceptance,
-    LinearModel,
-    Rows,
-    TextMatches,
-    save_weights,
-    set_name,
-)
+from specinfer.planning.choice import Choice, SpeculatorSet
+from specinfer.planning.learned import NAMES, LearnedPlanner, LinearModel, Rows, save_weights, set_name
+from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.step_report import Outcomes, StepReport
+from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.usage import USAGE_ERROR, usage_message
 
-log = logging.getLogger(__name__)
 PROGRAM = "specinfer train scheduler"
 _LEAST_ROWS = 200
-"""Rows of a speculator set below which it keeps the measured policy's weights."""
+"""Rows of a speculator set below which it keeps the table's weights."""
 _BLOCK, _BLOCKS = 50, 10
 """Steps of a block, and number of blocks, of which the last one judges, and teaches nothing."""
 
@@ -56,51 +40,6 @@ class RecordedStep:
     """Lengths of their repeated ends (`Repeats`)."""
     outcomes: Outcomes
     """Outcomes of the requests that had merged trees."""
-
-
-class StepRecorder:
-    """Appends finished steps to a file; without a file it does nothing."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        """Open the file; raises SettingError if it cannot be written."""
-        try:
-            self._file = path.open("a", encoding="utf-8") if path is not None else None
-        except OSError as error:
-            raise SettingError("record_steps", str(path), f"cannot be written: {error.strerror}") from error
-        self._tokens: dict[str, Sequence[int]] = {}
-        self._matches = TextMatches(lambda name: self._tokens[name])
-
-    def write(self, step: FinishedStep, names: Sequence[str]) -> None:
-        """Record a step without prompts; a fault of the file ends the recording, not the serving."""
-        report = report_of(step) if self._file is not None else None
-        if self._file is None or report is None or not report.outcomes:
-            return
-        self._tokens = {entry.request_id: entry.state.tokens for entry in step.entries}
-        matches = dict(zip(report.contexts, self._matches(report.contexts), strict=True))
-        requests = {
-            name: {"context": report.contexts[name], "match": matches[name], **_form_of(tree, accepted)}
-            for name, (tree, accepted) in report.outcomes.items()
-        }
-        choice = {"asked": sorted(step.choice.speculators), "nodes": step.choice.nodes}
-        try:
-            self._file.write(json.dumps({"speculators": list(names), **choice, "requests": requests}) + "\n")
-        except OSError as error:
-            log.error("steps are not recorded any more: %s", error)
-            self._file = None
-
-    def close(self) -> None:
-        """Write the rest."""
-        if self._file is not None:
-            self._file.close()
-
-
-def _form_of(tree: TokenTree, accepted: Sequence[int]) -> dict[str, Any]:
-    return {
-        "parents": tree.parents.tolist(),
-        "scores": [round(score, 5) for score in tree.scores.tolist()],
-        "proposals": [[p.parent, p.speculator, list(p.children)] for p in tree.proposals],
-        "accepted": list(accepted),
-    }
 
 
 def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep], list[str]]:
@@ -165,25 +104,29 @@ def lessons_of(
 ) -> Iterator[tuple[int, SpeculatorSet, Rows]]:
     """Yield (number of a step, speculator set, rows) as a gateway learns: when the next step is chosen."""
     matches: dict[str, int] = {}
-    model = LearnedAcceptance({}, names, lambda contexts: [matches[name] for name in contexts])
-    model.enrol(frozenset(range(len(names))))
-    before: RecordedStep | None = None
+    planner = LearnedPlanner(
+        *(PassCurve([(1, 1.0)]), NodeBudget(1, 1), True, {}, names),
+        lambda contexts: [matches[name] for name in contexts],
+    )
+    planner.enrol([frozenset(range(len(names)))])
+    before: StepReport | None = None
     for number, step in enumerate(steps):
         matches = dict(step.matches)
-        model.follow(step.contexts)
-        model.expect(len(step.contexts), sizes_up_to(step.nodes))
-        if before is not None and before.asked and before.nodes > 0:
-            outcome = before.asked, before.nodes, before.outcomes
-            for asked, rows in model.lessons(*outcome, before.contexts).items():
+        planner.follow(step.contexts)
+        if before is not None and before.choice.speculators and before.choice.nodes > 0:
+            for asked, rows in planner.lessons(before).items():
                 yield number - 1, asked, rows
-            model.observe(len(before.contexts), *outcome)  # without contexts: no weights are refined
-        before = step
+            planner.learn_tokens(before)  # features were taken: no weights are refined
+        before = StepReport(
+            *(Choice(step.asked, step.nodes), len(step.contexts), 0, 0.0, [], 0.0, step.outcomes),
+            contexts=step.contexts,
+        )
 
 
 def fit(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> tuple[dict[str, LinearModel], dict[str, list[float]]]:
-    """Return models by the names of their sets, and their mean squared errors beside the measured policy's.
+    """Return models by the names of their sets, and their mean squared errors beside the table's.
 
     The errors are over steps that taught nothing.
     """
@@ -204,7 +147,7 @@ def fit(
 
 
 def _fitted(lessons: Rows) -> LinearModel:
-    """Fit by least squares, drawn a little towards the measured policy, so that there is one best fit."""
+    """Fit by least squares, drawn a little towards the table, so that there is one best fit."""
     rows, accepted = lessons
     mean = rows.T @ rows / len(rows) + 1e-3 * np.eye(len(NAMES))
     start = LinearModel.usual().weights
@@ -229,7 +172,7 @@ def train_scheduler(
         raise SettingError("recording", ", ".join(map(str, recording)), why)
     save_weights(out, models, {"steps": len(steps)})
     for name, (learned, measured) in errors.items():
-        typer.echo(f"{name}: squared error {learned:.3f}, measured policy {measured:.3f}")
+        typer.echo(f"{name}: squared error {learned:.3f}, table {measured:.3f}")
 
 
 def main() -> None:

@@ -11,8 +11,9 @@ from math import exp, log, log2, sqrt
 from statistics import median
 from typing import NamedTuple
 
-from specinfer.planning.latency import DraftTime, SpeculatorSet, batch_size_class
-from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.choice import SpeculatorSet, batch_size_class
+from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.step_report import DraftTime
 
 _WINDOW = 24
 """Number of latest values of a row that count."""

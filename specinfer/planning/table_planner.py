@@ -1,17 +1,16 @@
 """The planner: a table of measured tokens and seconds of steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple
 
-from specinfer.planning.accepted_tokens import AcceptedTokens, Shares
-from specinfer.planning.by_nodes import ranked_nodes
-from specinfer.planning.latency import SpeculatorSet, batch_size_class
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import PLAIN, Choice, StepReport, fixed_choice
+from specinfer.planning.accepted_tokens import AcceptedTokens, Gain
+from specinfer.planning.choice import PLAIN, Choice, Reason, SpeculatorSet, batch_size_class, fixed_choice
+from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.step_report import StepReport
 from specinfer.planning.step_seconds import StepSeconds
-from specinfer.planning.trials import Reason
+from specinfer.planning.tree_parts import Shares, ranked_nodes
 from specinfer.scheduling.limits import NodeBudget
 
 _FIRST_NODES = 4
@@ -106,13 +105,11 @@ class TablePlanner:
         self._texts: dict[str, _Text] = {}
         self._step = 0
         self._before: tuple[int, SpeculatorSet, int] | None = None
-        """TableRow of the step before."""
+        """Row of the step before."""
         self._choice, self._left, self._load = PLAIN, 0, (0, 0)
         """Choice in use, the steps for which it still holds, and the load that it was made for."""
         self._best: dict[int, tuple[SpeculatorSet, int]] = {}
         """Set and nodes in use by batch class."""
-        self._expected: dict[tuple[int, SpeculatorSet, int], float] = {}
-        """Accepted tokens of a usual tree, by row."""
         self._credit, self._earned = _CREDIT, 0
         """Steps that trials may cost, and the step at which they were last added to."""
         self._ages: dict[int, int] = {}
@@ -147,7 +144,7 @@ class TablePlanner:
             return replace(PLAIN, reason=Reason.NOT_WANTED if self._services else Reason.NO_SPECULATORS)
         if not self._adaptive:
             return fixed_choice(self.budget, self._shares.everybody, batch, len(wanting))
-        self._follow(wanting)
+        self.follow(wanting)
         load = batch, len(wanting)
         if not self._left or load != self._load:
             self._choice, self._left = self._plan(*load)
@@ -172,7 +169,7 @@ class TablePlanner:
         )
         return choice, steps
 
-    def _follow(self, wanting: Mapping[str, int]) -> None:
+    def follow(self, wanting: Mapping[str, int]) -> None:
         """Take these requests, with the tokens of their contexts, for those that want drafts."""
         texts = self._texts
         if texts.keys() != wanting.keys():
@@ -194,29 +191,49 @@ class TablePlanner:
         if not places:
             return plain, []
         sizes = [1 << place for place in range(places)]
-        ratios = sum([text.ratio for text in self._texts.values()])
-        everybody = self._shares.everybody
-        whole = self.accepted.gains(everybody, size, places)
+        whole = self.gains(self._shares.everybody, size, places)
         reading_s = self._read_s * self.seconds.pace * self._prompt / self._answer
         rows: list[TableRow] = []
         for asked in self._shares.sets:
-            gains = whole
-            if asked != everybody:
-                gains = self.accepted.gains(asked, size, places, whole, self._shares.share(asked))
-            age = self.accepted.age(asked, self._step)
-            variance, least_s = 0.0, plain.seconds
+            gains = self.gains(asked, size, places, whole)
+            least_s = plain.seconds
             estimates = self.seconds.estimate(batch, requests, asked, sizes)
-            usual = 0.0
-            for nodes, gain, estimate in zip(sizes, gains, estimates, strict=True):
-                usual += gain.tokens
-                self._expected[size, asked, nodes] = usual
-                tokens = batch + ratios * usual
-                variance += ratios**2 * (gain.tokens + 0.05) / (age * gain.trees + _UNSEEN)
+            expected = self.expected(asked, size, gains)
+            for nodes, (accepted, variance), estimate in zip(sizes, expected, estimates, strict=True):
+                tokens = batch + accepted
                 least_s = max(least_s, estimate.seconds)
                 more_s = least_s + tokens * reading_s - estimate.seconds
                 estimate = estimate._replace(seconds=estimate.seconds + more_s, least=estimate.least + more_s)
                 rows.append(TableRow(asked, nodes, tokens, *estimate, variance))
         return plain, rows
+
+    def gains(
+        self, asked: SpeculatorSet, size: int, places: int, whole: Sequence[Gain] = ()
+    ) -> Sequence[Gain]:
+        """Return the gains of the sizes of a set's usual trees, given those of the whole pool if known."""
+        everybody = self._shares.everybody
+        whole = whole or self.accepted.gains(everybody, size, places)
+        if asked == everybody:
+            return whole
+        return self.accepted.gains(asked, size, places, whole, self._shares.share(asked))
+
+    def expected(
+        self, asked: SpeculatorSet, size: int, gains: Sequence[Gain]
+    ) -> Iterator[tuple[float, float]]:
+        """Yield the accepted tokens to expect of a step of the followed requests, and their variance, by nodes.
+
+        Args:
+            asked: speculators.
+            size: class of the batch.
+            gains: those of usual trees.
+        """
+        ratios = sum([text.ratio for text in self._texts.values()])
+        age = self.accepted.age(asked, self._step)
+        tokens = variance = 0.0
+        for gain in gains:
+            tokens += ratios * gain.tokens
+            variance += ratios**2 * (gain.tokens + 0.05) / (age * gain.trees + _UNSEEN)
+            yield tokens, variance
 
     def _pick(self, batch: int, plain: TableRow, trees: list[TableRow]) -> tuple[TableRow, Reason, int]:
         """Return the best row or a trial of another, why, and the number of steps for which it holds."""
@@ -239,7 +256,7 @@ class TablePlanner:
         largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
         others = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
         trial = max(others, key=lambda row: row.speed_at_best(best), default=None)
-        if trial is not None and self._affordable(trial, best):
+        if trial is not None and self._affordable(batch, trial, best):
             return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, self._burst(trial)
         return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER, _REPEATED
 
@@ -254,13 +271,13 @@ class TablePlanner:
         age = self._ages[size] = self._ages.get(size, 0) + steps
         self._credit = min(self._credit + steps / min(first + age / per, last), _MOST_CREDIT)
 
-    def _affordable(self, trial: TableRow, best: TableRow) -> bool:
+    def _affordable(self, batch: int, trial: TableRow, best: TableRow) -> bool:
         """Return whether a trial may gain anything and its cost can be paid; pay it."""
         gain = trial.speed_at_best(best) / best.speed - 1
         if gain <= _WORTH:
             return False
-        worse = 1 - trial.fear(best, _OPTIMISM) / best.speed
-        cost = self._burst(trial) * max(worse, 0.0) * trial.seconds
+        least = max(trial.fear(best, _OPTIMISM), batch / trial.seconds)
+        cost = self._burst(trial) * max(1 - least / best.speed, 0.0) * trial.seconds
         if trial.asked and not best.asked:
             cost += self._reading_s()
         cost /= best.seconds
@@ -298,13 +315,13 @@ class TablePlanner:
             self.seconds.observe_parts(batch, nodes, report.tokens, report.pass_s, report.drafts, self._step)
         self._before = row
         if asked and nodes:
-            self._learn_tokens(report, size)
+            self.learn_tokens(report)
 
-    def _learn_tokens(self, report: StepReport, size: int) -> None:
-        asked, nodes = report.choice.speculators, report.choice.nodes
-        places = nodes.bit_length()
-        everybody = self._shares.everybody
-        expected = self._expected.get((size, asked, nodes), 0.0)
+    def learn_tokens(self, report: StepReport) -> None:
+        """Learn from the accepted tokens of a step with trees."""
+        asked, size = report.choice.speculators, batch_size_class(report.batch)
+        places = report.choice.nodes.bit_length()
+        expected = sum([gain.tokens for gain in self.gains(asked, size, places)])
         trees: list[tuple[list[int], float]] = []
         for outcomes, merged in ((report.outcomes, True), (report.chains, False)):
             for name, (tree, path) in outcomes.items():
@@ -314,6 +331,6 @@ class TablePlanner:
                 trees.append((ranked_nodes(tree, accepted), text.ratio if text else 1.0))
                 if text:
                     text.add(len(accepted), expected)
-                if merged and asked == everybody:
+                if merged and asked == self._shares.everybody:
                     self._shares.add(tree, accepted)
         self.accepted.add(asked, size, places, trees, self._step)

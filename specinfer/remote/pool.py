@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
-from specinfer.planning.latency import SpeculatorSet
-from specinfer.planning.planner import Choice
+from specinfer.planning.choice import Choice, SpeculatorSet
 from specinfer.remote.directory import SpeculatorDirectory
 from specinfer.remote.drafts import (
     CALL_S,

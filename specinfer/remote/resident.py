@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from specinfer.errors import MalformedTreeError
-from specinfer.planning.latency import DraftTime, SpeculatorSet
-from specinfer.planning.planner import Choice
+from specinfer.planning.choice import Choice, SpeculatorSet
+from specinfer.planning.step_report import DraftTime
 from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import Speculation

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from specinfer.errors import UnavailableError
-from specinfer.planning.latency import DraftTime, tokens_read
+from specinfer.planning.step_report import DraftTime, tokens_read
 from specinfer.remote.drafts import TreeShare, add_references, exchange_drafts
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.service import DraftQuery, SpeculatorService

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from specinfer.drafters.refusals import Refusals
 from specinfer.errors import MalformedTreeError
-from specinfer.planning.latency import DraftTime, SpeculatorSet
+from specinfer.planning.choice import SpeculatorSet
+from specinfer.planning.step_report import DraftTime
 from specinfer.remote.description import consent_of
 from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
 from specinfer.remote.faults import DraftFaults, DraftStatistics

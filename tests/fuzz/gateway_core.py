@@ -13,7 +13,7 @@ from gateway.session.verifier import VerifierClient, pass_curve
 from specinfer.errors import SpecInferError
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import FinishedStep, StepTimes, learn
-from specinfer.planning.planner import Planner
+from specinfer.planning.table_planner import TablePlanner
 from specinfer.planning.trees import trees_to_verify
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
@@ -74,7 +74,7 @@ class GatewayCore:
         """Meets the services."""
         asyncio.get_running_loop().set_task_factory(self._watched)
         self._failed: list[BaseException] = []
-        self._planner = Planner(pass_curve(await self._verifier.describe()), _BUDGET, self._adaptive)
+        self._planner = TablePlanner(pass_curve(await self._verifier.describe()), _BUDGET, self._adaptive)
         await self.pool.connect()
         self._planner.enrol(self.pool.groups)
 

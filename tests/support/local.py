@@ -7,7 +7,7 @@ from specinfer.drafters import Drafter
 from specinfer.llm import LLM, SamplingParams
 from specinfer.llm.build import LLMOptions, assemble
 from specinfer.llm.engine import LocalEngine
-from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.pass_curve import PassCurve
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
 

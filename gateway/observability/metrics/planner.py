@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from gateway.session.totals import Named
+from specinfer.planning.choice import Reason
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.trials import Reason
 from specinfer.service.metrics import COUNTS, StepCounter, StepHistogram
 
 

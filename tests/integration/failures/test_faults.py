@@ -12,7 +12,7 @@ from gateway.observability.metrics.requests import RequestCounters
 from gateway.session import verifier
 from gateway.session.token_stream import TokenStream
 from specinfer.engine import step as engine_step
-from specinfer.planning.planner import PLAIN
+from specinfer.planning.choice import PLAIN
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.scheduling.limits import CacheRoom
 from specinfer.scheduling.scheduler import Scheduler

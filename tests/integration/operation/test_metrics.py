@@ -12,7 +12,7 @@ import pytest
 from specinfer.drafters import DraftJob
 from specinfer.errors import FaultError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.planning.trials import Reason
+from specinfer.planning.choice import Reason
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2

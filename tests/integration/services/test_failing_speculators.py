@@ -17,7 +17,8 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import ExhaustedError, IncompatibleError, SpecInferError
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.planning.planner import PLAIN, Choice, StepReport
+from specinfer.planning.choice import PLAIN, Choice
+from specinfer.planning.step_report import StepReport
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.remote.directory import SpeculatorDirectory
 from specinfer.service.server import ServiceServer

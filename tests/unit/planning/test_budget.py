@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import derive_budget
+from specinfer.planning.pass_curve import PassCurve, derive_budget
 
 CPU = PassCurve(
     [

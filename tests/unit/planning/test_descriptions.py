@@ -6,8 +6,7 @@ import pytest
 
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import IncompatibleError
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import derive_budget
+from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.remote.directory import SpeculatorDirectory
 from specinfer.remote.service import SpeculatorService
 from specinfer.v1 import speculator_pb2, verifier_pb2

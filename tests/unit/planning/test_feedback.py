@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from specinfer.planning.calibration import Calibration
+from specinfer.planning.choice import Choice
 from specinfer.planning.feedback import FinishedStep, StepTimes, learn
-from specinfer.planning.latency import DraftTime
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Choice, Planner, StepReport
+from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.step_report import DraftTime, StepReport
+from specinfer.planning.table_planner import TablePlanner
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget
@@ -23,7 +24,7 @@ ROOT = 7
 BOTH = frozenset({0, 1})
 
 
-class Listening(Planner):
+class Listening(TablePlanner):
     """A planner that keeps what it is told."""
 
     def __init__(self) -> None:

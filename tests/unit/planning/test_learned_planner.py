@@ -9,23 +9,22 @@ import numpy as np
 import pytest
 
 from specinfer.errors import SettingError
-from specinfer.planning.acceptance import AcceptanceModel
-from specinfer.planning.by_nodes import nodes_needed
-from specinfer.planning.latency import DraftTime
+from specinfer.planning.choice import Choice
 from specinfer.planning.learned import (
     MOST,
     NAMES,
-    LearnedAcceptance,
+    LearnedPlanner,
     LinearModel,
     Repeats,
     TextMatches,
     load_weights,
     save_weights,
 )
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Choice, Planner, StepReport
+from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.step_report import DraftTime, StepReport
+from specinfer.planning.table_planner import TablePlanner
 from specinfer.scheduling.limits import NodeBudget
-from specinfer.tree import TokenTree, TreeBuilder, merge_trees
+from specinfer.tree import TokenTree, merge_trees
 from tests.support.oracle import chain
 
 ROOT = 7
@@ -33,6 +32,7 @@ ALONE = frozenset({0})
 NAME = "copies"
 DRAFT_S, NODE_S, PLAIN_S = 0.003, 0.0004, 0.005
 """Seconds of drafts, of a node and of plain steps: drafts are only worth it if they are right."""
+CURVE = PassCurve([(1, PLAIN_S), (101, PLAIN_S + 100 * NODE_S)])
 
 
 class Copying:
@@ -42,12 +42,10 @@ class Copying:
     def __init__(self, model: LinearModel | None, seed: int = 0, shuffled: bool = False) -> None:
         self.rng, self.shuffled, self.tokens, self.copies = random.Random(seed), shuffled, 100, False
         trained = {} if model is None else {NAME: model}
-        self.acceptance = LearnedAcceptance(trained, [NAME], self.seen)
-        self.planner = Planner(
-            PassCurve([(1, PLAIN_S), (101, PLAIN_S + 100 * NODE_S)]), NodeBudget(8, 8), True, self.acceptance
-        )
+        self.planner = LearnedPlanner(CURVE, NodeBudget(8, 8), True, trained, [NAME], self.seen)
         self.planner.enrol([ALONE])
-        self.planner.latency.reading.observe(ALONE, 1000, 0.0)  # what is missed costs nothing
+        free = DraftTime(ALONE, {0: 0.0}, 0.0, read=1000)  # what is missed costs nothing
+        self.planner.observe(StepReport(Choice(ALONE, 1), 1, 2, PLAIN_S, [free], 0.0, {}))
 
     def seen(self, contexts: Mapping[str, int]) -> list[int]:
         copies = self.rng.random() < 0.5 if self.shuffled else self.copies
@@ -123,22 +121,23 @@ def test_a_step_of_refinement_is_bounded_whatever_it_sees() -> None:
         assert np.linalg.norm(model.weights - before) < 1.0
 
 
-def test_untrained_weights_expect_what_the_measured_policy_does_of_a_usual_text() -> None:
-    """But for the hope that it has for a text of which it knows nothing."""
-    models = [AcceptanceModel(), LearnedAcceptance({}, ["a", "b"], lambda contexts: [0] * len(contexts))]
+def test_untrained_weights_expect_what_the_table_does() -> None:
+    """Trees of eight nodes: of others the table knows what they bring, the model follows log2(1 + n)."""
+    budget = NodeBudget(8, 64)
+    table = TablePlanner(CURVE, budget)
+    learned = LearnedPlanner(CURVE, budget, True, {}, ["a", "b"], lambda contexts: [0] * len(contexts))
     both, rng = frozenset({0, 1}), random.Random(0)
-    for model in models:
-        model.enrol(both)
     tree = merge_trees([(0, chain(ROOT, [1, 2, 3])), (1, chain(ROOT, [1, 5]))])
+    for planner in (table, learned):
+        planner.enrol([both])
     for _ in range(400):
         outcomes = {name: (tree, [1, 2][: rng.randint(0, 2)]) for name in ("r", "s")}
-        for model in models:  # without contexts nothing is refined
-            model.follow({"r": 10, "s": 9})
-            model.expect(2, (2, 4))
-            model.observe(2, both, 4, outcomes)
-    for asked in models[0].sets:
-        measured, learned = (model.expect(2, (2, 4)).tokens[asked][-1] for model in models)
-        assert learned == pytest.approx(measured, rel=0.15)
+        for planner in (table, learned):  # without contexts nothing is refined
+            planner.choose(2, {"r": 10, "s": 9})
+            planner.learn_tokens(StepReport(Choice(both, 8), 2, 9, 0.0, [], 0.0, outcomes))
+    for asked in table._shares.sets:
+        ours, theirs = ([n for n, _ in p.expected(asked, 1, p.gains(asked, 1, 4))] for p in (learned, table))
+        assert ours[-1] == pytest.approx(theirs[-1], rel=0.02)
 
 
 def test_features_are_of_committed_tokens() -> None:
@@ -159,20 +158,6 @@ def test_matches_read_bit_by_bit_are_those_of_the_whole_text(seed: int) -> None:
     while length <= len(tokens):
         assert repeats.match(tokens, length) == Repeats().match(tokens, length)
         length += rng.randint(1, 4)
-
-
-def test_what_smaller_trees_would_have_brought() -> None:
-    """Speculator 0 says 1-2-3; speculator 1 says 9 and, less sure, 1."""
-    surer = TreeBuilder(ROOT)
-    surer.propose_points(0, [9, 1], [0.9, 0.4])
-    tree = merge_trees([(0, chain(ROOT, [1, 2, 3], 0.5)), (1, surer.build())])
-    path = [node for node in range(len(tree)) if tree.token_ids[node] in (1, 2, 3)]
-    assert nodes_needed(tree, path, frozenset({0})) == [1, 2, 3]
-    assert nodes_needed(tree, path, frozenset({1})) == [2], "9 comes first"
-    both = nodes_needed(tree, path, frozenset({0, 1}))
-    assert both[0] == 2
-    assert both == sorted(both)
-    assert nodes_needed(tree, [], frozenset({0})) == []
 
 
 def test_requests_match_their_own_texts_and_are_forgotten() -> None:

@@ -1,13 +1,10 @@
 """Nodes pay that bring tokens as fast as the step does."""
 
-from collections.abc import Sequence
-from math import log2
-
 import pytest
 
-from specinfer.planning.acceptance import AcceptanceModel, Expected
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import PLAIN, Choice, Planner
+from specinfer.planning.choice import PLAIN, Choice
+from specinfer.planning.pass_curve import PassCurve
+from specinfer.planning.table_planner import TablePlanner
 from specinfer.scheduling.limits import NodeBudget
 
 ALONE = frozenset({0})
@@ -35,22 +32,11 @@ def test_what_drafters_are_told_is_a_probability() -> None:
 
 @pytest.mark.parametrize("stairs", [False, True])
 def test_a_node_costs_its_part_of_what_all_chosen_ones_add_to_the_pass(stairs: bool) -> None:
-    """Eight nodes add 4 ms, whether the first brings all of it or each its part; more add 28 more."""
-    points = [(1, 8), (2, 12), (9, 12), (10, 40)] if stairs else [(1, 8), (9, 12), (10, 40)]
-    planner = Planner(PassCurve([(tokens, ms / 1000) for tokens, ms in points]), NodeBudget(16, 16))
+    """Four nodes add 4 ms, whether the first brings all of it or each its part; more add 28 more."""
+    points = [(1, 8), (2, 12), (5, 12), (6, 40)] if stairs else [(1, 8), (5, 12), (6, 40)]
+    planner = TablePlanner(PassCurve([(tokens, ms / 1000) for tokens, ms in points]), NodeBudget(16, 16))
     planner.enrol([ALONE])
-    planner.acceptance = Predictable()
-    planner.enrol([frozenset({1})])
     choice = planner.choose(1, {"r": 0})
-    assert choice.step_nodes == 8
-    assert choice.node_seconds == pytest.approx(0.004 / 8, rel=0.01)
-    assert choice.node_threshold == pytest.approx(choice.speed * 0.004 / 8, rel=0.01)
-
-
-class Predictable(AcceptanceModel):
-    """Every doubling brings two tokens."""
-
-    def expect(self, batch: int, sizes: Sequence[int]) -> Expected:
-        return Expected(
-            {asked: [2 * log2(1 + size) for size in sizes] for asked in self.sets}, [*map(float, sizes)]
-        )
+    assert choice.step_nodes == 4
+    assert choice.node_seconds == pytest.approx(0.004 / 4, rel=0.01)
+    assert choice.node_threshold == pytest.approx(choice.plain_speed * 0.004 / 4, rel=0.5)

@@ -1,0 +1,71 @@
+"""Choices of steps: speculators, nodes, what is expected of them, and why."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specinfer.scheduling.limits import NodeBudget
+
+SpeculatorSet = frozenset[int]
+
+
+class Reason(StrEnum):
+    """Why a step was planned so; its values are labels of metrics."""
+
+    NO_SPECULATORS = "no speculators"
+    NOT_WANTED = "no request wants drafts"
+    NOT_ADAPTIVE = "not adaptive"
+    FASTEST = "fastest"
+    PLAIN_IS_FASTER = "plain is faster"
+    FIRST_TREES = "first trees"
+    FIRST_PLAIN = "first plain"
+    PROBE_PLAIN = "probe plain"
+    PROBE_ALL = "probe all"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Plan of one step, and its reason."""
+
+    speculators: SpeculatorSet = frozenset()
+    nodes: int = 0
+    """Most nodes drafted per request; 0 with no speculators is plain decoding."""
+    step_nodes: int = 0
+    """Most nodes verified in the step."""
+    tokens: float = 0.0
+    """Expected tokens."""
+    seconds: float = 0.0
+    """Expected seconds."""
+    plain_speed: float = 0.0
+    """Tokens per second expected of plain decoding."""
+    node_seconds: float = 0.0
+    """Seconds that a node adds to the pass, on average."""
+    reason: Reason = Reason.NO_SPECULATORS
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def node_threshold(self) -> float:
+        """Least path probability at which a node pays; speculators need not go on below it either."""
+        return min(max(self.speed, self.plain_speed) * self.node_seconds, 1.0)
+
+    def keeps(self, kept: int, path_probability: float) -> bool:
+        """Return whether one more node is verified, given how many are and its path probability."""
+        return kept < self.step_nodes and path_probability >= self.node_threshold
+
+
+PLAIN = Choice()
+
+
+def fixed_choice(budget: NodeBudget, everybody: SpeculatorSet, batch: int, requests: int) -> Choice:
+    """Return all speculators, and as many nodes as the budget allows."""
+    most = budget.of_step(batch, requests)
+    nodes = min(budget.per_request, max(1, most // requests))
+    return Choice(everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
+
+
+def batch_size_class(batch: int) -> int:
+    """Return the class of a batch size: 0 for one request, 1 for two, 2 for up to four, and so on."""
+    return (batch - 1).bit_length()

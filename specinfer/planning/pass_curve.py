@@ -1,0 +1,89 @@
+"""Seconds of the target's passes as the verifier measured them, and the budget of nodes that follows. Pure."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.scheduling.limits import NodeBudget
+
+_LEAST_S = 1e-6
+"""Least seconds of a measured pass: nothing is free."""
+_ROW = 1e-4
+"""Least price of a token more, as part of a pass over one."""
+
+
+class PassCurve:
+    """Seconds of a pass by its tokens, interpolated between the verifier's measurements, always rising."""
+
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        """Take (tokens, seconds) points.
+
+        A pass takes no longer than any that was measured with more tokens: disturbances only prolong passes.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        ordered = sorted(points)
+        if not ordered:
+            raise ValueError("a curve needs a point")
+        self._sizes, measured = np.array(ordered, float).T
+        level = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
+        self._seconds = level + _ROW * level[0] * (self._sizes - self._sizes[0])
+        self.between = lru_cache(maxsize=256)(self._between)
+        """(first, last) -> [1 + last - first] seconds of passes over that many tokens; beyond the largest
+        that was measured in proportion. Cached, as batch sizes repeat."""
+
+    def _between(self, first: int, last: int) -> NDArray[np.float64]:
+        tokens = np.arange(first, last + 1)
+        beyond = np.maximum(tokens / self._sizes[-1], 1.0)
+        return np.asarray(np.interp(tokens, self._sizes, self._seconds) * beyond)
+
+    def at(self, tokens: float) -> float:
+        """Return the seconds of one pass, interpolated between whole numbers of tokens."""
+        whole = int(tokens)
+        first, second = self.between(whole, whole + 1).tolist()
+        return float(first + (tokens - whole) * (second - first))
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds for a token of the largest pass that was measured."""
+        return float(self._seconds[-1] / self._sizes[-1])
+
+
+def derive_budget(
+    curve: PassCurve,
+    max_batch: int,
+    max_tree_nodes: int,
+    max_step_tokens: int,
+    per_request: int = 0,
+    per_step: int = 0,
+) -> NodeBudget:
+    """Return the budget with which passes bring most tokens per second in a very predictable text.
+
+    In such a text a token is accepted with every doubling, twice what is usual; all but the pass is taken to
+    last as long as a pass without trees.
+
+    Args:
+        curve: seconds of passes by their tokens.
+        max_batch: most requests of a step.
+        max_tree_nodes: most nodes of one tree that the verifier accepts.
+        max_step_tokens: most tokens of a step that it accepts.
+        per_request: the operator's nodes of a request; 0 derives them.
+        per_step: the operator's nodes of a step; 0 derives them.
+    """
+    if not per_request:
+        per_request = _best(curve, 1, min(max_tree_nodes, max_step_tokens - 1))
+    per_request = min(per_request, max_tree_nodes)
+    if not per_step:
+        batches = [1 << i for i in range(max_batch.bit_length())] + [max_batch]
+        most = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
+        per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in most if nodes > 0)])
+    return NodeBudget(per_request, per_step, max_step_tokens)
+
+
+def _best(curve: PassCurve, batch: int, most: int) -> int:
+    tokens = batch * (1 + np.log2(1 + np.arange(most + 1) / batch))
+    seconds = curve.at(batch) + curve.between(batch, batch + most)
+    return int(np.argmax(tokens / seconds))

@@ -1,0 +1,65 @@
+"""Recording of steps, from which `specinfer train scheduler` fits the learned policy's weights.
+
+A recording of all speculators' whole trees teaches most: a gateway with `--no-adaptive --tree-nodes 16
+--step-nodes` of sixteen times the batch. Of a planner's choices only the chosen parts can be learnt. A line is the
+JSON of one step, without text and tokens: of a tree its form, its scores and its proposers
+(`docs/algorithms.md#planner`).
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specinfer.errors import SettingError
+from specinfer.planning.feedback import FinishedStep, report_of
+from specinfer.planning.learned import TextMatches
+from specinfer.tree import TokenTree
+
+log = logging.getLogger(__name__)
+
+
+class StepRecorder:
+    """Appends finished steps to a file; without a file it does nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Open the file; raises SettingError if it cannot be written."""
+        try:
+            self._file = path.open("a", encoding="utf-8") if path is not None else None
+        except OSError as error:
+            raise SettingError("record_steps", str(path), f"cannot be written: {error.strerror}") from error
+        self._tokens: dict[str, Sequence[int]] = {}
+        self._matches = TextMatches(lambda name: self._tokens[name])
+
+    def write(self, step: FinishedStep, names: Sequence[str]) -> None:
+        """Record a step without prompts; a fault of the file ends the recording, not the serving."""
+        report = report_of(step) if self._file is not None else None
+        if self._file is None or report is None or not report.outcomes:
+            return
+        self._tokens = {entry.request_id: entry.state.tokens for entry in step.entries}
+        matches = dict(zip(report.contexts, self._matches(report.contexts), strict=True))
+        requests = {
+            name: {"context": report.contexts[name], "match": matches[name], **_form_of(tree, accepted)}
+            for name, (tree, accepted) in report.outcomes.items()
+        }
+        choice = {"asked": sorted(step.choice.speculators), "nodes": step.choice.nodes}
+        try:
+            self._file.write(json.dumps({"speculators": list(names), **choice, "requests": requests}) + "\n")
+        except OSError as error:
+            log.error("steps are not recorded any more: %s", error)
+            self._file = None
+
+    def close(self) -> None:
+        """Write the rest."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _form_of(tree: TokenTree, accepted: Sequence[int]) -> dict[str, Any]:
+    return {
+        "parents": tree.parents.tolist(),
+        "scores": [round(score, 5) for score in tree.scores.tolist()],
+        "proposals": [[p.parent, p.speculator, list(p.children)] for p in tree.proposals],
+        "accepted": list(accepted),
+    }

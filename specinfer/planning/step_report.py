@@ -1,0 +1,90 @@
+"""Reports of finished steps, and the planners that learn from them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from specinfer.planning.choice import Choice, SpeculatorSet
+from specinfer.tree import TokenTree
+
+Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
+"""By request: its tree and the accepted nodes."""
+_USUAL_DELTA = 16
+"""Context tokens up to which an answer's time is that of drafting; with more, a service reads what it
+missed."""
+
+
+class DraftTime(NamedTuple):
+    """Times of one service for one step's drafts."""
+
+    service: SpeculatorSet
+    """All its speculators."""
+    own_s: Mapping[int, float]
+    """Seconds of each speculator that drafted: they draft one after another."""
+    wire_s: float
+    """Seconds of the rest: messages and the service's work for all."""
+    read: int = 0
+    """Context tokens of all requests, if one has more than usual: then the times are mostly of these."""
+    resident: bool = False
+    """True if it drafted in the verifier's process: then nothing else went on meanwhile."""
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the question to the answer."""
+        return self.wire_s + sum(self.own_s.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Work and times of one step."""
+
+    choice: Choice
+    batch: int
+    tokens: int
+    """Tokens in the target's pass."""
+    pass_s: float
+    drafts: Sequence[DraftTime]
+    """Times of every service that answered in time."""
+    overhead_s: float
+    """Seconds of all the rest: from the end of the step before, if there was no pause, to the end of this
+    one."""
+    outcomes: Outcomes
+    """Outcomes of the requests that had merged trees."""
+    chains: Outcomes = field(default_factory=dict)
+    """Outcomes of the requests that had one speculator's chain."""
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of the requests when the step began."""
+    seconds: float = 0.0
+    """Seconds of the whole step, drafts for the next one included."""
+
+    @property
+    def brought(self) -> int:
+        """Tokens of all requests."""
+        outcomes = (*self.outcomes.values(), *self.chains.values())
+        return self.batch + sum([len(accepted) for _, accepted in outcomes])
+
+
+class StepPlanner(Protocol):
+    """Chooses steps, and learns from their outcomes."""
+
+    def enrol(self, services: Sequence[SpeculatorSet]) -> None:
+        """Set the pool's speculators, by service: those of one draft one after another."""
+
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """Return the choice for the next step of a batch.
+
+        Args:
+            batch: requests of the step.
+            wanting: requests of the batch that want drafts, with the tokens of their contexts.
+        """
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step."""
+
+
+def tokens_read(tokens: Sequence[int]) -> int:
+    """Return how many context tokens a service read, if its time is that of reading; else 0.
+
+    They are of those sent for each request.
+    """
+    return sum(tokens) if max(tokens) > _USUAL_DELTA else 0
