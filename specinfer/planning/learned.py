@@ -214,7 +214,7 @@ class LearnedPlanner(TablePlanner):
             self._left = 0  # texts change from step to step; trials last as long as the table's
         self._planned += 1
         features = np.ones((len(wanting), len(NAMES)))
-        features[:, 1] = [self._texts[name].ratio for name in wanting]
+        features[:, 1] = [self.texts.ratio(name) for name in wanting]
         features[:, 2:] = np.array(self._matches(wanting))[:, None] >= _LENGTHS
         self._features = features.sum(axis=0)
         self._waiting = {name: self._waiting.get(name, {}) for name in wanting}
@@ -232,7 +232,7 @@ class LearnedPlanner(TablePlanner):
         tokens, variance = float(features @ model.weights), model.variance(features, self._planned)
         for nodes in [1 << place for place in range(len(gains))]:
             doublings = log2(1 + nodes)
-            yield min(max(tokens * doublings, 0.0), len(self._texts) * nodes), variance * doublings**2
+            yield min(max(tokens * doublings, 0.0), len(self.texts) * nodes), variance * doublings**2
 
     def learn_tokens(self, report: StepReport) -> None:
         """Learn as the table does, and refine the weights of the sets that drafted."""
@@ -242,7 +242,7 @@ class LearnedPlanner(TablePlanner):
 
     def lessons(self, report: StepReport) -> dict[SpeculatorSet, Rows]:
         """Return rows and accepted tokens by speculator set: a tree shows them of every set that drafted."""
-        size, sizes = batch_size_class(report.batch), np.array(sizes_up_to(report.choice.nodes))
+        size, sizes = batch_size_class(report.batch), 1 << np.arange(report.choice.nodes.bit_length())
         doublings = np.log2(1 + sizes)[:, None]
         sets = [asked for asked in self._shares.sets if asked <= report.choice.speculators]
         usual = [self._usual(asked, size) for asked in sets]
@@ -279,8 +279,3 @@ class LearnedPlanner(TablePlanner):
         for old in [each for each in waiting if each <= context]:
             del waiting[old]
         return features
-
-
-def sizes_up_to(most: int) -> list[int]:
-    """Return 1, 2, 4, ... and the largest itself."""
-    return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most] if most else []

@@ -1,7 +1,7 @@
 """The planner: a table of measured tokens and seconds of steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from specinfer.planning.choice import PLAIN, Choice, Reason, SpeculatorSet, batc
 from specinfer.planning.pass_curve import PassCurve
 from specinfer.planning.step_report import StepReport
 from specinfer.planning.step_seconds import StepSeconds
+from specinfer.planning.texts import RequestTexts
 from specinfer.planning.tree_parts import Shares, ranked_nodes
 from specinfer.scheduling.limits import NodeBudget
 
@@ -27,8 +28,6 @@ _REPEATED = 4
 """Steps for which a choice holds while the load stays the same."""
 _SHARES = 16.0, 256.0, 4.0
 """Steps per step that trials may cost: at first, at last, and steps after which it is one more."""
-_TEXT_PRIOR, _TEXT_HALF = 12.0, 40.0
-"""Weight of the usual text in the ratio of one, in tokens; trees after which one has half its weight."""
 _UNSEEN = 4.0
 """Weight, in trees, of what is expected of a size before trees show it."""
 _HORIZON = 30.0
@@ -39,8 +38,6 @@ _READ_PART = 0.2
 """Seconds of speculators to read a token before they were measured, as part of a pass's per token."""
 _CAUTION = 0.5
 """Standard errors by which a row must be better than the one in use."""
-_ANSWER = 128.0
-"""Tokens of an answer before any ended."""
 
 
 class TableRow(NamedTuple):
@@ -77,23 +74,6 @@ class TableRow(NamedTuple):
         return sqrt(max(self.variance - common, 0.0))
 
 
-@dataclass(slots=True)
-class _Text:
-    """Accepted tokens of one request over those of a usual one."""
-
-    prompt: int
-    accepted: float = 0.0
-    expected: float = 0.0
-
-    def add(self, accepted: float, expected: float) -> None:
-        fade = 0.5 ** (1 / _TEXT_HALF)
-        self.accepted, self.expected = fade * self.accepted + accepted, fade * self.expected + expected
-
-    @property
-    def ratio(self) -> float:
-        return (self.accepted + _TEXT_PRIOR) / (self.expected + _TEXT_PRIOR)
-
-
 class TablePlanner:
     """Chooses steps, and learns from their outcomes."""
 
@@ -102,7 +82,7 @@ class TablePlanner:
         self.seconds, self.accepted = StepSeconds(curve), AcceptedTokens()
         self._services: Sequence[SpeculatorSet] = ()
         self._shares = Shares(frozenset())
-        self._texts: dict[str, _Text] = {}
+        self.texts = RequestTexts()
         self._step = 0
         self._before: tuple[int, SpeculatorSet, int] | None = None
         """Row of the step before."""
@@ -116,11 +96,6 @@ class TablePlanner:
         """Steps by batch class."""
         self._cold = {True: _COLD, False: _COLD}
         """Steps still to be left out, with trees and without."""
-        self._contexts: Mapping[str, int] = {}
-        self._read: Mapping[str, int] = {}
-        """Tokens of the requests now, and when speculators last drafted."""
-        self._prompt, self._answer = 0.0, _ANSWER
-        """Mean tokens of prompts and answers."""
         self._read_s = _READ_PART * curve.token_seconds
         """Seconds of speculators to read a token, at the usual pace."""
 
@@ -151,7 +126,7 @@ class TablePlanner:
             self._load = load
         self._left -= 1
         if self._choice.speculators:
-            self._read = wanting
+            self.texts.note_drafts()
         return self._choice
 
     def _plan(self, batch: int, requests: int) -> tuple[Choice, int]:
@@ -171,15 +146,7 @@ class TablePlanner:
 
     def follow(self, wanting: Mapping[str, int]) -> None:
         """Take these requests, with the tokens of their contexts, for those that want drafts."""
-        texts = self._texts
-        if texts.keys() != wanting.keys():
-            for name in texts.keys() - wanting.keys():
-                length = self._contexts.get(name, 0) - texts[name].prompt
-                self._answer += (max(length, 1) - self._answer) / 16
-            for name in wanting.keys() - texts.keys():
-                self._prompt += (wanting[name] - self._prompt) / (16 if self._prompt else 1)
-            self._texts = {name: texts.get(name) or _Text(prompt) for name, prompt in wanting.items()}
-        self._contexts = wanting
+        self.texts.follow(wanting)
 
     def _rows(self, batch: int, requests: int) -> tuple[TableRow, list[TableRow]]:
         size = batch_size_class(batch)
@@ -192,7 +159,7 @@ class TablePlanner:
             return plain, []
         sizes = [1 << place for place in range(places)]
         whole = self.gains(self._shares.everybody, size, places)
-        reading_s = self._read_s * self.seconds.pace * self._prompt / self._answer
+        reading_s = self._read_s * self.seconds.pace * self.texts.read_per_token
         rows: list[TableRow] = []
         for asked in self._shares.sets:
             gains = self.gains(asked, size, places, whole)
@@ -227,7 +194,7 @@ class TablePlanner:
             size: class of the batch.
             gains: those of usual trees.
         """
-        ratios = sum([text.ratio for text in self._texts.values()])
+        ratios = self.texts.ratios
         age = self.accepted.age(asked, self._step)
         tokens = variance = 0.0
         for gain in gains:
@@ -279,17 +246,12 @@ class TablePlanner:
         least = max(trial.fear(best, _OPTIMISM), batch / trial.seconds)
         cost = self._burst(trial) * max(1 - least / best.speed, 0.0) * trial.seconds
         if trial.asked and not best.asked:
-            cost += self._reading_s()
+            cost += self.texts.unread * self._read_s * self.seconds.pace
         cost /= best.seconds
         if cost > min(self._credit, _HORIZON * gain):
             return False
         self._credit -= cost
         return True
-
-    def _reading_s(self) -> float:
-        """Return the seconds in which speculators read what came since they drafted."""
-        missed = sum([tokens - self._read.get(name, 0) for name, tokens in self._contexts.items()])
-        return missed * self._read_s * self.seconds.pace
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step."""
@@ -327,10 +289,8 @@ class TablePlanner:
             for name, (tree, path) in outcomes.items():
                 forced = tree.forced
                 accepted = [node for node in path if node not in forced] if forced else path
-                text = self._texts.get(name)
-                trees.append((ranked_nodes(tree, accepted), text.ratio if text else 1.0))
-                if text:
-                    text.add(len(accepted), expected)
+                trees.append((ranked_nodes(tree, accepted), self.texts.ratio(name)))
+                self.texts.add(name, len(accepted), expected)
                 if merged and asked == self._shares.everybody:
                     self._shares.add(tree, accepted)
         self.accepted.add(asked, size, places, trees, self._step)

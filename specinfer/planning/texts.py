@@ -1,0 +1,78 @@
+"""Requests that want drafts: how predictable their texts are, and what speculators have not read of them. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_PRIOR, _HALF = 12.0, 40.0
+"""Weight of the usual text in the ratio of one, in tokens; trees after which one has half its weight."""
+_ANSWER = 128.0
+"""Tokens of an answer before any ended."""
+_LATEST = 16
+"""Number of requests whose lengths count."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """Accepted tokens of one request, and those of usual trees."""
+
+    prompt: int
+    accepted: float = 0.0
+    expected: float = 0.0
+
+
+class RequestTexts:
+    """Follows requests; those that do not want drafts any more are forgotten."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, _Text] = {}
+        self._contexts: Mapping[str, int] = {}
+        self._read: Mapping[str, int] = {}
+        """Tokens of the requests now, and when speculators last drafted."""
+        self._prompt, self._answer = 0.0, _ANSWER
+        """Mean tokens of prompts and answers."""
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def follow(self, contexts: Mapping[str, int]) -> None:
+        """Take these requests, with the tokens of their contexts, for those that want drafts."""
+        texts = self._texts
+        if texts.keys() != contexts.keys():
+            for name in texts.keys() - contexts.keys():
+                length = self._contexts.get(name, 0) - texts[name].prompt
+                self._answer += (max(length, 1) - self._answer) / _LATEST
+            for name in contexts.keys() - texts.keys():
+                self._prompt += (contexts[name] - self._prompt) / (_LATEST if self._prompt else 1)
+            self._texts = {name: texts.get(name) or _Text(prompt) for name, prompt in contexts.items()}
+        self._contexts = contexts
+
+    def ratio(self, name: str) -> float:
+        """Return the accepted tokens of a request over those of usual trees."""
+        text = self._texts.get(name)
+        return (text.accepted + _PRIOR) / (text.expected + _PRIOR) if text else 1.0
+
+    @property
+    def ratios(self) -> float:
+        """Sum of the ratios of all requests."""
+        return sum([self.ratio(name) for name in self._texts])
+
+    def add(self, name: str, accepted: int, expected: float) -> None:
+        """Count a tree of a request, and the tokens to expect of a usual one."""
+        text = self._texts.get(name)
+        if text is not None:
+            fade = 0.5 ** (1 / _HALF)
+            text.accepted, text.expected = fade * text.accepted + accepted, fade * text.expected + expected
+
+    def note_drafts(self) -> None:
+        """Note that speculators draft now: they read all that there is."""
+        self._read = self._contexts
+
+    @property
+    def unread(self) -> int:
+        """Tokens that came since speculators drafted."""
+        return sum([tokens - self._read.get(name, 0) for name, tokens in self._contexts.items()])
+
+    @property
+    def read_per_token(self) -> float:
+        """Tokens of prompts that speculators read for each token of an answer."""
+        return self._prompt / self._answer
