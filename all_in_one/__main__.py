@@ -24,7 +24,8 @@ from gateway.app import (
 )
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
-from specinfer.drafters.pools import check_speculator, resident_flags
+from specinfer.drafters.draft import draft_group
+from specinfer.drafters.pools import check_speculator
 from specinfer.hub import model_name
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
@@ -74,8 +75,8 @@ async def check_before_loading(settings: ServeSettings, own: GatewaySettings) ->
     tokenizer = load_tokenizer(own)
     _, _, close_store = open_store(own, "")
     await close_store()
-    for flags in resident_flags(settings.drafters):
-        check_speculator("speculators", flags)
+    if flags := draft_group(settings.model, settings.draft):
+        check_speculator("draft", flags)
     return tokenizer
 
 
@@ -109,7 +110,7 @@ async def verifier(
     from verifier_svc.app import load_runner, make_servicer  # loads torch
     from verifier_svc.settings import VerifierSettings
 
-    shared = ("model", "dtype", "device", "weights", "threads", "drafters", "kv_tokens", "max_context_len")
+    shared = ("model", "dtype", "device", "weights", "threads", "draft", "kv_tokens", "max_context_len")
     own = VerifierSettings(**{name: getattr(settings, name) for name in shared})
     own.check()
     use_threads(own.threads)

@@ -4,7 +4,7 @@ from pydantic import Field
 from pydantic_settings import CliSuppress, SettingsConfigDict
 
 from http_svc.settings import HttpSettings
-from specinfer.drafters.pools import default_resident
+from specinfer.drafters.draft import AUTO_DRAFT, DRAFT_HELP
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
@@ -13,7 +13,6 @@ from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.system.threads import THREADS_HELP, thread_count
 
 GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
-AUTOMATIC, NONE = "auto", "none"
 _LIMITS = SchedulerLimits()
 
 
@@ -31,11 +30,7 @@ class ServeSettings(HttpSettings):
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(AUTO, description=f"Format of weights: {weights_help()}.")
     threads: int = Field(0, ge=0, description=f"CPU threads of the model; {THREADS_HELP}.")
-    speculators: str = Field(
-        AUTOMATIC,
-        description="Speculators, DRAFTER[+DRAFTER...][,FLAG=VALUE...]; auto: those that ship for the model, else "
-        "n-grams; none.",
-    )
+    draft: str = Field(AUTO_DRAFT, description=DRAFT_HELP)
     kv_tokens: int = Field(
         CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
     )
@@ -64,10 +59,3 @@ class ServeSettings(HttpSettings):
             raise SettingError("gateways", self.gateways, "this process is the gateway")
         thread_count(self.threads)
         super().check()
-
-    @property
-    def drafters(self) -> str:
-        """Speculators in the form of the verifier's `--drafters`; empty for none."""
-        if self.speculators == AUTOMATIC:
-            return default_resident(self.model)
-        return "" if self.speculators == NONE else self.speculators

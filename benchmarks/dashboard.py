@@ -21,7 +21,7 @@ from deploy.prometheus.local import command, local_configuration
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient
-from specinfer.drafters.pools import default_speculators
+from specinfer.drafters.draft import default_services
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
@@ -42,7 +42,7 @@ def main(target: Path = PICTURE, speed: float = 1.0) -> None:
     gateway, verifier, speculator, prometheus = free_ports(4)
     pool = {
         name: {**flags, "metrics-port": str(speculator)}
-        for name, flags in default_speculators(DEFAULT_MODEL).items()
+        for name, flags in default_services(DEFAULT_MODEL).items()
     }
     options = LocalOptions(
         gateway={"metrics-port": str(gateway)},

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +219,29 @@ class Tokenizer:
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """Return a hash over (id, token) pairs in order of id."""
+    """Return a hash over (id, token) pairs in order of id, without padding.
+
+    Padding is the tokens that llama.cpp names by their id where a model has more ids than tokens: two models of
+    one tokenizer may have more and less of it.
+    """
     digest = hashlib.sha256()
     for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
-        digest.update(f"{index}\0{token}\0".encode())
+        if token != f"[PAD{index}]":
+            digest.update(f"{index}\0{token}\0".encode())
     return digest.hexdigest()[:16]
+
+
+def tokenizer_fingerprint(directory: Path) -> str:
+    """Return the fingerprint of a model directory's tokenizer.
+
+    Raises:
+        SettingError, IncompatibleError: as `Tokenizer.load`.
+    """
+    path = directory / "tokenizer.json"
+    return _fingerprint(directory, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(directory: Path, changed_ns: int) -> str:
+    """Read a tokenizer; `changed_ns` is the time of its last change."""
+    return Tokenizer.load(directory).fingerprint()

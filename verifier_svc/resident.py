@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 
+from specinfer.drafters.draft import draft_group
 from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.drafters.pools import load_drafters, read_speculators
+from specinfer.drafters.pools import load_drafters
 from specinfer.drafters.warm_up import warm_up
 from specinfer.engine.local_pool import LocalPool
 from specinfer.errors import IncompatibleError
@@ -43,12 +44,11 @@ class ResidentSpeculators:
             SettingError: naming what cannot be read.
             IncompatibleError: if a drafter does not fit the target.
         """
-        named = read_speculators([settings.drafters]) if settings.drafters else None
-        if not named:
+        flags = draft_group(settings.model, settings.draft, settings.offload != "none")
+        if flags is None:
             return cls(None, (), runner)
-        (flags,) = named.values()
         target = {"model": settings.model, "dtype": settings.dtype, "device": settings.device}
-        loaded = load_drafters("drafters", flags, target)
+        loaded = load_drafters("draft", flags, target)
         drafters = SpeculatorEngine(list(loaded.values()), idle_seconds=math.inf)
         drafters.check_tokenizer(fingerprint)
         warm_up(drafters)

@@ -3,6 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specinfer.drafters.draft import DRAFT_HELP, NO_DRAFT
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.backends import executors_help
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
@@ -47,11 +48,7 @@ class VerifierSettings(ServiceSettings):
     acceptance: str = Field(
         DEFAULT_RULE, description="Rule for sampled requests: traversal, multi_step or naive."
     )
-    drafters: str = Field(
-        "",
-        description="Speculators in this process, which draft as soon as a verdict stands: "
-        "DRAFTER[+DRAFTER...][,FLAG=VALUE...], as in ngram+ssm,model=ssm-smollm2-135m; empty: none.",
-    )
+    draft: str = Field(NO_DRAFT, description=DRAFT_HELP)
     tensor_parallel: int = Field(
         1, ge=1, description="Ranks (processes, each with a device) that share every layer of the model."
     )

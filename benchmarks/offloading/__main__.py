@@ -27,7 +27,8 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.local.system import NO_METRICS, LocalOptions, LocalSystem
 from specinfer.cli.show import console
 from specinfer.client import Answer, AsyncClient, acceptance_length
-from specinfer.drafters.pools import Flags, default_speculators
+from specinfer.drafters.draft import default_services
+from specinfer.drafters.pools import Flags
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.v1 import generation_pb2
 
@@ -59,7 +60,7 @@ def offloaded_system(
     """The usual pool with more flags, a verifier that takes trees of 128 nodes, its layers on the disk."""
     verifier = {"offload": "disk", "offload-directory": directory, "max-nodes": "129"}
     verifier["weights"] = "bf16"
-    pool = {name: {**flags, **speculator} for name, flags in default_speculators(model, offload=True).items()}
+    pool = {name: {**flags, **speculator} for name, flags in default_services(model, offload=True).items()}
     options = LocalOptions(model=model, verifier=verifier, gateway=gateway, speculators=pool)
     return OffloadedSystem(options, bytes_per_second)
 

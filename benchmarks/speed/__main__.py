@@ -28,7 +28,7 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.cli.options.shared import read_numbers
 from specinfer.cli.show import console
-from specinfer.drafters.pools import default_resident, default_speculators
+from specinfer.drafters.draft import AUTO_DRAFT, default_services
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.v1 import generation_pb2
 
@@ -43,9 +43,9 @@ Modes = Mapping[str, tuple[str, generation_pb2.Speculation]]
 def systems(model: str, weights: str, max_batch: int) -> dict[str, LocalOptions]:
     """The systems by the mode that they are for."""
     parts: dict[str, dict[str, Any]] = {
-        PLAIN: {"speculators": {}, "resident": ""},
-        "trees by a service": {"speculators": default_speculators(model)},
-        "trees by residents": {"speculators": {}, "resident": default_resident(model)},
+        PLAIN: {"speculators": {}},
+        "trees by a service": {"speculators": default_services(model)},
+        "trees by residents": {"speculators": {}, "draft": AUTO_DRAFT},
         DEFAULT: {},
     }
     return {

@@ -14,6 +14,7 @@ from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options.choices import DtypeChoice
 from specinfer.cli.options.shared import (
+    Draft,
     Dtype,
     Model,
     Speculators,
@@ -52,6 +53,7 @@ def batch(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
     weights: Weights = AUTO,
+    draft: Draft = None,
     speculator: Speculators = None,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format. Exit code 1 if the server failed to answer some.
@@ -62,10 +64,14 @@ def batch(
     if input_file.resolve() == output_file.resolve():
         raise InvalidInputError("OUTPUT", str(output_file), "is the input")
     if base_url is not None:
-        refuse_with(context, ("model", "dtype", "weights", "speculator"), "with --base-url")
+        refuse_with(context, ("model", "dtype", "weights", "draft", "speculator"), "with --base-url")
     jobs = read_jobs(input_file)
     options = LocalOptions(
-        model=model, dtype=dtype, verifier={"weights": weights}, speculators=read_speculators(speculator)
+        model=model,
+        dtype=dtype,
+        verifier={"weights": weights},
+        speculators=read_speculators(speculator),
+        draft=draft,
     )
     totals = BatchTotals()
     with sole_run(output_file):

@@ -17,12 +17,12 @@ from specinfer.cli.options.shared import (
     GATEWAY_OPTIONS,
     LOCAL_OPTIONS,
     ApiKey,
+    Draft,
     Dtype,
     LocalDevice,
     Model,
     Offload,
     Raw,
-    Resident,
     Speculators,
     TlsCa,
     TlsCert,
@@ -35,7 +35,7 @@ from specinfer.cli.options.shared import (
     refuse_with,
 )
 from specinfer.cli.show import print_runs, progress_bar
-from specinfer.drafters.pools import read_resident, read_speculators
+from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
@@ -73,7 +73,7 @@ def bench(
     offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
     speculator: Speculators = None,
-    resident: Resident = None,
+    draft: Draft = None,
     local: Annotated[
         bool, typer.Option("--local", help="Measure in this process, without services.")
     ] = False,
@@ -83,9 +83,7 @@ def bench(
     The modes take turns, prompt by prompt, so that drift of the machine meets all alike.
     """
     if local:
-        refuse_with(
-            context, ("address", "resident", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway"
-        )
+        refuse_with(context, ("address", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway")
     if prompts is None:
         raise InvalidInputError("prompts", "", "needed: a JSONL file of objects with `turns: [text]`")
     if address is not None:
@@ -106,7 +104,9 @@ def bench(
         check_writable("--json", json_path)
     if local:
         here = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
-        client = load_in_process(model, speculator, max_num_seqs=max(plan.batches), **here)
+        client = load_in_process(
+            model, draft=draft, speculators=speculator, max_num_seqs=max(plan.batches), **here
+        )
         finish_bench(_run_with_bar(client, plan), json_path)
         return
     options = LocalOptions(
@@ -116,7 +116,7 @@ def bench(
         verifier={"weights": weights, "offload": offload},
         gateway={"max-batch": str(max(plan.batches))},
         speculators=read_speculators(speculator),
-        resident=read_resident(resident),
+        draft=draft,
     )
     with gateway(connection, options if address is None else None) as where:
         finish_bench(_run_with_bar(where.client(), plan), json_path)

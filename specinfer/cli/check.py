@@ -10,7 +10,7 @@ from specinfer.cli.connection import client_tls
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options.shared import TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import output
-from specinfer.drafters.pools import Flags, read_speculators
+from specinfer.drafters.pools import Flags
 from specinfer.remote.contract import Finding, Outcome, check_contract
 from specinfer.remote.contract.examined import Examined
 from specinfer.service.channel import check_target, open_channel
@@ -76,16 +76,15 @@ def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:
 
 def pool_words(options: LocalOptions) -> str:
     """Return words for the speculators of the pool."""
-    resident = read_speculators([options.resident_speculators]) if options.resident_speculators else {}
+    hosted = options.hosted
     pool = [f"{_members(options.services)} in services of their own"] if options.services else []
-    pool = [f"{_members(resident)} in the verifier's process", *pool] if resident else pool
+    pool = [f"{_members({'': hosted})} in the verifier's process", *pool] if hosted else pool
     shown = " and ".join(pool) or "none"
-    if options.speculators is not None or options.resident is not None:
+    if options.speculators is not None or options.draft is not None:
         return f"{shown}, as asked"
-    models = [flags["model"] for flags in (resident or {}).values() if "model" in flags]
-    if models:
-        return f"{shown}: {', '.join(models)} ships for {options.model}"
-    return f"{shown}: no trained speculator ships for {options.model}; `specinfer train` makes one"
+    if hosted and "model" in hosted:
+        return f"{shown}: {hosted['model']} fits {options.model}"
+    return f"{shown}: no draft for {options.model} is here (--draft names one)"
 
 
 def _members(pool: Mapping[str, Flags] | None) -> str:

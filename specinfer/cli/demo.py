@@ -23,7 +23,7 @@ from specinfer.cli.options.choices import DtypeChoice
 from specinfer.cli.options.shared import Dtype, Model
 from specinfer.cli.show import output, progress_bar
 from specinfer.client import Answer, AsyncClient, acceptance_length
-from specinfer.drafters.pools import default_resident, default_speculators
+from specinfer.drafters.draft import AUTO_DRAFT, default_services
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 
@@ -58,8 +58,8 @@ class DemoRun:
 def options_of(model: str, dtype: str, resident: bool) -> LocalOptions:
     """Return the system that drafts in the verifier's process, or by an independent service, the same way."""
     if resident:
-        return LocalOptions(model=model, dtype=dtype, speculators={}, resident=default_resident(model))
-    return LocalOptions(model=model, dtype=dtype, speculators=default_speculators(model))
+        return LocalOptions(model=model, dtype=dtype, speculators={}, draft=AUTO_DRAFT)
+    return LocalOptions(model=model, dtype=dtype, speculators=default_services(model))
 
 
 async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:

@@ -46,6 +46,7 @@ from specinfer.cli.options.shared import (
     Address,
     ApiKey,
     ConstraintText,
+    Draft,
     Dtype,
     JsonOutput,
     LocalDevice,
@@ -117,6 +118,7 @@ def generate(
     weights: Weights = AUTO,
     offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
+    draft: Draft = None,
 ) -> None:
     """Stream the answer to a prompt. Ctrl-C cancels the request; a lost connection is taken up again."""
     _check_together(context, local)
@@ -148,6 +150,7 @@ def generate(
     patience = Patience(patience_seconds)
     if local:
         options = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
+        options |= {"draft": draft} if draft is not None else {}
         answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
     else:
         check_gateways(address)
@@ -187,7 +190,7 @@ async def _generate_here(
     model: str, options: Mapping[str, str], request: generation_pb2.GenerateRequest, quiet: bool
 ) -> Answer:
     """Answer in this process: no gateway, no Redis."""
-    async with load_in_process(model, None, **options) as client:
+    async with load_in_process(model, **options) as client:
         return await client.generate(request, silent if quiet else print_text)
 
 

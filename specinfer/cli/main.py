@@ -23,11 +23,11 @@ from specinfer.cli.models import keys_app, models_app
 from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, PlannerChoice
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
+    Draft,
     Dtype,
     LocalDevice,
     Model,
     Offload,
-    Resident,
     SpeculatorAddresses,
     Speculators,
     Weights,
@@ -35,7 +35,7 @@ from specinfer.cli.options.shared import (
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
 from specinfer.client import RequestFailedError
-from specinfer.drafters.pools import read_resident, read_speculators
+from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
@@ -83,7 +83,7 @@ def up(
     device: LocalDevice = None,
     speculator: Speculators = None,
     speculator_address: SpeculatorAddresses = None,
-    resident: Resident = None,
+    draft: Draft = None,
     chat_template: Annotated[
         Path | None,
         typer.Option(
@@ -134,7 +134,7 @@ def up(
         },
         speculators=read_speculators(speculator),
         addresses=tuple(check_target("--speculator-address", each) for each in speculator_address or ()),
-        resident=read_resident(resident),
+        draft=draft,
         metrics=True,
         http=None if http_listen == "none" else http_listen,
         http_flags={} if served_model_name is None else {"served-model-name": served_model_name},

@@ -9,7 +9,8 @@ from specinfer.drafters import DrafterDescription, DrafterOptions
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import KIND, algorithm_of, is_draft_checkpoint, verifier_of
+from specinfer.model.weights.draft_checkpoint import KIND, algorithm_of, verifier_of
+from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.tokenizer import Tokenizer
 
 _LOADERS = {

@@ -37,29 +37,9 @@ INDEPENDENT: dict[str, Flags] = {"suffix": {"drafter": "suffix"}}
 """Services of a local system beside the verifier's own speculators: the planner asks them when that pays."""
 
 
-def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
-    """Return the default speculators of a model: n-grams, and a trained SSM if one ships for it.
-
-    Both in one group, for the verifier's process or for one service: a message costs more than a small draft.
-    Where the target is offloaded its passes are slow and nodes are free, so the SSM drafts large trees.
-    """
-    ssm = trained_for(model).get("ssm")
-    if ssm is None:
-        return {"ngram": {"drafter": "ngram"}}
-    flags = {"drafter": "ngram+ssm", "model": ssm}
-    return {"ngram+ssm": flags | LARGE_TREES if offload else flags}
-
-
 def trained_for(model: str) -> Mapping[str, str]:
     """Return a model's trained speculators by drafter."""
     return TRAINED.get(model, {})
-
-
-def default_resident(model: str, offload: bool = False) -> str:
-    """Return the default speculators in the verifier's process, as `verifier_svc --drafters` reads them."""
-    ((_, flags),) = default_speculators(model, offload).items()
-    drafter, *others = flags.items()
-    return ",".join([drafter[1], *(f"{flag}={value}" for flag, value in others)])
 
 
 def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
@@ -83,26 +63,6 @@ def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
         name = drafter if drafter not in pool else f"{drafter}-{len(pool) + 1}"
         pool[name] = {"drafter": drafter, **flags}
     return pool
-
-
-def read_resident(text: str | None) -> str | None:
-    """Return the speculators of the verifier's process as its `--drafters` reads them; None if not given.
-
-    Raises:
-        InvalidInputError: if the text cannot be read.
-    """
-    if text is None:
-        return None
-    return text if read_speculators([text]) else ""
-
-
-def resident_flags(drafters: str) -> list[Flags]:
-    """Return the flags of the speculators in a verifier's process, given as its `--drafters` reads them.
-
-    Raises:
-        InvalidInputError: if the text cannot be read.
-    """
-    return list((read_speculators([drafters or NONE]) or {}).values())
 
 
 def check_speculator(setting: str, flags: Flags, others: Collection[str] = ()) -> None:

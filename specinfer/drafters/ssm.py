@@ -18,9 +18,10 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint
+from specinfer.model.weights.draft_checkpoint import DraftModel
+from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.sampling import GREEDY
-from specinfer.tokenizer import Tokenizer
+from specinfer.tokenizer import tokenizer_fingerprint
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class SsmDrafter:
         description = DrafterDescription(
             name,
             runner.config.vocab_size,
-            Tokenizer.load(directory).fingerprint(),
+            tokenizer_fingerprint(directory),
             runner.config.max_positions,
         )
         return cls(runner, description, shape)

@@ -38,6 +38,13 @@ class KnownModel:
     hub: str
     """Repository of the hub."""
     gguf: GgufSource | None
+    tokenizer: str
+    """Fingerprint of its tokenizer, if it may draft for larger models of the same; else empty."""
+
+    @property
+    def megabytes(self) -> int:
+        """Size of its file; 0 if there is none."""
+        return self.gguf.megabytes if self.gguf else 0
 
 
 def known_models() -> dict[str, KnownModel]:
@@ -61,4 +68,5 @@ def find_model(name: str) -> KnownModel:
 def _entry(name: str, row: dict[str, object]) -> KnownModel:
     gguf = row.pop("gguf", None)
     source = GgufSource(**gguf) if isinstance(gguf, dict) else None
-    return KnownModel(name, str(row["description"]), str(row["licence"]), str(row["hub"]), source)
+    description, licence, hub = (str(row[field]) for field in ("description", "licence", "hub"))
+    return KnownModel(name, description, licence, hub, source, str(row.get("tokenizer", "")))

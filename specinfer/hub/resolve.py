@@ -23,6 +23,11 @@ def model_directory(name: str) -> Path:
     return cache_directory() / "models" / name.replace("/", "--")
 
 
+def is_pulled(name: str) -> bool:
+    """Return whether a model of the registry or the hub was pulled."""
+    return model_directory(name).is_dir()
+
+
 def shipped_directory(name: str) -> Path:
     """Return the directory of a trained SSM that ships with the project, which may not exist."""
     return Path(str(resources.files("models"))) / name.replace("/", "--")

@@ -38,10 +38,15 @@ class AsyncLLM:
     """A model with speculators, decoding in a thread of this process."""
 
     def __init__(
-        self, model: str = DEFAULT_MODEL, *, speculators: Speculators = "auto", **options: Any
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        draft: str | None = None,
+        speculators: Speculators | None = None,
+        **options: Any,
     ) -> None:
         """Load the model and its speculators; see `LLM`."""
-        self._begin_thread(Driver(*build_engine(model, speculators, LLMOptions.of(options))))
+        self._begin_thread(Driver(*build_engine(model, draft, speculators, LLMOptions.of(options))))
 
     @classmethod
     def of(cls, engine: LocalEngine, tokenizer: Tokenizer) -> Self:

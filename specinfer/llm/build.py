@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 from specinfer.constraints.compiler import Compiler
 from specinfer.drafters import Drafter
 from specinfer.drafters.custom import CustomDrafter
+from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, draft_group
 from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.drafters.pools import Flags, default_speculators, load_drafters, read_speculators
+from specinfer.drafters.pools import Flags, load_drafters, read_speculators
 from specinfer.engine.host import Host
 from specinfer.engine.local_pool import LocalPool
 from specinfer.engine.step import StepMachine
@@ -108,15 +109,21 @@ class LLMOptions:
         return cls(**options)
 
 
-def build_engine(model: str, speculators: Speculators, options: LLMOptions) -> tuple[LocalEngine, Tokenizer]:
+def build_engine(
+    model: str, draft: str | None, speculators: Speculators | None, options: LLMOptions
+) -> tuple[LocalEngine, Tokenizer]:
     """Load everything; return the engine and the model's tokenizer.
+
+    Args:
+        draft: as `specinfer.drafters.draft.draft_group` reads it; None: "auto", or "none" beside speculators.
+        speculators: further groups of drafters.
 
     Raises:
         SettingError: naming the option and its value.
         IncompatibleError: if a speculator has another tokenizer than the model.
     """
     find_rule(options.acceptance)
-    specs = _specs(model, speculators, options)
+    specs = _specs(model, draft, speculators, options)
     directory = resolve_model(model)
     tokenizer = Tokenizer.load(directory)
     runner, close = _runner(directory, options)
@@ -165,21 +172,24 @@ def assemble(
     return LocalEngine(machine, Host(pool, verifier, compiler))
 
 
-def _specs(model: str, speculators: Speculators, options: LLMOptions) -> list[Flags | Function]:
+def _specs(
+    model: str, draft: str | None, speculators: Speculators | None, options: LLMOptions
+) -> list[Flags | Function]:
     """Return the groups of drafters to load.
 
     Raises:
-        SettingError: if `speculators` is neither "auto" nor "off" nor a list.
+        SettingError: if `speculators` is a text other than "auto" and "off", or the draft does not fit.
         InvalidInputError: naming a text that cannot be read.
     """
-    if speculators == "auto":
-        return list(default_speculators(model, options.offload != "none").values())
-    if speculators == "off":
-        return []
     if isinstance(speculators, str):
-        raise SettingError("speculators", speculators, 'must be "auto", "off" or a list')
-    found: list[Flags | Function] = []
-    for spec in speculators:
+        if speculators not in ("auto", "off"):
+            raise SettingError("speculators", speculators, 'must be a list, "auto" or "off"')
+        draft, speculators = draft or {"auto": AUTO_DRAFT, "off": NO_DRAFT}[speculators], []
+    if draft is None:
+        draft = AUTO_DRAFT if speculators is None else NO_DRAFT
+    group = draft_group(model, draft, options.offload != "none")
+    found: list[Flags | Function] = [group] if group else []
+    for spec in speculators or ():
         found += (read_speculators([spec]) or {}).values() if isinstance(spec, str) else [spec]
     return found
 

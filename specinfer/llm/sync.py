@@ -33,21 +33,28 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = DEFAULT_MODEL, *, speculators: Speculators = "auto", **options: Any
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        draft: str | None = None,
+        speculators: Speculators | None = None,
+        **options: Any,
     ) -> None:
         """Load the model and its speculators.
 
         Args:
             model: registry name, hub id, directory or GGUF file.
-            speculators: "auto": those that suit the model; "off": none; or a list of drafters as
-                `DRAFTER[+DRAFTER...][,FLAG=VALUE...]` and of functions `(context, limits) -> TokenTree | None`.
+            draft: a smaller model of the same tokenizer that drafts beside n-grams; "auto", the default: the one
+                that fits and is here; "none".
+            speculators: the long form: a list of drafters as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]` and of
+                functions `(context, limits) -> TokenTree | None`, in place of a draft unless one is named; "off": none.
             options: fields of `LLMOptions`.
 
         Raises:
             SettingError: naming the option and its value.
             TypeError: for an unknown option.
         """
-        self._begin(Driver(*build_engine(model, speculators, LLMOptions.of(options))))
+        self._begin(Driver(*build_engine(model, draft, speculators, LLMOptions.of(options))))
 
     @classmethod
     def of(cls, engine: LocalEngine, tokenizer: Tokenizer) -> Self:

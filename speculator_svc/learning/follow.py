@@ -29,12 +29,12 @@ from specinfer.hub import resolve_model
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import (
     DraftModel,
-    is_draft_checkpoint,
     load_ssm,
     save_ssm,
     verifier_of,
 )
 from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.service.channel import check_target, open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.system.threads import LAST, give_way

@@ -15,8 +15,9 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, target_config
+from specinfer.model.weights.draft_checkpoint import target_config
 from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.source import is_draft_checkpoint
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
 from speculator_svc.training.distil import (
     DistilOptions,

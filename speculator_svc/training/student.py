@@ -24,10 +24,10 @@ from specinfer.model.weights.draft_checkpoint import (
     DraftModel,
     fingerprint_in,
     frozen_names,
-    is_draft_checkpoint,
     load_ssm,
 )
 from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.source import is_draft_checkpoint
 from speculator_svc.training.run import layer_numbers
 
 

@@ -19,7 +19,8 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.draft_checkpoint import fingerprint_in, is_draft_checkpoint, target_config
+from specinfer.model.weights.draft_checkpoint import fingerprint_in, target_config
+from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import finished_jobs, read_corpora
@@ -289,7 +290,5 @@ def report(
     for depth, found in enumerate(trained["success_held_out"], 1):
         yield f"{depth:5}" + "".join(f" {100 * found[f'top{k}']:5.1f} %" for k in (1, 2, 3, 5))
     yield f"{trained['tokens_seen']:,} tokens seen; the checkpoint is {out}, and can be moved anywhere"
-    yield f"serve it: specinfer up --model {model} --speculator {method},model={out}"
-    if method is SpeculatorMethod.SSM:
-        yield f"or in the verifier, with n-grams: specinfer up --model {model} --resident ngram+ssm,model={out}"
+    yield f"serve it: specinfer serve --model {model} --draft {out}"
     yield f"{work} has its corpus and may be removed"

@@ -16,11 +16,11 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.draft_checkpoint import (
-    is_draft_checkpoint,
     load_ssm,
     save_ssm,
     target_config,
 )
+from specinfer.model.weights.source import is_draft_checkpoint
 from speculator_svc.training.corpus import Continuation, Examples, frequent_tokens, read_corpora
 from speculator_svc.training.distil import (
     DistilOptions,

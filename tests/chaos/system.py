@@ -163,7 +163,7 @@ class ChaosSystem:
         verifier = model | {"dtype": "float32", "kv-tokens": "16384", "executor": "native"}
         if shape.resident:
             own = f",proposal={shape.proposal}" if "ssm" in shape.resident else ""
-            verifier["drafters"] = "+".join(shape.resident) + own
+            verifier["draft"] = "+".join(shape.resident) + own
         verifiers = [
             self._serve(f"verifier-{n + 1}", "verifier", "tests.chaos.verifier", verifier)
             for n in range(shape.verifiers)

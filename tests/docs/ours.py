@@ -19,6 +19,7 @@ from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
 from specinfer.cli.main import app
 from specinfer.drafters import DRAFTERS
+from specinfer.drafters.draft import names_drafters
 from specinfer.drafters.pools import read_speculators
 from specinfer.errors import SpecInferError
 from specinfer.planning.learned_training import train_scheduler
@@ -208,7 +209,10 @@ def _parse(command: Any, arguments: Sequence[str], partial: bool) -> None:
             else:
                 break
     for given in noted:
-        drafters = [*(given.get("speculator") or ()), given.get("resident")]
+        drafters = [
+            *(given.get("speculator") or ()),
+            *([given["draft"]] if names_drafters(given.get("draft") or "") else ()),
+        ]
         for text in drafters:
             if text and text != "none":
                 _check_drafters(text)

@@ -78,7 +78,7 @@ for each in page("python.md", *CODE):
 def test_decoding_in_this_process(
     block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def build(model: str, speculators: Any, options: Any) -> Any:
+    def build(model: str, draft: Any, speculators: Any, options: Any) -> Any:
         assert model == MODEL
         return tiny_engine({"a": ScriptedDrafter(first(2))}), ascii_tokenizer()
 

@@ -26,9 +26,9 @@ class InProcessClient:
         self._llm, self._names = llm, names
 
     @classmethod
-    def load(cls, model: str, speculators: Sequence[str] | None, **options: Any) -> Self:
+    def load(cls, model: str, **options: Any) -> Self:
         """Load a model, as `LLM` does."""
-        llm = AsyncLLM(model, speculators=list(speculators) if speculators else "auto", **options)
+        llm = AsyncLLM(model, **options)
         return cls(llm, llm.speculators)
 
     async def generate(

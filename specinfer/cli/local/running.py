@@ -1,6 +1,6 @@
 """Resources of commands: a temporary local system or a gateway that is there, and models pulled for it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
         system.__exit__(None, None, None)
 
 
-def load_in_process(model: str, speculators: Sequence[str] | None, **options: Any) -> "InProcessClient":
+def load_in_process(model: str, **options: Any) -> "InProcessClient":
     """Return a client that answers in this process, showing progress while the model is loaded.
 
     Raises:
@@ -47,7 +47,7 @@ def load_in_process(model: str, speculators: Sequence[str] | None, **options: An
     from specinfer.cli.local.in_process import InProcessClient  # loads torch
 
     with waiting("loading"):
-        return InProcessClient.load(model, speculators, **options)
+        return InProcessClient.load(model, **options)
 
 
 @contextmanager

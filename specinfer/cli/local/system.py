@@ -30,14 +30,13 @@ from specinfer.cli.local.redis_server import (
     redis_command,
     redis_url_from_environment,
 )
+from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, draft_group
 from specinfer.drafters.pools import (
     INDEPENDENT,
     MODEL_DRAFTERS,
     SERVICE_FLAGS,
     Flags,
     check_speculator,
-    default_resident,
-    resident_flags,
 )
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
@@ -80,9 +79,8 @@ class LocalOptions:
     """Flags of speculator services by name; None takes the default ones."""
     addresses: Sequence[str] = ()
     """Addresses of speculator services that run already."""
-    resident: str | None = None
-    """Speculators in the verifier's process, as its `--drafters`; empty for none. None takes those that suit
-    the model, unless services are named."""
+    draft: str | None = None
+    """Draft in the verifier's process, as its `--draft`. None is "auto", or "none" if services are named."""
     metrics: bool = False
     """True if the gateway serves metrics, at its default port; the other services do not."""
     http: str | None = None
@@ -90,17 +88,20 @@ class LocalOptions:
     http_flags: Flags = field(default_factory=dict)
 
     @property
-    def resident_speculators(self) -> str:
-        """Speculators in the verifier's process; empty for none."""
-        if self.resident is not None:
-            return self.resident
-        offload = self.verifier.get("offload", "none") != "none"
-        return default_resident(self.model, offload) if self.speculators is None else ""
+    def hosted_draft(self) -> str:
+        """Draft in the verifier's process."""
+        if self.draft is not None:
+            return self.draft
+        return AUTO_DRAFT if self.speculators is None else NO_DRAFT
 
     @property
-    def resident_flags(self) -> Sequence[Flags]:
-        """Flags of the speculators in the verifier's process."""
-        return resident_flags(self.resident_speculators)
+    def hosted(self) -> Flags | None:
+        """Flags of the speculators in the verifier's process; None: there are none.
+
+        Raises:
+            InvalidInputError: if the draft does not fit the model, or cannot be read.
+        """
+        return draft_group(self.model, self.hosted_draft, self.verifier.get("offload", "none") != "none")
 
     @property
     def services(self) -> Mapping[str, Flags]:
@@ -185,8 +186,8 @@ class LocalSystem:
         check_model_folder(self._options.model)
         for flags in self._pool.values():
             check_speculator("speculator", flags, SERVICE_FLAGS)
-        for flags in self._options.resident_flags:
-            check_speculator("resident", flags)
+        if hosted := self._options.hosted:
+            check_speculator("draft", hosted)
         check_listen_address(self.address)
         if self._options.metrics:
             check_metrics_port()
@@ -202,9 +203,8 @@ class LocalSystem:
         model = {"model": self._options.model}
         device = {"device": self._options.device} if self._options.device is not None else {}
         common = {**model, "dtype": self._options.dtype, **device}
-        resident = self._options.resident_speculators
-        hosted = {"drafters": resident} if resident else {}
-        verifier = {"listen": self.verifier, **common, **hosted, **self._options.verifier}
+        draft = {"draft": self._options.hosted_draft}
+        verifier = {"listen": self.verifier, **common, **draft, **self._options.verifier}
         self._spawn("verifier", "verifier_svc", verifier)
         for address, (name, flags) in zip(self.speculators, self._pool.items(), strict=True):
             drafters = flags.get("drafter", "").split("+")

@@ -11,13 +11,14 @@ from specinfer.cli.connection import API_KEY_VARIABLE
 from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, format_name, format_names
 from specinfer.client.options import ConstraintOptions
 from specinfer.client.request import KINDS
+from specinfer.drafters.draft import DRAFT_HELP
 from specinfer.errors import InvalidInputError
 from specinfer.model.formats.registry import weights_help
 from specinfer.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
-LOCAL_OPTIONS = ("model", "dtype", "weights", "offload", "device", "speculator", "resident")
+LOCAL_OPTIONS = ("model", "dtype", "weights", "offload", "device", "speculator", "draft")
 """Options that say what a local system runs; a running gateway has that already."""
 TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
 GATEWAY, LOCAL = "Gateway", "Local system"
@@ -103,12 +104,12 @@ Speculators = Annotated[
         "Example: ssm,model=ssm-smollm2-135m or custom,function=my_drafts:repeat_last".replace("[", r"\["),
     ),
 ]
-Resident = Annotated[
+Draft = Annotated[
     str | None,
     typer.Option(
+        "--draft",
         rich_help_panel=LOCAL,
-        help="Speculators in the verifier's process, given as for --speculator, or none. Not given: those "
-        "that suit the model, unless --speculator is given.",
+        help=f"{DRAFT_HELP} Not given: auto, or none with --speculator.".replace("[", r"\["),
     ),
 ]
 Dtype = Annotated[

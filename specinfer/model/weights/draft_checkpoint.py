@@ -40,12 +40,6 @@ class DraftModel:
     """[draft vocabulary] target token of each draft token."""
 
 
-def is_draft_checkpoint(directory: Path) -> bool:
-    """Return whether a directory holds a trained SSM rather than a whole model."""
-    path = directory / "config.json"
-    return path.is_file() and "speculators_config" in json.loads(path.read_text())
-
-
 def verifier_of(directory: Path) -> str:
     """Return the model a checkpoint was trained for.
 

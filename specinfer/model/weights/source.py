@@ -38,6 +38,12 @@ def kept_gguf(directory: Path) -> Path | None:
     return path
 
 
+def is_draft_checkpoint(directory: Path) -> bool:
+    """Return whether a directory holds a trained SSM rather than a whole model."""
+    path = directory / "config.json"
+    return path.is_file() and "speculators_config" in json.loads(path.read_text())
+
+
 def read_record(directory: Path) -> dict[str, Any]:
     """Return what was noted about a model directory; empty if nothing was."""
     try:

@@ -122,7 +122,7 @@ def test_what_is_switched_off_is_left_out() -> None:
         "speculator": off,
         "networkPolicy": off,
         "gateway": {"podDisruptionBudget": off, "autoscaling": off, "replicas": 3},
-        "verifier": {"settings": {"drafters": "ngram"}, "pull": off},
+        "verifier": {"settings": {"draft": "ngram"}, "pull": off},
     }
     objects = render(values=values)
     assert {workload.name for workload in objects.workloads} == {

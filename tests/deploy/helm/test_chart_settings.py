@@ -8,7 +8,7 @@ import yaml
 
 from gateway.settings import GatewaySettings
 from specinfer.cli.local.system import SERVICE_ENVIRONMENT
-from specinfer.drafters.pools import default_speculators
+from specinfer.drafters.draft import default_services
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.server import LIVENESS
@@ -85,7 +85,7 @@ def test_the_chart_is_what_up_starts() -> None:
         word: objects.environment(workload.pod, container) for word, workload, container in services(objects)
     }
     assert found["verifier"]["SPECINFER_VERIFIER_MODEL"] == DEFAULT_MODEL
-    (flags,) = default_speculators(DEFAULT_MODEL).values()
+    (flags,) = default_services(DEFAULT_MODEL).values()
     speculator = {name: found["speculator"][f"SPECINFER_SPECULATOR_{name.upper()}"] for name in flags}
     assert speculator == dict(flags)
 

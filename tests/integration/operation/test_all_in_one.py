@@ -96,7 +96,7 @@ async def test_a_gguf_file_is_served_as_it_lies(tmp_path: Path) -> None:
     """Under the file's name; the log shows what the start does."""
     unseen = f"{{# {tmp_path} #}}"  # else the cache may have it
     file = write_model_file(tmp_path / "files" / "Tiny.F32.gguf", template=unseen)
-    served = server(file, tmp_path, "--speculators", "none")
+    served = server(file, tmp_path, "--draft", "none")
     served.start()
     await served.ready()
     try:
@@ -164,8 +164,8 @@ async def test_what_is_wrong_is_said_before_the_model_is_loaded(
             (["--chat-template", str(tmp_path / "none")], "chat_template"),
             (["--store", str(tmp_path / "broken")], "store = .*broken': cannot be used"),
             (["--store", str(tmp_path / "fifo")], "store = .*fifo': cannot be used: it is no file"),
-            (["--speculators", "sssm"], "speculators = 'sssm': must be one of"),
-            (["--speculators", "ngram,beem=3"], "beem = '3'"),
+            (["--draft", "sssm"], "draft = 'sssm': no such directory.*nor one of the drafters ssm, eagle"),
+            (["--draft", "ngram,beem=3"], "beem = '3'"),
             (["--store", "/proc/none/store"], "store = '/proc/none/store': cannot be used"),
         ]:
             given = ["--model", str(model), "--listen", "127.0.0.1:0", *flags]
@@ -221,5 +221,3 @@ def test_settings_that_cannot_be_are_named() -> None:
     ]:
         with pytest.raises(SettingError, match=words):
             ServeSettings.load("serve", flags)
-    assert ServeSettings.load("serve", ["--speculators", "none"]).drafters == ""
-    assert ServeSettings.load("serve", []).drafters.startswith("ngram+ssm")

@@ -1,9 +1,12 @@
 """`specinfer up --explain`: the reasons are those of the choice."""
 
+from pathlib import Path
+
 from specinfer.cli.check import explanation, passes_words, pool_words
 from specinfer.cli.local.system import LocalOptions
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.v1 import verifier_pb2
+from tests.chaos.model_directory import write_model
 
 
 def told(**costs_ms: float) -> verifier_pb2.DescribeVerifierReply:
@@ -19,17 +22,18 @@ def test_passes_are_shown_for_powers_of_two_and_against_one_token() -> None:
     assert passes_words(told()) == "not measured"
 
 
-def test_who_drafts() -> None:
-    assert pool_words(LocalOptions()).endswith(f"ships for {DEFAULT_MODEL}")
-    assert pool_words(LocalOptions(model="other")) == (
-        "ngram in the verifier's process and suffix in services of their own: no trained speculator ships for "
-        "other; `specinfer train` makes one"
+def test_who_drafts(tmp_path: Path) -> None:
+    tiny = write_model(tmp_path / "tiny")
+    assert pool_words(LocalOptions()).endswith(f"ssm-smollm2-135m fits {DEFAULT_MODEL}")
+    assert pool_words(LocalOptions(model=str(tiny))) == (
+        "ngram in the verifier's process and suffix in services of their own: no draft for "
+        f"{tiny} is here (--draft names one)"
     )
     own = LocalOptions(speculators={"a": {"drafter": "ngram+ssm"}, "b": {"drafter": "retrieval"}})
     assert pool_words(own) == "ngram, ssm, retrieval in services of their own, as asked"
-    resident = LocalOptions(speculators={}, resident="ngram")
+    resident = LocalOptions(speculators={}, draft="ngram")
     assert pool_words(resident) == "ngram in the verifier's process, as asked"
-    assert pool_words(LocalOptions(speculators={}, resident="")) == "none, as asked"
+    assert pool_words(LocalOptions(speculators={}, draft="none")) == "none, as asked"
 
 
 def test_every_choice_is_explained() -> None:

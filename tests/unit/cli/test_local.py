@@ -9,7 +9,7 @@ from specinfer.cli.local import system as local
 from specinfer.cli.local.processes import check_http
 from specinfer.cli.local.system import LocalOptions, LocalSystem, _arguments
 from specinfer.cli.main import app
-from specinfer.drafters.pools import default_speculators, read_resident, read_speculators
+from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 
 
@@ -24,28 +24,15 @@ def test_speculators_are_read_with_their_flags() -> None:
         "custom": {"drafter": "custom", "function": "a:b"},
     }
     assert read_speculators(None) is None
-    assert [flags["drafter"] for flags in default_speculators("smollm2-135m").values()] == ["ngram+ssm"]
-    assert [flags["drafter"] for flags in default_speculators("another").values()] == ["ngram"]
-    (large,) = default_speculators("smollm2-135m", offload=True).values()
-    (usual,) = default_speculators("smollm2-135m").values()
-    assert large.items() > usual.items()
-    assert int(large["beam"]) * int(large["depth"]) >= 128, "so many nodes are expanded at most"
     assert read_speculators(["none"]) == {}
 
 
-def test_the_verifier_hosts_the_usual_drafters_unless_services_are_named() -> None:
-    usual = LocalOptions()
-    assert read_speculators([usual.resident_speculators]) == default_speculators("smollm2-135m")
-    assert LocalOptions(model="another").resident_speculators == "ngram"
-    named = LocalOptions(speculators={"ngram": {"drafter": "ngram"}})
-    assert (named.resident_speculators, list(named.services)) == ("", ["ngram"])
-    assert (
-        LocalOptions(speculators={}, resident=read_resident("ssm,beam=2")).resident_speculators
-        == "ssm,beam=2"
-    )
-    assert LocalOptions(resident=read_resident("none")).resident_speculators == ""
-    with pytest.raises(InvalidInputError, match="speculator = 'ssm,q8_0'"):
-        read_resident("ssm,q8_0")
+def test_the_verifier_hosts_a_draft_unless_services_are_named() -> None:
+    usual, named = LocalOptions(), LocalOptions(speculators={"ngram": {"drafter": "ngram"}})
+    assert (usual.hosted_draft, list(usual.services)) == ("auto", ["suffix"])
+    assert (named.hosted_draft, named.hosted, list(named.services)) == ("none", None, ["ngram"])
+    both = LocalOptions(speculators={"ngram": {"drafter": "ngram"}}, draft="ssm,beam=2")
+    assert both.hosted == {"drafter": "ssm", "beam": "2"}
 
 
 @pytest.mark.parametrize("text", ["", ",model=x", "ssm,model", "ssm,q8_0"])

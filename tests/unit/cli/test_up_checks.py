@@ -75,9 +75,9 @@ BAD = {
     "flag": (["--speculator", "ngram,beem=4"], "beem = '4': drafters know model, "),
     "value of a flag": (["--speculator", "ngram,beam=x"], "beam = 'x': must be int"),
     "drafter's model": (["--speculator", "ssm,model=/none"], "model = '/none': no such directory"),
-    "resident": (["--resident", "oracle"], "resident = 'oracle': must be one of ssm, eagle"),
-    "service's flag of a resident": (
-        ["--resident", "ngram,threads=1"],
+    "draft": (["--draft", "oracle"], "draft = 'oracle': no such directory"),
+    "service's flag of a draft": (
+        ["--draft", "ngram,threads=1"],
         "threads = '1': drafters know model, ",
     ),
     "address": (["--speculator-address", "nowhere"], "--speculator-address = 'nowhere': must be host:port"),

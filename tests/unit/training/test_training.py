@@ -17,9 +17,10 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import load_config
-from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_ssm, save_ssm, verifier_of
+from specinfer.model.weights.draft_checkpoint import load_ssm, save_ssm, verifier_of
 from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import distil as distilling

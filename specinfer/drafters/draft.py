@@ -1,0 +1,140 @@
+"""The draft of a model: what `--draft` names, checked before anything is loaded."""
+
+import json
+import logging
+from pathlib import Path
+
+from specinfer.drafters import DRAFTERS
+from specinfer.drafters.pools import LARGE_TREES, Flags, read_speculators, trained_for
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.hub import resolve_model
+from specinfer.hub.registry import KnownModel, known_models
+from specinfer.hub.resolve import is_pulled
+from specinfer.model.weights.source import is_draft_checkpoint
+from specinfer.tokenizer import tokenizer_fingerprint
+
+log = logging.getLogger(__name__)
+
+AUTO_DRAFT, NO_DRAFT = "auto", "none"
+DRAFT_HELP = (
+    "A smaller model of the same tokenizer that drafts beside n-grams: registry name, hub id, directory or GGUF file. "
+    "auto: the one that fits and is here; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
+)
+"""Help of `--draft`, wherever there is one."""
+_SMALLER = 2.0
+"""Least factor between the bytes of a model and those of its draft: a draft must cost less than it saves."""
+_METHODS = {"eagle3": "eagle"}
+"""Drafters by the kind of a checkpoint, where the names differ."""
+
+
+def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> Flags | None:
+    """Return the drafters that `--draft` names for a model, as one group; None for none.
+
+    Args:
+        model: the target, as its user names it.
+        draft: "auto", "none", a model, or drafters in the form of `read_speculators`.
+        offload: whether the target's layers are offloaded. Then passes are slow and nodes are free, so a model
+            drafts large trees.
+
+    Raises:
+        SettingError: if the draft is not there, or has another tokenizer than the model.
+        InvalidInputError: naming the drafters that cannot be read.
+    """
+    if draft == NO_DRAFT:
+        return None
+    if draft == AUTO_DRAFT:
+        name = automatic_draft(model)
+    elif names_drafters(draft):
+        (flags,) = (read_speculators([draft]) or {}).values()
+        return flags
+    else:
+        name = draft
+        check_draft(model, draft)
+    if not name:
+        return {"drafter": "ngram"}
+    method = method_of(resolve_model(name))
+    return {
+        "drafter": f"ngram+{method}",
+        "model": name,
+        **(LARGE_TREES if offload and method == "ssm" else {}),
+    }
+
+
+def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
+    """Return the drafters of `auto` as the flags of a service, by its name."""
+    group = draft_group(model, AUTO_DRAFT, offload)
+    return {group["drafter"]: group} if group else {}
+
+
+def automatic_draft(model: str) -> str:
+    """Return the draft that fits a model and is here; empty if there is none, which is logged."""
+    if trained := trained_for(model).get("ssm"):
+        return trained
+    fitting = fitting_drafts(model)
+    here = next((known.name for known in fitting if is_pulled(known.name)), "")
+    if here:
+        log.info("draft of %s: %s (--draft none: without)", model, here)
+    elif fitting:
+        log.info(
+            "%s is decoded faster with a draft: `specinfer models pull %s` (%s MB), then start again",
+            model,
+            fitting[0].name,
+            fitting[0].megabytes,
+        )
+    return here
+
+
+def fitting_drafts(model: str) -> list[KnownModel]:
+    """Return the models of the registry that may draft for a model, smallest first."""
+    candidates = [known for known in known_models().values() if known.tokenizer]
+    if not candidates:
+        return []
+    directory = resolve_model(model)
+    most, own = weights_bytes(directory) / _SMALLER, tokenizer_fingerprint(directory)
+    fitting = [k for k in candidates if k.tokenizer == own and k.megabytes * 1e6 <= most]
+    return sorted(fitting, key=lambda known: known.megabytes)
+
+
+def check_draft(model: str, draft: str) -> None:
+    """Check that a model may draft for another.
+
+    Raises:
+        SettingError: if it is not there or has another tokenizer, with a draft that fits if one is known.
+    """
+    try:
+        directory = resolve_model(draft)
+    except SettingError as error:
+        names = f"nor one of the drafters {', '.join(DRAFTERS)}"
+        raise SettingError("draft", draft, f"{error.why}, {names}") from error
+    if is_draft_checkpoint(directory):  # names its target, which is checked when it is read
+        return
+    ours, theirs = (tokenizer_fingerprint(each) for each in (resolve_model(model), directory))
+    if ours != theirs:
+        fits = ", ".join(["none", *(known.name for known in fitting_drafts(model))])
+        raise SettingError("draft", draft, f"has another tokenizer than {model}; what fits: {fits}")
+
+
+def method_of(directory: Path) -> str:
+    """Return the drafter that runs a model: "ssm" for a whole one, else that of a trained speculator's kind.
+
+    Raises:
+        IncompatibleError: if nothing here runs its kind.
+    """
+    if not is_draft_checkpoint(directory):
+        return "ssm"
+    kind = json.loads((directory / "config.json").read_text()).get("speculators_model_type")
+    method = _METHODS.get(kind, kind)
+    if method not in DRAFTERS:
+        raise IncompatibleError(f"{directory}: speculators_model_type = {kind!r} is no drafter here")
+    return str(method)
+
+
+def weights_bytes(directory: Path) -> int:
+    """Return the bytes of a model's files of weights."""
+    files = [path for path in directory.iterdir() if path.suffix in (".gguf", ".safetensors", ".bin")]
+    return sum([path.stat().st_size for path in files])
+
+
+def names_drafters(text: str) -> bool:
+    """Return whether a text names drafters; a path or a model's name does not."""
+    return all(part.strip() in DRAFTERS for part in text.split(",")[0].split("+"))
