@@ -56,7 +56,7 @@ _RELAXATION = 2000.0
 """Steps after which 1/e of P is left."""
 _MOST_ERROR = 4.0
 """Tokens that an error counts for at most."""
-_TOKENS = 4.0
+_TOKENS = 2.0
 """Variance of the accepted tokens of a tree."""
 
 
