@@ -1,4 +1,4 @@
-"""How much the tests try: more with `SPECINFER_TEST_THOROUGH`, as `make test-thorough` sets it."""
+"""Number of examples that tests try: more with `SPECINFER_TEST_THOROUGH`, as `make test-thorough` sets it."""
 
 import os
 
