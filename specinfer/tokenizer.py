@@ -192,24 +192,25 @@ class Tokenizer:
         return self.text_of_token(token_id).encode()
 
     @cached_property
-    def _skipped(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
+        """Special tokens, which are no part of a text."""
         added = self._fast.get_added_tokens_decoder()
         return frozenset(token for token, what in added.items() if what.special)
 
     def special_token(self, text: str) -> int | None:
         """Return the id of the special token of this name, if there is one."""
         token: int | None = self._fast.token_to_id(text)
-        return token if token in self._skipped else None
+        return token if token in self.special_ids else None
 
     def tells(self, token_id: int) -> bool:
         """Return whether a token is a part of the text: special ones and numbers without token are not."""
-        return token_id not in self._skipped and self._fast.id_to_token(token_id) is not None
+        return token_id not in self.special_ids and self._fast.id_to_token(token_id) is not None
 
     @cached_property
     def byte_decoder(self) -> ByteDecoder | None:
         """Rules from tokens to bytes; None if a token's text depends on its neighbours."""
         rules = read_decoder(json.loads(self.to_json())["decoder"])
-        return None if rules is None else ByteDecoder(self._fast.id_to_token, self._skipped, rules)
+        return None if rules is None else ByteDecoder(self._fast.id_to_token, self.special_ids, rules)
 
     @cached_property
     def _has_byte_level(self) -> bool:
