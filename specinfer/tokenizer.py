@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,9 @@ class Tokenizer:
     @property
     def chat_form(self) -> ChatForm:
         """How answers to conversations are written."""
-        return self._chat.form()
+        added = self._fast.get_added_tokens_decoder()
+        marks = {what.content: token for token, what in added.items() if what.content in TEXT_MARKS}
+        return replace(self._chat.form(), mark_tokens=marks)
 
     def to_json(self) -> str:
         """Return the content of its `tokenizer.json`."""

@@ -46,6 +46,7 @@ class StatusReporter:
             thoughts_end=form.thoughts[1],
             begins_in_thoughts=form.begins_in_thoughts,
             begins_in_thoughts_if_asked=form.begins_in_thoughts_if_asked,
+            mark_tokens=form.mark_tokens,
         )
 
     def reply(self) -> generation_pb2.StatusReply:

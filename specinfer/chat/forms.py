@@ -1,7 +1,7 @@
 """Forms in which models write calls of functions, and which of them a chat template teaches."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specinfer.chat.marks import THOUGHTS
 
@@ -89,6 +89,8 @@ class ChatForm:
     """True if the assistant's turn begins within thoughts."""
     begins_in_thoughts_if_asked: bool = False
     """The same where `enable_thinking` and `thinking` are true."""
+    mark_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Added tokens that are marks of calls or thoughts, by their text."""
 
 
 def marks_of_thoughts(template: str) -> tuple[str, str]:

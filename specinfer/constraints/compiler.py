@@ -12,7 +12,6 @@ from concurrent.futures import Future, wait
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specinfer.chat.marks import TEXT_MARKS
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.grammars import grammar_of
 from specinfer.constraints.matcher import Matcher
@@ -54,7 +53,7 @@ class Compiler:
         """
         try:
             self._tokenizer = LLTokenizer(
-                _prepared(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+                _within(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
             )
         except ValueError as error:
             raise IncompatibleError(f"no constraints with this tokenizer: {error}") from error
@@ -110,16 +109,9 @@ class Compiler:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _prepared(tokenizer: str, vocab_size: int) -> str:
-    """Return a `tokenizer.json` as constraints need it.
-
-    Added tokens that a model has no row for are left out; marks of calls and thoughts are text.
-    """
+def _within(tokenizer: str, vocab_size: int) -> str:
+    """Return a `tokenizer.json` without added tokens that a model has no row for."""
     stages = json.loads(tokenizer)
     added = stages.get("added_tokens") or []
-    kept = [
-        {**token, "special": token["special"] and token["content"] not in TEXT_MARKS}
-        for token in added
-        if token["id"] < vocab_size
-    ]
-    return tokenizer if kept == added else json.dumps(stages | {"added_tokens": kept})
+    kept = [token for token in added if token["id"] < vocab_size]
+    return tokenizer if len(kept) == len(added) else json.dumps(stages | {"added_tokens": kept})

@@ -305,18 +305,27 @@ class StatusReply(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., chat_form: _Optional[_Union[ChatForm, _Mapping]] = ...) -> None: ...
 
 class ChatForm(_message.Message):
-    __slots__ = ("calls", "thoughts_begin", "thoughts_end", "begins_in_thoughts", "begins_in_thoughts_if_asked")
+    __slots__ = ("calls", "thoughts_begin", "thoughts_end", "begins_in_thoughts", "begins_in_thoughts_if_asked", "mark_tokens")
+    class MarkTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     CALLS_FIELD_NUMBER: _ClassVar[int]
     THOUGHTS_BEGIN_FIELD_NUMBER: _ClassVar[int]
     THOUGHTS_END_FIELD_NUMBER: _ClassVar[int]
     BEGINS_IN_THOUGHTS_FIELD_NUMBER: _ClassVar[int]
     BEGINS_IN_THOUGHTS_IF_ASKED_FIELD_NUMBER: _ClassVar[int]
+    MARK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     calls: str
     thoughts_begin: str
     thoughts_end: str
     begins_in_thoughts: bool
     begins_in_thoughts_if_asked: bool
-    def __init__(self, calls: _Optional[str] = ..., thoughts_begin: _Optional[str] = ..., thoughts_end: _Optional[str] = ..., begins_in_thoughts: bool = ..., begins_in_thoughts_if_asked: bool = ...) -> None: ...
+    mark_tokens: _containers.ScalarMap[str, int]
+    def __init__(self, calls: _Optional[str] = ..., thoughts_begin: _Optional[str] = ..., thoughts_end: _Optional[str] = ..., begins_in_thoughts: bool = ..., begins_in_thoughts_if_asked: bool = ..., mark_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PhaseState(_message.Message):
     __slots__ = ("name", "seconds")
