@@ -92,6 +92,8 @@ class Models:
             ApiError: 404 if it is not.
             SpecInferError: if no gateway answers.
         """
+        if self._given:
+            self._require(name)
         if not self._fresh or (not self._given and name not in self._names):
             await self._ask(client)
         self._require(name)

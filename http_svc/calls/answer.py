@@ -48,7 +48,7 @@ class _ThoughtReader:
                 self._text = "" if self._thinking else self._text
                 return "", ""
             if not begun.startswith(self._begin):
-                self._thinking, rest = False, self._text
+                rest, self._text, self._thinking = self._text, "", False
                 return "", rest
             self._thinking, self._text = True, begun[len(self._begin) :]
         return self._think()

@@ -92,7 +92,7 @@ def _strict(wanted: Wanted) -> list[str]:
 
 
 def _free(wanted: Wanted) -> list[str]:
-    """Return rules of answers in words with calls between them.
+    """Return rules of answers in words, then calls.
 
     Words end where a call begins: in the taught form, or as JSON that has the name of a function. JSON that begins like
     a call and has another name is words. Where calls are plain JSON, an answer that begins with a brace is a call.
@@ -100,18 +100,20 @@ def _free(wanted: Wanted) -> list[str]:
     form, functions = wanted.form, wanted.functions
     names = " | ".join([json.dumps(function.name) for function in functions])
     calls = " | ".join([f"name_{i} GAP? args_{i} CLOSE" for i in range(len(functions))])
-    first = "REST? | opening named" if form.mark else "WORDS? | opened call_behind | words_opening named"
-    later = f"REST? | opening named{_marked(wanted)}" if wanted.several else "REST?"
+    first = "REST? | opening named" if form.mark else "WORDS? | opened calls | words_opening named"
+    later = f"TAIL? | again calls{_marked(wanted, 'TAIL?', 'tail_marked')}" if wanted.several else "TAIL?"
     return [
-        f"start: {_thought(wanted)} {_python(wanted)} ({first}{_marked(wanted)})",
-        "named: call_behind | OTHER? | other_opening named",
-        f"call_behind: ({calls}) later",
+        f"start: {_thought(wanted)} {_python(wanted)} ({first}{_marked(wanted, 'REST?', 'marked')})",
+        "named: calls | OTHER? | other_opening named",
+        f"calls: ({calls}) later",
         f"later: {later}",
         *[f"name_{i}[lazy]: {json.dumps(one.name)} MIDDLE" for i, one in enumerate(functions)],
         "opened[lazy]: BLANK OPENING",
         "opening[lazy]: TEXT OPENING",
         "words_opening[lazy]: NO_OBJECT OPENING",
-        f"other_opening[lazy]: (TEXT & ~NAMED) OPENING{_spelled_rule(wanted)}",
+        "other_opening[lazy]: (TEXT & ~NAMED) OPENING",
+        "again[lazy]: TAIL? OPENING",
+        *_spelled(wanted),
         f"BLANK: /{SPACE}/",
         "TEXT: /(?s:.*)/",
         f"NO_OBJECT: /{SPACE}[^\\{{ \\t\\r\\n](?s:.*)/",
@@ -119,35 +121,29 @@ def _free(wanted: Wanted) -> list[str]:
         f"MIDDLE: /{JSON_MIDDLE}/",
         "GAP: /[ \\t\\r\\n]{1,20}/",
         f"CLOSE: /{SPACE}\\}}/",
+        "TAIL: /([ \\t\\r\\n,;\\]]|```(json)?|<\\/tool_call>){1,12}/",
         f"NAMED: ({names}) MIDDLE TEXT",
-        f"BEGUN: TEXT OPENING TEXT{_spelled(wanted)}",
+        f"BEGUN: TEXT OPENING TEXT{' | TEXT MARK TEXT' if _spelled(wanted) else ''}",
         "WORDS: (NO_OBJECT | /[ \\t\\r\\n]{1,20}/) & ~BEGUN",
         "REST: /(?s:.+)/ & ~BEGUN",
         "OTHER: /(?s:.+)/ & ~BEGUN & ~NAMED",
     ]
 
 
-def _marked(wanted: Wanted) -> str:
+def _marked(wanted: Wanted, words: str, spelled: str) -> str:
     """Return the part of a rule with words, the form's mark and its calls."""
     mark = wanted.form.mark
-    if not mark:
-        return ""
-    return (
-        f" | REST? {wanted.text(mark)} section later"
-        if mark in wanted.mark_tokens
-        else " | marked section later"
-    )
+    if mark in wanted.mark_tokens:
+        return f" | {words} {wanted.text(mark)} section later"
+    return f" | {spelled} section later" if mark else ""
 
 
-def _spelled(wanted: Wanted) -> str:
-    """Return the part of a terminal with a mark that is no token."""
+def _spelled(wanted: Wanted) -> list[str]:
+    """Return rules of words that end with a mark that is no token."""
     mark = wanted.form.mark
-    return f" | TEXT {json.dumps(mark)} TEXT" if mark and mark not in wanted.mark_tokens else ""
-
-
-def _spelled_rule(wanted: Wanted) -> str:
-    mark = wanted.form.mark
-    return f"\nmarked[lazy]: TEXT {json.dumps(mark)}" if _spelled(wanted) else ""
+    if not mark or mark in wanted.mark_tokens:
+        return []
+    return [f"MARK: {json.dumps(mark)}", "marked[lazy]: TEXT MARK", "tail_marked[lazy]: TAIL? MARK"]
 
 
 def _python(wanted: Wanted) -> str:

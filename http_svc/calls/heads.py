@@ -31,7 +31,16 @@ _OPENERS = (
 )
 """Texts that stand directly in front of a call and belong to it."""
 _CLOSERS = (
-    *("```", "</tool_call>", "</function_call>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    *(
+        "```json",
+        "```tool_call",
+        "```tool_code",
+        "```",
+        "</tool_call>",
+        "</function_call>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
     *("]", ",", ";", "}"),
 )
 """Texts that stand directly behind a call and belong to it."""
@@ -82,6 +91,8 @@ UNDECIDED = re.compile(rf"(?:[ \t\r\n]|{_any(_OPENERS)})*(?:{_OPENED}|{_BEGUN})?
 _CLOSED = "|".join([_beginnings([*map(re.escape, closer)]) for closer in _CLOSERS])
 CLOSER = re.compile(rf"(?:[ \t\r\n]|{_any(_CLOSERS)})*")
 """What belongs to a call behind it."""
+FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
+"""A fence at the end of a text, whose language may still follow."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\Z")
 """The beginning of what belongs to a call behind it."""
 END = re.compile(rf'{SPACE}(?:,{SPACE}"id"{SPACE}:{SPACE}"[^"]*"{SPACE})?\}}')

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from http_svc.calls.heads import CLOSER, CLOSING, END, HEAD, UNDECIDED, name_of
+from http_svc.calls.heads import CLOSER, CLOSING, END, FENCE, HEAD, UNDECIDED, name_of
 from specinfer.chat.turns import call_id_of
 
 MOST_CALLS = 32
@@ -185,6 +185,10 @@ class CallReader:
     def _read_closer(self) -> None:
         closer = CLOSER.match(self._text)
         assert closer is not None
+        fence = FENCE.search(self._text)
+        if fence is not None and fence.start() <= closer.end():
+            self._text = self._text[fence.start() :]
+            return
         self._text = self._text[closer.end() :]
         if self._text and CLOSING.match(self._text) is None:
             self._behind_call = False
