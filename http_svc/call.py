@@ -115,13 +115,15 @@ class Call:
             await self._accept(index)
             reader = self.readers[index]
             async for piece in stream:
-                self._events.put_nowait(Event(index, piece, reader and reader.push(piece.text)))
+                self._events.put_nowait(
+                    Event(index, piece, None if reader is None else reader.push(piece.text))
+                )
                 if reader is not None and reader.ended:
                     await self._end_early(stream)
                     break
             if stream.answer.finish_reason is FinishReason.CANCELLED:
                 raise CancelledElsewhereError(f"request {stream.request_id} was cancelled")
-            self._events.put_nowait(Event(index, deltas=reader and reader.end()))
+            self._events.put_nowait(Event(index, deltas=None if reader is None else reader.end()))
         except Exception as error:  # noqa: BLE001  whoever takes the events raises it
             self._events.put_nowait(Event(index, error=error))
 

@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 
 from http_svc.body.bodies import Body, ChatBody, CompletionBody
 from http_svc.body.tokens import DetokenizeBody, TokenizeBody
-from http_svc.calls.answer import AnswerReader
 from http_svc.call import Call, ClientGoneError, while_wanted
+from http_svc.calls.answer import AnswerReader
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
 from http_svc.errors import ApiError, api_error

@@ -112,6 +112,9 @@ COMPLETION = Kind(
 )
 
 
+_PLAIN = AnswerForm()
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseShape:
     """Properties that all parts of one call's answer share."""
@@ -125,7 +128,7 @@ class ResponseShape:
     """True if a stream ends with the usage; its other parts then say that they have none."""
     logprobs: bool = False
     """True if log-probabilities are wanted."""
-    form: AnswerForm = AnswerForm()
+    form: AnswerForm = _PLAIN
     """Parts that answers may have."""
     usage_always: bool = False
     """True if every part of a stream has the usage of its choice so far."""

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from http_svc.body.tools import Function
-from http_svc.calls.heads import JSON_MIDDLE, JSON_OPENING, SPACE
+from http_svc.calls.heads import JSON_MIDDLE, JSON_NEAR_OPENING, JSON_OPENING, SPACE
 from http_svc.calls.reader import MOST_CALLS
 from http_svc.tool_schemas import followed
 from specinfer.chat.forms import BY_NAME, JSON, CallForm
 
+_QUOTED = r'"\w+"'
 _PYTHON = "<|python_tag|>"
 """May stand in front of calls of Llama 3."""
 
@@ -36,16 +37,16 @@ class Wanted:
     """Marks that are added tokens."""
 
     def text(self, text: str) -> str:
-        """Return a text as a part of a rule."""
-        if not text:
-            return ""
-        marks = [re.escape(mark) for mark in self.mark_tokens]
-        parts = re.split(f"({'|'.join(marks)})", text) if marks else [text]
+        """Return a text as a part of a rule, cut into the parts of JSON.
+
+        A longer part would exclude other JSON that begins alike.
+        """
         tokens = self.mark_tokens
+        marks = [re.escape(mark) for mark in tokens]
+        parts = re.findall("|".join([*marks, _QUOTED, "."]), text, re.DOTALL)
         written = [
             f"<[{tokens[part]}]>" if part in tokens else json.dumps(part, ensure_ascii=False)
             for part in parts
-            if part
         ]
         return " ".join(written)
 
@@ -108,7 +109,7 @@ def _free(wanted: Wanted) -> list[str]:
         f"calls: ({calls}) later",
         f"later: {later}",
         *[f"name_{i}[lazy]: {json.dumps(one.name)} MIDDLE" for i, one in enumerate(functions)],
-        "opened[lazy]: BLANK OPENING",
+        "opened[lazy]: BLANK NEAR_OPENING",
         "opening[lazy]: TEXT OPENING",
         "words_opening[lazy]: NO_OBJECT OPENING",
         "other_opening[lazy]: (TEXT & ~NAMED) OPENING",
@@ -118,9 +119,10 @@ def _free(wanted: Wanted) -> list[str]:
         "TEXT: /(?s:.*)/",
         f"NO_OBJECT: /{SPACE}[^\\{{ \\t\\r\\n](?s:.*)/",
         f"OPENING: /{JSON_OPENING}/",
+        f"NEAR_OPENING: /{JSON_NEAR_OPENING}/",
         f"MIDDLE: /{JSON_MIDDLE}/",
-        "GAP: /[ \\t\\r\\n]{1,20}/",
-        f"CLOSE: /{SPACE}\\}}/",
+        "GAP: /[ \\n]{1,4}/",
+        "CLOSE: /[ \\n]{0,4}\\}/",
         "TAIL: /([ \\t\\r\\n,;\\]]|```(json)?|<\\/tool_call>){1,12}/",
         f"NAMED: ({names}) MIDDLE TEXT",
         f"BEGUN: TEXT OPENING TEXT{' | TEXT MARK TEXT' if _spelled(wanted) else ''}",

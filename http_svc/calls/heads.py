@@ -10,6 +10,8 @@ _NAME = "[a-zA-Z0-9_-]"
 
 JSON_OPENING = r"[ \t\r\n]*".join([r"\{", '(?:"type"', ":", '"function"', ',)?"name"', ":", '"'])
 """A call in JSON up to its name; white space has no bound, which would cost grammars much."""
+JSON_NEAR_OPENING = JSON_OPENING.replace("*", "{0,4}")
+"""The same with little white space, where nothing else may stand."""
 JSON_MIDDLE = r"[ \t\r\n]{0,4}".join(['"', ",", '"(?:arguments|parameters)"', ":"])
 """A call in JSON between its name and its arguments."""
 _BLANKS = r"[ \t\r\n]*"

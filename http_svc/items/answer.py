@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+from http_svc.calls.reader import Delta
 from http_svc.items.body import FlatChoice, ResponsesBody
 from http_svc.responses import usage_of
-from http_svc.calls.reader import Delta
 from specinfer.client import Answer
 
 Event = dict[str, Any]
 _TEXT_EVENT = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+_FIELDS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
+_MORE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
+"""Further fields of items, and of their events."""
 _COMPLETED, _INCOMPLETE, _RUNNING = "completed", "incomplete", "in_progress"
 
 
@@ -63,13 +66,13 @@ class ItemWriter:
             events += self._close(_COMPLETED)
             number = f"_{len(self.items)}" if self.items else ""
             item: dict[str, Any] = {"type": kind, "id": f"{prefix}_{self._identity}{number}"}
-            item |= {"role": "assistant"} if kind == "message" else {"summary": []}
+            item |= _FIELDS[kind]
             events += self._open({**item, "content": []})
             self.items[-1]["content"].append(part)
             events.append(self._event("response.content_part.added", content_index=0, part=dict(part)))
         self.items[-1]["content"][0]["text"] += text
         if text:
-            more = {"logprobs": []} if kind == "message" else {}
+            more = _MORE[kind]
             events.append(self._event(f"{_TEXT_EVENT[kind]}.delta", content_index=0, delta=text, **more))
         return events
 
@@ -97,7 +100,7 @@ class ItemWriter:
         item = self.items[-1]
         item["status"] = status
         if item["type"] != "function_call":
-            part, more = dict(item["content"][0]), {"logprobs": []} if item["type"] == "message" else {}
+            part, more = dict(item["content"][0]), _MORE[item["type"]]
             done = f"{_TEXT_EVENT[item['type']]}.done"
             text = self._event(done, content_index=0, text=part["text"], **more)
             events = [text, self._event("response.content_part.done", content_index=0, part=part)]

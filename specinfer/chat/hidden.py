@@ -1,4 +1,4 @@
-"""Texts of callers in a template: characters that could be part of a special token's name are hidden until it is rendered.
+"""Texts of callers in a template: what could be part of a special token's name is hidden while it is rendered.
 
 A hidden character is a lone surrogate, which no text of a caller has, so it says where the template put the text. The
 template's own tests (`in`, `split`, ...) see the text as it is.

@@ -121,13 +121,10 @@ class ChatTemplate:
             try:
                 return self._render(name, variant, values)
             except TemplateError as error:
-                problem, cause = str(error), error
-            except Exception as error:  # it is the template's code, which may raise anything
-                problem = f"the model's chat template fails: {type(error).__name__}: {error}"
-                cause = error  # type: ignore[assignment]
-            if refusal is None:
-                refusal = InvalidInputError("chat", roles, problem)
-                refusal.__cause__ = cause
+                refusal = refusal or InvalidInputError("chat", roles, str(error))
+            except Exception as error:  # noqa: BLE001  it is the template's code, which may raise anything
+                why = f"the model's chat template fails: {type(error).__name__}: {error}"
+                refusal = refusal or InvalidInputError("chat", roles, why)
         assert refusal is not None
         raise refusal
 
@@ -148,15 +145,15 @@ class ChatTemplate:
             return ChatForm()
         calls = taught_form(self.texts[self._name(with_tools=True)])
         thoughts = marks_of_thoughts("".join(self.texts.values()))
-        begins = [
-            bool(thoughts[0]) and self._begins_with(thoughts[0], variables)
-            for variables in ({}, {"enable_thinking": True, "thinking": True})
-        ]
-        return ChatForm(calls, thoughts, *begins)
+        begins = self._begins_with(thoughts[0], {})
+        if_asked = self._begins_with(thoughts[0], {"enable_thinking": True, "thinking": True})
+        return ChatForm(calls, thoughts, begins, if_asked)
 
     def _begins_with(self, mark: str, variables: Mapping[str, Any]) -> bool:
         """Return whether the head of the assistant's turn ends with a mark."""
-        values = {"tools": None, "add_generation_prompt": True} | variables
+        if not mark:
+            return False
+        values = {"add_generation_prompt": True, **variables}
         text = self._attempt(self._name(with_tools=False), [{"role": "user", "content": "a"}], values)
         return text is not None and text.rstrip().endswith(mark)
 

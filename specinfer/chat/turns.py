@@ -1,4 +1,4 @@
-"""Changes of conversations that a chat template refuses as they are: other ids, turns that alternate, no system turn."""
+"""Changes of conversations that a chat template refuses: other ids, turns that alternate, no system turn."""
 
 import hashlib
 import json
