@@ -25,7 +25,7 @@ class Event:
     piece: Piece | None = None
     """The piece; None: the choice has ended."""
     deltas: Sequence[Delta] | None = None
-    """What the choice's reader made of the piece, or had left at the end; None without a reader."""
+    """Result of the choice's reader for the piece, or its rest at the end; None without a reader."""
     error: Exception | None = None
     """Reason why it has not ended well."""
 

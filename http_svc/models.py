@@ -82,7 +82,7 @@ class Models:
         self._given, self._names = bool(given), tuple(given)
         self._wall_clock, self._created, self._served = wall_clock, 0, ""
         self.form = ChatForm()
-        """How answers are written, as a gateway said last."""
+        """Form of answers, as a gateway said last."""
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> str:

@@ -110,7 +110,7 @@ class Tokenizer:
 
     @property
     def chat_form(self) -> ChatForm:
-        """How answers to conversations are written."""
+        """Form of answers to conversations."""
         added = self._fast.get_added_tokens_decoder()
         marks = {what.content: token for token, what in added.items() if what.content in TEXT_MARKS}
         return replace(self._chat.form(), mark_tokens=marks)

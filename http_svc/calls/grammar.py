@@ -21,7 +21,7 @@ _PYTHON = "<|python_tag|>"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an answer may be."""
+    """Forms that an answer may have."""
 
     functions: Sequence[Function]
     form: CallForm

@@ -92,7 +92,7 @@ UNDECIDED = re.compile(rf"(?:[ \t\r\n]|{_any(_OPENERS)})*(?:{_OPENED}|{_BEGUN})?
 """The end of a text that may become a call; it matches the empty text, too."""
 _CLOSED = "|".join([_beginnings([*map(re.escape, closer)]) for closer in _CLOSERS])
 CLOSER = re.compile(rf"(?:[ \t\r\n]|{_any(_CLOSERS)})*")
-"""What belongs to a call behind it."""
+"""Text behind a call that belongs to it."""
 FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
 """A fence at the end of a text, whose language may still follow."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\Z")

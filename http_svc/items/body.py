@@ -74,7 +74,7 @@ class Item(Lenient):
 
 
 class Reasoning(Lenient):
-    """How much the model is to think."""
+    """Amount of thinking that is asked for."""
 
     effort: Text | None = None
 

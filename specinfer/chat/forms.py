@@ -30,7 +30,7 @@ class CallForm:
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 JSON = CallForm("json", "", "", _NAME, _ARGUMENTS, "}", "\n", "")
-"""Plain JSON, one call a line: what our own words tell where a template knows no tools."""
+"""Plain JSON, one call a line: our own words ask for it where a template knows no tools."""
 FORMS = (
     CallForm("mistral_args", "[TOOL_CALLS]", "", "", "[ARGS]", "", "[TOOL_CALLS]", ""),
     CallForm("mistral", "[TOOL_CALLS]", " [", _NAME, _ARGUMENTS, "}", ", ", "]"),
@@ -79,7 +79,7 @@ def taught_form(template: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """How a model's answers to conversations are written."""
+    """Form of a model's answers to conversations."""
 
     calls: str = JSON.name
     """Name of the form of calls."""

@@ -1,4 +1,4 @@
-"""Functions, calls and results told in words, for templates that know no tools."""
+"""Functions, calls and results in words, for templates that know no tools."""
 
 import json
 from collections.abc import Mapping, Sequence

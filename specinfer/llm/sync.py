@@ -100,7 +100,7 @@ class LLM:
         Args:
             messages: of a conversation, or of each.
             sampling_params: for all conversations, or one for each.
-            tools: functions that the model is told of.
+            tools: functions that the model may call.
             chat_template_kwargs: more variables of the chat template, such as `enable_thinking`.
             use_tqdm: show a progress bar if there are several conversations.
         """
