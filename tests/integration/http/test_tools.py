@@ -105,7 +105,7 @@ async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> 
             answer = await client.chat.completions.create(**ASKED | bias, seed=seed, tools=[WEATHER])
             (choice,) = answer.choices
             if choice.message.tool_calls:
-                assert choice.finish_reason == "tool_calls"
+                assert choice.finish_reason in ("tool_calls", "length")  # behind words it may be cut off
                 found.add("call")
             else:
                 assert choice.message.content is not None
@@ -173,7 +173,7 @@ async def test_calls_or_an_answer_of_a_form(redis_url: str) -> None:
             }
             (choice,) = (await client.chat.completions.create(**asked)).choices
             if choice.message.tool_calls:
-                assert choice.finish_reason == "tool_calls"
+                assert choice.finish_reason in ("tool_calls", "length")  # behind words it may be cut off
                 found.add("call")
             else:
                 assert json.loads(choice.message.content or "") == {"a": 1}
