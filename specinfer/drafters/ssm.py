@@ -132,7 +132,7 @@ def drafted_tokens(directory: Path, most: int) -> tuple[int, ...]:
     """Return the tokens that a whole model drafts, ascending; empty for all.
 
     A tokenizer's first merges are those of the most frequent pairs, so its lowest ids are its most frequent tokens.
-    Its special tokens, which end answers, are drafted as well.
+    Added tokens, which end answers and mark calls, are drafted as well.
 
     Args:
         directory: of the model.
@@ -141,9 +141,9 @@ def drafted_tokens(directory: Path, most: int) -> tuple[int, ...]:
     size = load_config(directory).vocab_size
     if not most or size <= _SMALL * most:
         return ()
-    special = {token for token in Tokenizer.load(directory).special_ids if token < size}
-    frequent = [token for token in range(most) if token not in special][: max(most - len(special), 0)]
-    return tuple(sorted({*frequent, *special}))
+    added = {token for token in Tokenizer.load(directory).added_ids if token < size}
+    frequent = [token for token in range(most) if token not in added][: max(most - len(added), 0)]
+    return tuple(sorted({*frequent, *added}))
 
 
 def load_trimmed(directory: Path, options: RunnerOptions, token_ids: tuple[int, ...]) -> ModelRunner:
