@@ -90,6 +90,7 @@ def gateway_settings(settings: ServeSettings) -> GatewaySettings:
         "model",
         "api_keys",
         "chat_template",
+        "parse_special_tokens",
         "max_batch",
         "max_waiting",
         "drain_seconds",

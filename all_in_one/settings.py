@@ -26,6 +26,11 @@ class ServeSettings(HttpSettings):
     chat_template: str = Field(
         "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
     )
+    parse_special_tokens: bool = Field(
+        False,
+        description="Read the names of special tokens in messages, results and functions as special tokens; else "
+        "they are text.",
+    )
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(AUTO, description=f"Format of weights: {weights_help()}.")

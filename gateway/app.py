@@ -99,6 +99,7 @@ def load_tokenizer(settings: GatewaySettings) -> Tokenizer:
     tokenizer = Tokenizer.load(resolve_model(settings.model))
     if settings.chat_template:
         tokenizer.use_chat_template(Path(settings.chat_template))
+    tokenizer.parse_special_tokens = settings.parse_special_tokens
     return tokenizer
 
 
@@ -157,7 +158,9 @@ async def build_gateway(
             reads_references=lambda: sessions.read_references,
             check_quota=store.check_quota,
         )
-        status = StatusReporter(gateway_id, sessions, lease_manager, target, lambda: observer.totals)
+        status = StatusReporter(
+            gateway_id, sessions, lease_manager, target, lambda: observer.totals, tokenizer.chat_form
+        )
         replies = WatchReplies(watches, tokenizer)
         servicer = GenerationServicer(
             requests, decoder, tokenizer, callers, status, replies, observer.metrics.requests.refused

@@ -38,6 +38,11 @@ class GatewaySettings(SecuritySettings):
     chat_template: str = Field(
         "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
     )
+    parse_special_tokens: bool = Field(
+        False,
+        description="Read the names of special tokens in messages, results and functions as special tokens; else "
+        "they are text.",
+    )
     verifiers: str = Field(
         "127.0.0.1:50052",
         description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a "

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from http_svc.calls.answer import AnswerReader
+from http_svc.calls.reader import Delta
 from http_svc.errors import CancelledElsewhereError, EndingError
 from specinfer.client import Answer, AsyncClient, AsyncStream, FinishReason, Piece
 
@@ -22,6 +24,8 @@ class Event:
     index: int
     piece: Piece | None = None
     """The piece; None: the choice has ended."""
+    deltas: Sequence[Delta] | None = None
+    """Result of the choice's reader for the piece, or its rest at the end; None without a reader."""
     error: Exception | None = None
     """Reason why it has not ended well."""
 
@@ -29,9 +33,24 @@ class Event:
 class Call:
     """Streams that are read at once, in tasks of their own. `close` it."""
 
-    def __init__(self, client: AsyncClient, streams: Sequence[AsyncStream], *, lingers: bool) -> None:
-        """Create a call; with `lingers`, a client may attach for a while to what is unfinished at `close`."""
+    def __init__(
+        self,
+        client: AsyncClient,
+        streams: Sequence[AsyncStream],
+        *,
+        lingers: bool,
+        readers: Sequence[AnswerReader | None] = (),
+    ) -> None:
+        """Create a call.
+
+        Args:
+            client: by which requests are ended.
+            streams: of the choices.
+            lingers: a client may attach for a while to what is unfinished at `close`.
+            readers: of the choices' texts; they may end a choice early.
+        """
         self._client, self._streams, self._lingers = client, streams, lingers
+        self.readers = list(readers) or [None] * len(streams)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._running = set(range(len(streams)))
         self._waiting = set(self._running)
@@ -94,13 +113,27 @@ class Call:
         stream = self._streams[index]
         try:
             await self._accept(index)
+            reader = self.readers[index]
             async for piece in stream:
-                self._events.put_nowait(Event(index, piece))
+                self._events.put_nowait(
+                    Event(index, piece, None if reader is None else reader.push(piece.text))
+                )
+                if reader is not None and reader.ended:
+                    await self._end_early(stream)
+                    break
             if stream.answer.finish_reason is FinishReason.CANCELLED:
                 raise CancelledElsewhereError(f"request {stream.request_id} was cancelled")
-            self._events.put_nowait(Event(index))
+            self._events.put_nowait(Event(index, deltas=None if reader is None else reader.end()))
         except Exception as error:  # noqa: BLE001  whoever takes the events raises it
             self._events.put_nowait(Event(index, error=error))
+
+    async def _end_early(self, stream: AsyncStream) -> None:
+        """End a choice whose reader takes nothing more; what was generated counts."""
+        answer = stream.answer
+        answer.summary = replace(
+            answer.summary, finish_reason=FinishReason.CONSTRAINT, new_tokens=len(answer.token_ids)
+        )
+        await self._client.abandon(stream.request_id)
 
     async def _accept(self, index: int) -> None:
         """Wait until a choice is accepted or refused."""

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from http_svc.body.bodies import Body, ChatBody, CompletionBody
 from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.call import Call, ClientGoneError, while_wanted
+from http_svc.calls.answer import AnswerReader
 from http_svc.entry.callers import CallerKeys
 from http_svc.entry.middleware import REQUEST_ID_HEADER, HttpMetrics
 from http_svc.errors import ApiError, api_error
@@ -25,6 +26,7 @@ from http_svc.page_routes import watch
 from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape, is_whole
 from http_svc.streaming import EventStream, event_lines, read_event_id
 from http_svc.to_gateway import (
+    answer_form,
     chat_names,
     chat_requests,
     completion_names,
@@ -57,7 +59,9 @@ class Door:
         explain = partial(
             api_error, names=chat_names(body), explain=partial(name_function, functions=body.callable)
         )
-        return await self._answer(CHAT, body, request, partial(chat_requests, body), explain)
+        return await self._answer(
+            CHAT, body, request, lambda identity: chat_requests(body, self._models.form, identity), explain
+        )
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """Serve `POST /v1/completions`."""
@@ -85,12 +89,11 @@ class Door:
     ) -> Response:
         identity, caller = identity_of(request), self._callers.client_of(request.headers)
         model = await self._models.check(caller, body.model)
-        asked = with_headers(request, chat_requests(chat, identity))
-        call = Call(caller, [caller.stream(one) for one in asked], lingers=False)
-        writer, begun = (
-            ItemWriter(identity, bool(chat.callable)),
-            response_object(body, identity, model, int(time.time())),
-        )
+        asked = with_headers(request, chat_requests(chat, self._models.form, identity))
+        form = answer_form(chat, self._models.form)
+        reader = None if form.plain else AnswerReader(identity, form)
+        call = Call(caller, [caller.stream(one) for one in asked], lingers=False, readers=[reader])
+        writer, begun = ItemWriter(identity), response_object(body, identity, model, int(time.time()))
         gone = await self._until_begun(call, bool(body.stream), request)
         if gone is not None:
             return gone
@@ -98,8 +101,7 @@ class Door:
             lines = item_events(call, begun, writer, explain)
             return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
         (answer,) = call.answers
-        writer.push(answer.text)
-        writer.end(is_whole(answer))
+        writer.write_whole(answer.text if reader is None else reader.message, is_whole(answer))
         return JSONResponse(ended(begun, writer, answer, is_whole(answer)))
 
     async def _until_begun(self, call: Call, stream: bool, request: Request) -> Response | None:
@@ -179,8 +181,7 @@ class Door:
         """
         try:
             request.state.identity = identity_of(request)
-            asked = with_headers(request, make(request.state.identity))
-            return await self._serve(kind, body, request, asked, explain)
+            return await self._serve(kind, body, request, make, explain)
         except SpecInferError as error:
             raise explain(error) from error
 
@@ -189,11 +190,12 @@ class Door:
         kind: Kind,
         body: Body,
         request: Request,
-        requests: Sequence[generation_pb2.GenerateRequest],
+        make: Callable[[str], Sequence[generation_pb2.GenerateRequest]],
         explain: Callable[[SpecInferError], ApiError],
     ) -> Response:
         caller = self._callers.client_of(request.headers)
         model = await self._models.check(caller, body.model)
+        requests = with_headers(request, make(request.state.identity))
         streams, start = self._open(caller, body, request, requests)
         shape = ResponseShape(
             kind=kind,
@@ -202,16 +204,17 @@ class Door:
             created=int(time.time()),
             usage_comes=body.wants_usage,
             logprobs=wants_logprobs(body),
-            tools=isinstance(body, ChatBody) and bool(body.callable),
+            form=answer_form(body, self._models.form),
             usage_always=body.wants_usage_always,
         )
         prompts = len(requests) // (body.n or 1)
-        call = Call(caller, streams, lingers=bool(body.resumable))
+        readers = [shape.reader(index) for index in range(len(streams))]
+        call = Call(caller, streams, lingers=bool(body.resumable), readers=readers)
         gone = await self._until_begun(call, bool(body.stream), request)
         if gone is not None:
             return gone
         if not body.stream:
-            return JSONResponse(shape.whole(call.answers, prompts))
+            return JSONResponse(shape.whole(call.answers, prompts, readers))
         lines = event_lines(call, shape, prompts, start, explain)
         return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
 

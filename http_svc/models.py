@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from http_svc.errors import ApiError
+from specinfer.chat.forms import ChatForm
 from specinfer.client import AsyncClient
 from specinfer.service.channel import open_channel
 from specinfer.service.tls import ClientTls
@@ -80,6 +81,8 @@ class Models:
         self._clock, self._asked_at = clock, -math.inf
         self._given, self._names = bool(given), tuple(given)
         self._wall_clock, self._created, self._served = wall_clock, 0, ""
+        self.form = ChatForm()
+        """Form of answers, as a gateway said last."""
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> str:
@@ -89,7 +92,9 @@ class Models:
             ApiError: 404 if it is not.
             SpecInferError: if no gateway answers.
         """
-        if not self._given and (name not in self._names or not self._fresh):
+        if self._given:
+            self._require(name)
+        if not self._fresh or (not self._given and name not in self._names):
             await self._ask(client)
         self._require(name)
         return self._names[0]
@@ -144,6 +149,13 @@ class Models:
         """Note what a gateway serves."""
         if status.model != self._served:
             self._served, self._created = status.model, int(self._wall_clock())
-        self._asked_at = self._clock()
+        self._asked_at, form = self._clock(), status.chat_form
+        self.form = ChatForm(
+            form.calls,
+            (form.thoughts_begin, form.thoughts_end),
+            form.begins_in_thoughts,
+            form.begins_in_thoughts_if_asked,
+            dict(form.mark_tokens),
+        )
         if not self._given:
             self._names = (status.model,)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from http_svc.tools import CallReader, message_of
+from http_svc.calls.answer import AnswerForm, AnswerReader, combined
+from http_svc.calls.reader import Delta
 from specinfer.client import (
     Answer,
     FinishReason,
@@ -111,6 +112,9 @@ COMPLETION = Kind(
 )
 
 
+_PLAIN = AnswerForm()
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseShape:
     """Properties that all parts of one call's answer share."""
@@ -124,34 +128,38 @@ class ResponseShape:
     """True if a stream ends with the usage; its other parts then say that they have none."""
     logprobs: bool = False
     """True if log-probabilities are wanted."""
-    tools: bool = False
-    """True if answers may be calls of functions."""
+    form: AnswerForm = _PLAIN
+    """Parts that answers may have."""
     usage_always: bool = False
     """True if every part of a stream has the usage of its choice so far."""
 
-    def call_id(self, index: int) -> str:
-        """Return the id of the call with which a choice may answer."""
-        return f"call_{self.request_id}_{index}"
+    def reader(self, index: int) -> AnswerReader | None:
+        """Return a reader of a choice; None if its text is the answer as it is."""
+        return None if self.form.plain else AnswerReader(f"{self.request_id}_{index}", self.form)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the part with which a choice begins, if there is one."""
         return None if self.kind.opening is None else self._part(index, self.kind.opening, None)
 
     def part(
-        self, index: int, piece: Piece, offsets: TextOffsets, reader: CallReader | None = None
+        self, index: int, piece: Piece, offsets: TextOffsets, deltas: Sequence[Delta] | None = None
     ) -> dict[str, Any] | None:
-        """Return a piece of a choice; None if it says nothing yet. `reader` reads choices that may be calls."""
-        content = self.kind.delta(piece.text) if reader is None else {"delta": reader.push(piece.text)}
-        if not piece.text and not self.logprobs:
-            return None
-        if reader is not None and not content["delta"] and not self.logprobs:
+        """Return a piece of a choice; None if it says nothing yet. `deltas`: what a reader made of its text."""
+        if deltas is None:
+            content, says = self.kind.delta(piece.text), bool(piece.text)
+        else:
+            content, says = {"delta": combined(deltas)}, bool(deltas)
+        if not says and not self.logprobs:
             return None
         return self._part(index, content, None, self._told(piece.token_logprobs, offsets))
 
-    def end(self, index: int, finish: FinishReason, reader: CallReader | None = None) -> dict[str, Any]:
+    def last(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
+        """Return what a reader still had when a choice ended; None if that is nothing."""
+        return self._part(index, {"delta": combined(deltas)}, None) if deltas else None
+
+    def end(self, index: int, finish: FinishReason, reader: AnswerReader | None = None) -> dict[str, Any]:
         """Return the end of a choice."""
-        called = reader is not None and reader.complete
-        return self._part(index, self.kind.delta(""), _finish(finish, called))
+        return self._part(index, self.kind.delta(""), _finish(finish, reader is not None and reader.called))
 
     def _told(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
         return self.kind.logprobs(rows, offsets) if self.logprobs else None
@@ -160,16 +168,18 @@ class ResponseShape:
         """Return the part with which a stream ends, if usage is wanted."""
         return {**self._head(self.kind.chunk), "choices": [], "usage": usage_of(answers, prompts)}
 
-    def whole(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
-        """Return the answer at once."""
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+    def whole(
+        self, answers: Sequence[Answer], prompts: int, readers: Sequence[AnswerReader | None]
+    ) -> dict[str, Any]:
+        """Return the answer at once; `readers` have read the choices."""
+        read = zip(answers, readers, strict=True)
+        choices = [self._choice(index, answer, reader) for index, (answer, reader) in enumerate(read)]
         return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
 
-    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def _choice(self, index: int, answer: Answer, reader: AnswerReader | None) -> dict[str, Any]:
         content, called = self.kind.message(answer.text), False
-        if self.tools:
-            message, called = message_of(answer.text, self.call_id(index))
-            content = {"message": message}
+        if reader is not None:
+            content, called = {"message": reader.message}, reader.called
         return {
             "index": index,
             **content,

@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.errors import ApiError, EndingError, api_error, internal_error
 from http_svc.responses import ResponseShape, TextOffsets, usage_so_far
-from http_svc.tools import CallReader
 from specinfer.errors import InvalidInputError, SpecInferError
 
 log = logging.getLogger(__name__)
@@ -83,14 +82,17 @@ async def event_lines(
             if opening is not None and not start:
                 yield encoded(opening, 0, index)
         event, position, offsets = await call.next(), start or 0, [TextOffsets() for _ in call.answers]
-        readers = [CallReader(shape.call_id(i)) if shape.tools else None for i in range(len(call.answers))]
         while event is not None:
             if event.piece is None:
                 finish = call.answers[event.index].finish_reason
-                yield encoded(shape.end(event.index, finish, readers[event.index]), position, event.index)
+                if (last := shape.last(event.index, event.deltas or ())) is not None:
+                    yield encoded(last, position, event.index)
+                yield encoded(
+                    shape.end(event.index, finish, call.readers[event.index]), position, event.index
+                )
             else:
                 position = sent[event.index] = event.piece.position + len(event.piece.token_ids)
-                part = shape.part(event.index, event.piece, offsets[event.index], readers[event.index])
+                part = shape.part(event.index, event.piece, offsets[event.index], event.deltas)
                 if part is not None:
                     yield encoded(part, position, event.index)
             event = await call.next()

@@ -1,13 +1,17 @@
 """A body -> the requests to gateways, one for each choice. Pure."""
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from http_svc.body.bodies import NO_LIMIT, Body, ChatBody, CompletionBody
 from http_svc.body.conversation import Conversation
 from http_svc.body.forms import ANY_OBJECT
 from http_svc.body.messages import Message
 from http_svc.body.tokens import TokenizeBody
-from http_svc.tools import call_grammar
+from http_svc.calls.answer import AnswerForm
+from http_svc.calls.grammar import Wanted, call_grammar, form_named
+from specinfer.chat.forms import ChatForm
 from specinfer.client import make_request
 from specinfer.client.options import RequestOptions
 from specinfer.client.request import Prompt
@@ -24,15 +28,23 @@ _FILL_CONTEXT = 0
 """`max_new_tokens` of the contract: as many as the context has room for."""
 
 
-def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
+def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[generation_pb2.GenerateRequest]:
     """Return the requests of a conversation.
+
+    Args:
+        body: of the call.
+        form: how the model writes answers.
+        request_id: of the first request.
 
     Raises:
         InvalidInputError: if they are too many or too large together.
     """
     turns = [_turn(message) for message in body.messages]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    request = make_request(turns, **_options(body, NO_LIMIT if limit is None else limit))
+    options = _options(body, NO_LIMIT if limit is None else limit)
+    if body.callable:
+        options = _with_calls(options, body, form)
+    request = make_request(turns, **options)
     _tell(body, body.messages, request.chat)
     return _choices(body, [request], request_id)
 
@@ -69,6 +81,7 @@ def chat_names(body: ChatBody) -> dict[str, str]:
         **({"constraint.grammar": "tools"} if body.callable else {}),
         "constraint": _form_name(body),
         "chat.tools": "tools",
+        "chat.variables": "chat_template_kwargs",
         "chat.end": "continue_final_message" if body.continue_final_message else "add_generation_prompt",
         **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
     }
@@ -95,7 +108,13 @@ def completion_names() -> dict[str, str]:
 def tokenize_names() -> dict[str, str]:
     """Return the caller's names of the fields that a gateway's errors name."""
     turns = dict.fromkeys(("chat.messages", "chat"), "messages")
-    return {"text": "prompt", "chat.tools": "tools", "chat.end": "continue_final_message", **turns}
+    return {
+        "text": "prompt",
+        "chat.tools": "tools",
+        "chat.variables": "chat_template_kwargs",
+        "chat.end": "continue_final_message",
+        **turns,
+    }
 
 
 def _schema_name(body: ChatBody) -> str:
@@ -133,12 +152,15 @@ def _tell(body: Conversation, messages: Sequence[Message], chat: generation_pb2.
         chat.end = generation_pb2.CHAT_END_CONTINUED
     elif body.add_generation_prompt is False:
         chat.end = generation_pb2.CHAT_END_CLOSED
+    if body.variables:
+        chat.variables = json.dumps(body.variables, ensure_ascii=False)
     offered = body.callable
     chat.tools.extend(
         [tool.model_dump_json(exclude_none=True) for tool in body.tools or () if tool.function in offered]
     )
     for message, turn in zip(messages, chat.messages, strict=True):
         turn.tool_call_id = message.tool_call_id or ""
+        turn.reasoning = message.reasoning_content or ""
         for call in message.tool_calls or ():
             turn.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)
 
@@ -214,7 +236,9 @@ def _form(body: Body) -> RequestOptions:
     """Return the options of the text's form."""
     wanted = body.structured_outputs
     if wanted is None:
-        return _response_format(body) if isinstance(body, ChatBody) else {}
+        form = body.response_format if isinstance(body, ChatBody) else None
+        schema = form.schema_of_text if form else None
+        return {} if schema is None else {"json_schema": schema}
     if wanted.json_schema is not None:
         return {"json_schema": wanted.json_schema}
     if wanted.regex is not None:
@@ -224,10 +248,40 @@ def _form(body: Body) -> RequestOptions:
     return {"json_schema": ANY_OBJECT} if wanted.grammar is None else {"grammar": wanted.grammar}
 
 
-def _response_format(body: ChatBody) -> RequestOptions:
-    if body.callable:
-        return {
-            "grammar": call_grammar(body.callable, body.tool_choice in (None, "auto"), body.several_calls)
-        }
-    schema = body.response_format.schema_of_text if body.response_format else None
-    return {} if schema is None else {"json_schema": schema}
+def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> RequestOptions:
+    """Return options with a grammar of calls, or of an answer in the form that was asked for."""
+    other = ""
+    if (schema := options.get("json_schema")) is not None:
+        other = f"%json {schema if isinstance(schema, str) else json.dumps(schema)}"
+    elif (regex := options.get("regex")) is not None:
+        other = f"/{regex.replace('/', chr(92) + '/')}/"
+    elif (texts := options.get("choice")) is not None:
+        other = " | ".join([json.dumps(text, ensure_ascii=False) for text in texts])
+    answers = answer_form(body, form)
+    wanted = Wanted(
+        body.callable,
+        form_named(form.calls),
+        must_call=body.tool_choice not in (None, "auto"),
+        several=body.several_calls,
+        other=other,
+        mark_tokens=form.mark_tokens,
+        thoughts=answers.thoughts,
+        begins_in_thoughts=answers.begins_in_thoughts,
+    )
+    kept = {name: value for name, value in options.items() if name not in ("json_schema", "regex", "choice")}
+    return cast("RequestOptions", kept | {"grammar": call_grammar(wanted)})
+
+
+def answer_form(body: Body, form: ChatForm) -> AnswerForm:
+    """Return the parts that answers may have.
+
+    An answer of a form that was asked for has no thoughts, and a stream that may be resumed is text as it is.
+    """
+    if not isinstance(body, ChatBody):
+        return AnswerForm()
+    functions = [function.name for function in body.callable] or None
+    variables = body.variables
+    asked = [variables[name] for name in ("enable_thinking", "thinking") if name in variables]
+    begins = form.begins_in_thoughts if not asked else form.begins_in_thoughts_if_asked and all(asked)
+    thinks = not body.resumable and (functions is not None or not _form(body))
+    return AnswerForm(functions, form.thoughts if thinks else ("", ""), begins and thinks)

@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
+from specinfer.chat.forms import ChatForm
+from specinfer.chat.hidden import Hider
+from specinfer.chat.marks import TEXT_MARKS
 from specinfer.chat.template import ChatEnd, ChatTemplate, Stored, stored_templates
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.guarded_tokenizer import GuardedTokenizer
 from specinfer.special_tokens import add_tokens, special_tokens, tokenizer_config
 
 log = logging.getLogger(__name__)
@@ -43,6 +48,8 @@ class Tokenizer:
         self._fast, self._specials = fast, dict(specials)
         self._chat = self._own_chat = ChatTemplate(chat_template, specials)
         self._bytes: dict[int, bytes] = {}
+        self.parse_special_tokens = False
+        """True: names of special tokens in texts of conversations are special tokens."""
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -83,6 +90,8 @@ class Tokenizer:
         if problem := chat.problem():
             raise SettingError("chat_template", str(path), problem)
         self._chat = chat
+        for cached in ("_guarded_names", "_name_pattern", "_hider", "_guarded"):
+            self.__dict__.pop(cached, None)
 
     @property
     def vocab_size(self) -> int:
@@ -98,6 +107,13 @@ class Tokenizer:
     def chat_problem(self) -> str | None:
         """Why conversations will be refused; None if the chat templates can be read."""
         return self._chat.problem()
+
+    @property
+    def chat_form(self) -> ChatForm:
+        """Form of answers to conversations."""
+        added = self._fast.get_added_tokens_decoder()
+        marks = {what.content: token for token, what in added.items() if what.content in TEXT_MARKS}
+        return replace(self._chat.form(), mark_tokens=marks)
 
     def to_json(self) -> str:
         """Return the content of its `tokenizer.json`."""
@@ -135,18 +151,59 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         end: ChatEnd = ChatEnd.OPENED,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return token ids of a conversation.
+
+        Names of special tokens in its texts are ordinary text unless `parse_special_tokens` is set.
 
         Args:
             tools: functions that may be called, as OpenAI's API has them; a template that does not know tools
                 gets them, calls and results in words.
+            end: how the conversation ends.
+            variables: more variables of the template, such as `enable_thinking`.
 
         Raises:
             InvalidInputError: if the template refuses the messages.
             IncompatibleError: if the model has no chat template.
         """
-        return self._encode(self._chat.render(messages, tools, end), add_special_tokens=False)
+        parsed = self.parse_special_tokens or self._fast.encode_special_tokens
+        if parsed or not self._guarded_names:
+            return self._encode(self._chat.render(messages, tools, end, variables), add_special_tokens=False)
+        hidden = self._chat.render(messages, tools, end, variables, hider=self._hider)
+        shown = self._hider.show(hidden)
+        if not self._has_hidden_names(hidden, shown):
+            return self._encode(shown, add_special_tokens=False)
+        return self._guarded.encode(hidden)
+
+    def _has_hidden_names(self, hidden: str, shown: str) -> bool:
+        """Return whether a text that a caller wrote has the name of a special token, or a part of one."""
+        if hidden == shown:
+            return False
+        places = [[found.span() for found in self._name_pattern.finditer(text)] for text in (hidden, shown)]
+        return places[0] != places[1]
+
+    @cached_property
+    def _guarded_names(self) -> frozenset[str]:
+        """Names of special tokens, and of others that stand for parts of a conversation."""
+        texts = "".join(self._chat.texts.values())
+        return frozenset(
+            token.content
+            for token in self._fast.get_added_tokens_decoder().values()
+            if token.content and (token.special or _is_mark(token.content, texts))
+        )
+
+    @cached_property
+    def _name_pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted(self._guarded_names, key=len, reverse=True))))
+
+    @cached_property
+    def _hider(self) -> Hider:
+        return Hider(self._guarded_names)
+
+    @cached_property
+    def _guarded(self) -> GuardedTokenizer:
+        return GuardedTokenizer(self.to_json(), self._guarded_names)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < _LONG_TEXT:
@@ -158,7 +215,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of token ids, special tokens left out."""
-        text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
+        kept = [token for token in token_ids if token not in self.special_ids]
+        text: str = self._fast.decode(kept, skip_special_tokens=False)
         return text
 
     def decode_all(self, token_ids: Iterable[int]) -> str:
@@ -191,31 +249,45 @@ class Tokenizer:
             return bytes([int(name[3:5], 16)])
         return self.text_of_token(token_id).encode()
 
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """Tokens that were added to those of the merges, among them marks of calls and thoughts."""
+        return frozenset(self._fast.get_added_tokens_decoder())
+
     @cached_property
-    def _skipped(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
+        """Special tokens, which are no part of a text."""
         added = self._fast.get_added_tokens_decoder()
-        return frozenset(token for token, what in added.items() if what.special)
+        return frozenset(
+            token for token, what in added.items() if what.special and what.content not in TEXT_MARKS
+        )
 
     def special_token(self, text: str) -> int | None:
         """Return the id of the special token of this name, if there is one."""
         token: int | None = self._fast.token_to_id(text)
-        return token if token in self._skipped else None
+        return token if token in self.special_ids else None
 
     def tells(self, token_id: int) -> bool:
         """Return whether a token is a part of the text: special ones and numbers without token are not."""
-        return token_id not in self._skipped and self._fast.id_to_token(token_id) is not None
+        return token_id not in self.special_ids and self._fast.id_to_token(token_id) is not None
 
     @cached_property
     def byte_decoder(self) -> ByteDecoder | None:
         """Rules from tokens to bytes; None if a token's text depends on its neighbours."""
         rules = read_decoder(json.loads(self.to_json())["decoder"])
-        return None if rules is None else ByteDecoder(self._fast.id_to_token, self._skipped, rules)
+        return None if rules is None else ByteDecoder(self._fast.id_to_token, self.special_ids, rules)
 
     @cached_property
     def _has_byte_level(self) -> bool:
         """True if each character of a token stands for a byte."""
         decoder = json.loads(self.to_json())["decoder"]
         return '"type":"ByteLevel"' in json.dumps(decoder, separators=(",", ":"))
+
+
+def _is_mark(name: str, templates: str) -> bool:
+    """Return whether an added token that is not special marks a part of a conversation."""
+    framed = not (name[0].isalnum() or name[0].isspace() or name[-1].isalnum() or name[-1].isspace())
+    return name in TEXT_MARKS or (framed and len(name) > 2 and name in templates)
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:

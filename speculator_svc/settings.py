@@ -48,6 +48,12 @@ class SpeculatorSettings(ServiceSettings):
         description='ssm: expansion vector: children per node, level by level, such as "1,1,3,1"; empty '
         "grows best-first.",
     )
+    vocabulary: int = Field(
+        _DEFAULTS.vocabulary,
+        ge=0,
+        description="Most tokens that a whole model drafts, the most frequent ones: the head costs by the token; "
+        "0: all.",
+    )
     beam: int = Field(
         _DEFAULTS.beam, ge=1, description="ssm: most nodes expanded per level when growing best-first."
     )

@@ -32,6 +32,23 @@ def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
     return [_object(f"chat.tools[{index}]", text) for index, text in enumerate(chat.tools)]
 
 
+_OURS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""Variables of chat templates that are not a caller's."""
+
+
+def variables_of(chat: generation_pb2.ChatMessages) -> dict[str, Any]:
+    """Return the caller's variables of the chat template.
+
+    Raises:
+        InvalidInputError: if they are no JSON object, or one of them is ours.
+    """
+    variables = _object("chat.variables", chat.variables) if chat.variables else {}
+    for name in variables:
+        if name in _OURS:
+            raise InvalidInputError(f"chat.variables.{name}", variables[name], "is set by the conversation")
+    return variables
+
+
 def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
     """Return how a conversation ends.
 
@@ -52,8 +69,10 @@ def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
 def texts_of(chat: generation_pb2.ChatMessages) -> Iterator[str]:
     """Yield all texts that count towards the size of a conversation."""
     yield from chat.tools
+    yield chat.variables
     for message in chat.messages:
         yield message.content
+        yield message.reasoning
         yield from [call.name + call.arguments for call in message.tool_calls]
 
 
@@ -61,6 +80,8 @@ def _turn(field: str, message: generation_pb2.ChatMessage) -> dict[str, Any]:
     if message.role not in ROLES:
         raise InvalidInputError(f"{field}.role", message.role, f"must be one of {', '.join(ROLES)}")
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.api.callers import Caller
-from gateway.api.conversation import end_of, texts_of, tools_of, turns_of
+from gateway.api.conversation import end_of, texts_of, tools_of, turns_of, variables_of
 from gateway.api.turns import FairPlaces
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
@@ -262,7 +262,10 @@ class RequestDecoder:
         _check_number("chat.messages", chat.messages, self._limits.messages)
         size = self._check_bytes("chat.messages", list(texts_of(chat)))
         turns, tools, end = turns_of(chat.messages), tools_of(chat), end_of(chat)
-        return await self._tokenize(size, caller, lambda: self._tokenizer.encode_chat(turns, tools, end))
+        variables = variables_of(chat)
+        return await self._tokenize(
+            size, caller, lambda: self._tokenizer.encode_chat(turns, tools, end, variables)
+        )
 
     def _check_bytes(self, field: str, texts: Sequence[str]) -> int:
         size = sum(len(text.encode()) for text in texts)

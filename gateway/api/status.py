@@ -9,6 +9,7 @@ from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
 from gateway.store.leases import GatewayReport
+from specinfer.chat.forms import ChatForm
 from specinfer.planning.calibration import Calibration
 from specinfer.remote.service import SpeculatorService
 from specinfer.scheduling.statistics import SpeculatorCounts
@@ -29,8 +30,9 @@ class StatusReporter:
         lease_manager: LeaseManager,
         target: verifier_pb2.DescribeVerifierReply,
         totals: Callable[[], GatewayTotals],
+        form: ChatForm,
     ) -> None:
-        """Create a reporter; `target` describes the model as it was found at start."""
+        """Create a reporter; `target` describes the model as it was found at start, `form` its answers."""
         self._gateway_id, self._sessions, self._lease_manager, self._target = (
             gateway_id,
             sessions,
@@ -38,6 +40,14 @@ class StatusReporter:
             target,
         )
         self._totals = totals
+        self._form = generation_pb2.ChatForm(
+            calls=form.calls,
+            thoughts_begin=form.thoughts[0],
+            thoughts_end=form.thoughts[1],
+            begins_in_thoughts=form.begins_in_thoughts,
+            begins_in_thoughts_if_asked=form.begins_in_thoughts_if_asked,
+            mark_tokens=form.mark_tokens,
+        )
 
     def reply(self) -> generation_pb2.StatusReply:
         """Return the state of the system, as this gateway knows it.
@@ -72,6 +82,7 @@ class StatusReporter:
             gateways=len(lease_manager.renewal.alive),
             redis_ready=lease_manager.redis_ready,
             draining=lease_manager.draining,
+            chat_form=self._form,
             verifiers=[self._verifier(link) for link in self._sessions.links.values()],
         )
         if sessions:

@@ -134,7 +134,6 @@ class ChatBody(Conversation, Body):
     logprobs: bool | None = None
     modalities: Annotated[None, only(["text"])] = None
     prediction: Unsupported = None
-    reasoning_effort: Ignored = None
     reasoning: Ignored = None
     include_reasoning: Ignored = None
     verbosity: Ignored = None
@@ -157,10 +156,9 @@ class ChatBody(Conversation, Body):
     def _check_form(self) -> None:
         if not self.callable:
             return
-        form = self.response_format is not None and self.response_format.type != "text"
+        wanted = self.structured_outputs
         for field, excluded in (
-            ("response_format", form),
-            ("structured_outputs", self.structured_outputs),
+            ("structured_outputs.grammar", wanted is not None and wanted.grammar is not None),
             ("resumable", self.resumable),
         ):
             if excluded:

@@ -1,13 +1,13 @@
 """Conversations: turns, functions that may be called, and how the answer begins."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from http_svc.body.fields import FIRST, Strict, at_most
+from http_svc.body.fields import FIRST, Schema, Strict, Text, at_most
 from http_svc.body.messages import Message
-from http_svc.body.tools import ChosenTool, Function, Tool
+from http_svc.body.tools import ChosenTool, Function, Tool, usable_only
 
 MOST_MESSAGES, MOST_TOOLS = 1024, 128
 """Messages of a conversation, tools."""
@@ -24,8 +24,19 @@ class Conversation(Strict):
     """False: an answer has one call at most."""
     add_generation_prompt: bool | None = None
     """vLLM's; false: nothing stands between the last message and the answer."""
+    chat_template_kwargs: Schema | None = None
+    """vLLM's; more variables of the chat template."""
+    enable_thinking: bool | None = None
+    """A variable of chat templates (Qwen3 and others)."""
+    reasoning_effort: Text | None = None
+    """A variable of chat templates; none: `enable_thinking` is false, too."""
     continue_final_message: bool | None = None
     """vLLM's; the answer goes on with the last message, which is the assistant's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unusable_tools(cls, data: Any) -> Any:
+        return usable_only(data)
 
     @model_validator(mode="after")
     def _check_end(self) -> "Conversation":
@@ -47,6 +58,18 @@ class Conversation(Strict):
     def several_calls(self) -> bool:
         """True if an answer may have more than one call."""
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, ChosenTool)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The caller's variables of the chat template."""
+        found: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            found["reasoning_effort"] = self.reasoning_effort
+            if self.reasoning_effort == "none":
+                found["enable_thinking"] = False
+        if self.enable_thinking is not None:
+            found["enable_thinking"] = self.enable_thinking
+        return found | (self.chat_template_kwargs or {})
 
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]

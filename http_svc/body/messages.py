@@ -27,6 +27,8 @@ class Message(Strict):
     content: Text | Annotated[list[TextPart], FIRST, at_most(MOST_PARTS)] | None = None
     tool_calls: Annotated[list[ToolCall], FIRST, at_most(MOST_CALLS)] | None = None
     tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
+    """Thoughts of an earlier answer."""
 
     name: Ignored = None
     cache_control: Ignored = None

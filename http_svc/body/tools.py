@@ -1,6 +1,7 @@
 """Functions that a caller offers, and calls of earlier turns."""
 
 import json
+import logging
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -8,6 +9,7 @@ from pydantic_core import from_json
 
 from http_svc.body.fields import Ignored, Lenient, Schema, Strict, Text, writable
 
+log = logging.getLogger(__name__)
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -28,6 +30,25 @@ class Tool(Strict):
     type: Literal["function"]
     function: Function
     cache_control: Ignored = None
+
+
+def usable_only(data: Any) -> Any:
+    """Return a body without tools that cannot be run, where the model need not call any."""
+    if not isinstance(data, dict) or data.get("tool_choice") not in (None, "auto", "none"):
+        return data
+    tools = data.get("tools")
+    if not isinstance(tools, list):
+        return data
+    unusable = [tool["type"] for tool in tools if _is_unusable(tool)]
+    if not unusable:
+        return data
+    log.info("left out tools that are no functions: %s", ", ".join(sorted({kind[:40] for kind in unusable})))
+    return data | {"tools": [tool for tool in tools if not _is_unusable(tool)]}
+
+
+def _is_unusable(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind.isidentifier() and kind != "function"
 
 
 class ChosenFunction(Strict):
@@ -56,7 +77,7 @@ def _object_text(given: Any) -> Any:
     if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
         return "{}"
     if isinstance(given, dict):
-        return json.dumps(writable(given))
+        return json.dumps(writable(given), ensure_ascii=False)
     if not isinstance(given, str):
         return given
     try:
@@ -72,7 +93,7 @@ def _completed(text: str) -> str:
         found = from_json(text, allow_partial="trailing-strings")
     except _NO_JSON:
         return text
-    return json.dumps(found) if isinstance(found, dict) else text
+    return json.dumps(found, ensure_ascii=False) if isinstance(found, dict) else text
 
 
 class CalledFunction(Lenient):

@@ -1,42 +1,52 @@
 """The answer of `/v1/responses` as it grows: items, and the events of their changes. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from http_svc.calls.reader import Delta
 from http_svc.items.body import FlatChoice, ResponsesBody
 from http_svc.responses import usage_of
-from http_svc.tools import CallReader
 from specinfer.client import Answer
 
 Event = dict[str, Any]
+_TEXT_EVENT = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+_FIELDS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
+_MORE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
+"""Further fields of items, and of their events."""
 _COMPLETED, _INCOMPLETE, _RUNNING = "completed", "incomplete", "in_progress"
 
 
 class ItemWriter:
     """Makes items of the text of one answer, and events of their changes."""
 
-    def __init__(self, identity: str, tools: bool) -> None:
-        """Create a writer for an answer with this id; with `tools` it may be calls."""
+    def __init__(self, identity: str) -> None:
+        """Create a writer for an answer with this id."""
         self._identity = identity
-        self._reader = CallReader(f"call_{identity}") if tools else None
         self.items: list[dict[str, Any]] = []
         """Items so far."""
 
-    @property
-    def called(self) -> bool:
-        """True if the answer is calls, and the last one has ended."""
-        return self._reader is not None and self._reader.complete
-
-    def push(self, text: str) -> list[Event]:
-        """Return the events of the next piece of text."""
-        if not text:
-            return []
-        if self._reader is None:
-            return self._say(text)
-        delta = self._reader.push(text)
-        events = self._say(delta["content"]) if "content" in delta else []
-        for call in delta.get("tool_calls", ()):
-            events += self._call(call)
+    def push(self, text: str, deltas: Sequence[Delta] | None = None) -> list[Event]:
+        """Return the events of the next piece of text, or of what a reader made of it."""
+        if deltas is None:
+            return self._say(text) if text else []
+        events = list[Event]()
+        for delta in deltas:
+            if "reasoning_content" in delta:
+                events += self._think(delta["reasoning_content"])
+            if "content" in delta:
+                events += self._say(delta["content"])
+            for call in delta.get("tool_calls", ()):
+                events += self._call(call)
         return events
+
+    def write_whole(self, answer: str | dict[str, Any], complete: bool) -> None:
+        """Write a whole answer: its text, or the message that a reader made of it."""
+        if isinstance(answer, str):
+            self.push(answer)
+        else:
+            parts = {name: answer.get(name) for name in ("reasoning_content", "content", "tool_calls")}
+            self.push("", [{name: part} for name, part in parts.items() if part])
+        self.end(complete)
 
     def end(self, complete: bool) -> list[Event]:
         """Return the last events; an answer without any text is an empty message."""
@@ -44,24 +54,33 @@ class ItemWriter:
         return events + self._close(_COMPLETED if complete else _INCOMPLETE)
 
     def _say(self, text: str) -> list[Event]:
-        events = []
-        if not self.items:
-            events += self._open(
-                {"type": "message", "id": f"msg_{self._identity}", "role": "assistant", "content": []}
-            )
-            part = _part("")
+        return self._add_text(text, "message", "msg", _part(""))
+
+    def _think(self, text: str) -> list[Event]:
+        return self._add_text(text, "reasoning", "rs", {"type": "reasoning_text", "text": ""})
+
+    def _add_text(self, text: str, kind: str, prefix: str, part: dict[str, Any]) -> list[Event]:
+        """Add text to the last item, or to a new one if that is of another kind."""
+        events = list[Event]()
+        if not self.items or self.items[-1]["type"] != kind:
+            events += self._close(_COMPLETED)
+            number = f"_{len(self.items)}" if self.items else ""
+            item: dict[str, Any] = {"type": kind, "id": f"{prefix}_{self._identity}{number}"}
+            item |= _FIELDS[kind]
+            events += self._open({**item, "content": []})
             self.items[-1]["content"].append(part)
             events.append(self._event("response.content_part.added", content_index=0, part=dict(part)))
         self.items[-1]["content"][0]["text"] += text
         if text:
-            events.append(self._event("response.output_text.delta", content_index=0, delta=text, logprobs=[]))
+            more = _MORE[kind]
+            events.append(self._event(f"{_TEXT_EVENT[kind]}.delta", content_index=0, delta=text, **more))
         return events
 
     def _call(self, delta: dict[str, Any]) -> list[Event]:
         function, events = delta["function"], []
         if "id" in delta:
             events += self._close(_COMPLETED)
-            identity = f"fc_{delta['id'].removeprefix('call_')}"
+            identity = f"fc_{delta['id']}"
             call = {"type": "function_call", "id": identity, "call_id": delta["id"], "name": function["name"]}
             events += self._open({**call, "arguments": ""})
         self.items[-1]["arguments"] += function["arguments"]
@@ -71,7 +90,7 @@ class ItemWriter:
 
     def _open(self, item: dict[str, Any]) -> list[Event]:
         self.items.append({**item, "status": _RUNNING})
-        shown = {**self.items[-1], **({"content": []} if item["type"] == "message" else {})}
+        shown = {**self.items[-1], **({"content": []} if "content" in item else {})}
         return [{"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}]
 
     def _close(self, status: str) -> list[Event]:
@@ -80,15 +99,16 @@ class ItemWriter:
             return []
         item = self.items[-1]
         item["status"] = status
-        if item["type"] == "message":
-            part = dict(item["content"][0])
-            text = self._event("response.output_text.done", content_index=0, text=part["text"], logprobs=[])
+        if item["type"] != "function_call":
+            part, more = dict(item["content"][0]), _MORE[item["type"]]
+            done = f"{_TEXT_EVENT[item['type']]}.done"
+            text = self._event(done, content_index=0, text=part["text"], **more)
             events = [text, self._event("response.content_part.done", content_index=0, part=part)]
         else:
             given = {"name": item["name"], "arguments": item["arguments"]}
             events = [self._event("response.function_call_arguments.done", **given)]
-        done = {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
-        return [*events, done]
+        ended = {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
+        return [*events, ended]
 
     def _event(self, kind: str, **fields: Any) -> Event:
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}
@@ -116,7 +136,7 @@ def response_object(body: ResponsesBody, identity: str, model: str, created: int
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "store": False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": {"type": "text"} if form is None else _format(form.type, form.content)},

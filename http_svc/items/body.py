@@ -23,7 +23,7 @@ from http_svc.body.fields import (
     only,
 )
 from http_svc.body.messages import MOST_PARTS
-from http_svc.body.tools import Name
+from http_svc.body.tools import Name, usable_only
 from http_svc.errors import ApiError, api_error, invalid_body
 from http_svc.to_gateway import chat_names
 from http_svc.tool_schemas import name_function
@@ -71,6 +71,12 @@ class Item(Lenient):
             if getattr(self, name) is None:
                 raise PydanticCustomError("missing", f"{name}: needed with type {self.type}")
         return self
+
+
+class Reasoning(Lenient):
+    """Amount of thinking that is asked for."""
+
+    effort: Text | None = None
 
 
 class FlatFunction(Strict):
@@ -123,6 +129,11 @@ class StreamEvents(Strict):
 class ResponsesBody(Strict):
     """`POST /v1/responses`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unusable_tools(cls, data: Any) -> Any:
+        return usable_only(data)
+
     model: Text
     input: Text | Annotated[list[Item], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
     instructions: Text | None = None
@@ -145,7 +156,10 @@ class ResponsesBody(Strict):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
-    reasoning: Ignored = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: Schema | None = None
+    """As in the older form, and `enable_thinking`, too."""
+    enable_thinking: bool | None = None
     include: Ignored = None
     truncation: Annotated[None, only("disabled")] = None
     background: NotTrue = None
@@ -170,12 +184,22 @@ def conversation_of(body: ResponsesBody) -> ChatBody:
         "tools": [_nested(tool) for tool in body.tools or ()],
         "tool_choice": _choice(body.tool_choice),
         "response_format": asked_form,
+        "reasoning_effort": body.reasoning and body.reasoning.effort,
         **{name: getattr(body, name) for name in _SAME},
     }
     return ChatBody.model_validate(known_only(ChatBody, fields))
 
 
-_SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "speculation")
+_SAME = (
+    "chat_template_kwargs",
+    "enable_thinking",
+    "model",
+    "temperature",
+    "top_p",
+    "stream",
+    "parallel_tool_calls",
+    "speculation",
+)
 """Fields that mean the same in both."""
 
 

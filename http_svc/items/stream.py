@@ -37,7 +37,10 @@ async def item_events(
             yield encoded({"type": kind, "response": begun})
         while (event := await call.next()) is not None:
             if event.piece is not None:
-                for each in writer.push(event.piece.text):
+                for each in writer.push(event.piece.text, event.deltas):
+                    yield encoded(each)
+            elif event.deltas:
+                for each in writer.push("", event.deltas):
                     yield encoded(each)
         (answer,) = call.answers
         complete = is_whole(answer)

@@ -4,11 +4,13 @@ A model may have several by name: "tool_use" is taken where there are tools, els
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from jinja2 import Environment, Template, TemplateError, nodes
@@ -16,43 +18,14 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from specinfer.chat.forms import ChatForm, marks_of_thoughts, taught_form
+from specinfer.chat.hidden import Hider
+from specinfer.chat.turns import takes_text, variants, with_text_arguments
+from specinfer.chat.words import Message, told_in_words
 from specinfer.errors import IncompatibleError, InvalidInputError
-
-_INSTRUCTIONS = (
-    "You may call these functions, each described by a JSON object:\n{functions}\n"
-    'To call, answer with nothing but {{"name": "NAME", "arguments": {{...}}}}, one a line.'
-)
-
-
-def told_in_words(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """Return the conversation with roles that every template knows.
-
-    Functions are described in the system's turn, calls are the assistant's words, results are the user's.
-    """
-    turns = [_in_words(message) for message in messages]
-    if not tools:
-        return turns
-    functions = "\n".join([json.dumps(tool.get("function", tool)) for tool in tools])
-    told = _INSTRUCTIONS.format(functions=functions)
-    if turns and turns[0]["role"] == "system":
-        return [{"role": "system", "content": f"{turns[0]['content']}\n\n{told}"}, *turns[1:]]
-    return [{"role": "system", "content": told}, *turns]
-
-
-def _in_words(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"Result of the function: {message['content']}"}
-    if calls := message.get("tool_calls"):
-        texts = [json.dumps(call["function"]) for call in calls]
-        return {"role": message["role"], "content": "\n".join([*filter(None, [message["content"]]), *texts])}
-    return message
-
 
 Stored: TypeAlias = str | Sequence[Mapping[str, str]] | Mapping[str, str] | None
 """A template, or several: objects with `name` and `template`, or templates by name."""
-Message: TypeAlias = Mapping[str, Any]
 _DEFAULT, _TOOLS = "default", "tool_use"
 
 
@@ -100,34 +73,105 @@ class ChatTemplate:
         return None
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Message], end: ChatEnd = ChatEnd.OPENED
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        end: ChatEnd = ChatEnd.OPENED,
+        variables: Mapping[str, Any] | None = None,
+        hider: Hider | None = None,
     ) -> str:
         """Return a conversation as text.
+
+        A template that refuses the turns gets them changed: see `specinfer.chat.turns`.
+
+        Args:
+            messages: turns, as OpenAI's API has them.
+            tools: functions that may be called.
+            end: how the conversation ends.
+            variables: more variables of the template.
+            hider: hides what callers wrote; the text then has hidden characters.
 
         Raises:
             InvalidInputError: if the template refuses the messages, or fails.
             IncompatibleError: if the model has no template for them.
         """
         name = self._name(bool(tools))
-        knows = "tools" in self.texts[name]
-        turns, tools = (messages, tools) if knows else (told_in_words(messages, tools), ())
+        turns = [_hidden(message, hider) for message in messages] if hider else list(messages)
+        functions = hider.hide_all(list(tools)) if hider else list(tools)
+        given = (hider.hide_all(variables) if hider else dict(variables)) if variables else {}
         if end is ChatEnd.CONTINUED:
             turns = [*turns[:-1], {**turns[-1], "content": f"{turns[-1]['content']}{_MARK}"}]
-        roles = [message.get("role") for message in messages]
+        if "tools" not in self.texts[name]:
+            turns, functions = told_in_words(turns, functions), []
+        elif self._takes_text(name):
+            turns = with_text_arguments(turns)
+        values = given | {"tools": functions or None, "add_generation_prompt": end is ChatEnd.OPENED}
+        text = self._first_rendered(name, turns, values, [message.get("role") for message in messages])
+        if end is not ChatEnd.CONTINUED:
+            return text
+        shown = hider.show(text) if hider else text
+        return text[: len(_continued(shown, str(messages[-1]["content"])))]
+
+    def _first_rendered(
+        self, name: str, turns: Sequence[Message], values: Mapping[str, Any], roles: Sequence[Any]
+    ) -> str:
+        """Return the text of the first variant of a conversation that the template takes."""
+        refusal: InvalidInputError | None = None
+        for variant in variants(turns):
+            try:
+                return self._render(name, variant, values)
+            except TemplateError as error:
+                refusal = refusal or InvalidInputError("chat", roles, str(error))
+            except Exception as error:  # noqa: BLE001  it is the template's code, which may raise anything
+                why = f"the model's chat template fails: {type(error).__name__}: {error}"
+                refusal = refusal or InvalidInputError("chat", roles, why)
+        assert refusal is not None
+        raise refusal
+
+    def _render(self, name: str, turns: Sequence[Message], values: Mapping[str, Any]) -> str:
+        return self._compiled(name).render(
+            {"documents": None} | dict(values) | {"messages": list(turns)} | self._specials
+        )
+
+    def _takes_text(self, name: str) -> bool:
+        """Return whether a template wants the arguments of earlier calls as text."""
+        if name not in self._text_takers:
+            self._text_takers[name] = takes_text(lambda turns: self._attempt(name, turns))
+        return self._text_takers[name]
+
+    def form(self) -> ChatForm:
+        """Return how answers are written; the plainest form if there is no template, or none that can be read."""
+        if not self.texts or self.problem() or _DEFAULT not in self.texts:
+            return ChatForm()
+        calls = taught_form(self.texts[self._name(with_tools=True)])
+        thoughts = marks_of_thoughts("".join(self.texts.values()))
+        begins = self._begins_with(thoughts[0], {})
+        if_asked = self._begins_with(thoughts[0], {"enable_thinking": True, "thinking": True})
+        return ChatForm(calls, thoughts, begins, if_asked)
+
+    def _begins_with(self, mark: str, variables: Mapping[str, Any]) -> bool:
+        """Return whether the head of the assistant's turn ends with a mark."""
+        if not mark:
+            return False
+        values = {"add_generation_prompt": True, **variables}
+        text = self._attempt(self._name(with_tools=False), [{"role": "user", "content": "a"}], values)
+        return text is not None and text.rstrip().endswith(mark)
+
+    def _attempt(
+        self, name: str, turns: Sequence[Message], values: Mapping[str, Any] = MappingProxyType({})
+    ) -> str | None:
+        """Return a conversation as text; None if the template refuses it, or fails."""
         try:
-            text = self._compiled(name).render(
-                {"messages": turns, "tools": list(tools) or None, "documents": None}
-                | {"add_generation_prompt": end is ChatEnd.OPENED}
-                | self._specials
-            )
-        except TemplateError as error:
-            raise InvalidInputError("chat", roles, str(error)) from error
-        except Exception as error:  # it is the template's code, which may raise anything
-            what = f"the model's chat template fails: {type(error).__name__}: {error}"
-            raise InvalidInputError("chat", roles, what) from error
-        return _continued(text, str(messages[-1]["content"])) if end is ChatEnd.CONTINUED else text
+            return self._render(name, turns, {"tools": None, **values})
+        except Exception:  # noqa: BLE001  it is the template's code, which may raise anything
+            return None
+
+    @cached_property
+    def _text_takers(self) -> dict[str, bool]:
+        return {}
 
     def _name(self, with_tools: bool) -> str:
+        """Return the name of the template of conversations with or without tools."""
         for name in (_TOOLS, _DEFAULT) if with_tools else (_DEFAULT,):
             if name in self.texts:
                 return name
@@ -155,6 +199,11 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         environment.filters["tojson"] = _to_json
         return environment
+
+
+def _hidden(message: Message, hider: Hider) -> Message:
+    """Return a turn whose texts are hidden; the names of its fields and its role are not the caller's."""
+    return {name: value if name == "role" else hider.hide_all(value) for name, value in message.items()}
 
 
 def stored_templates(directory: Path, config: Mapping[str, Any]) -> Stored:
@@ -229,6 +278,13 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Write JSON for models, not for pages: nothing is escaped for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _BEYOND_ASCII.sub(_escaped, text) if ensure_ascii else text
+
+
+_BEYOND_ASCII = re.compile("[^\x00-\x7f\udc00-\udfff]")
+"""Characters to escape: hidden ones are of ASCII, or shown again as they are."""
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]

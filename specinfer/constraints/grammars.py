@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.matcher import first_line
+from specinfer.constraints.whole_numbers import InexactNumberError, exact_grammar, exact_schema
 
 _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
 """White space between the parts of JSON; without a bound a small model may write nothing else."""
@@ -26,7 +27,7 @@ def grammar_of(constraint: Constraint) -> str:
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(constraint.source)
         case ConstraintKind.GRAMMAR:
-            return LLMatcher.grammar_from_lark(constraint.source)
+            return LLMatcher.grammar_from_lark(_exact(constraint, exact_grammar))
         case ConstraintKind.CHOICE:
             texts = " | ".join([json.dumps(text) for text in _parse(constraint)])
             return LLMatcher.grammar_from_lark(f"start: {texts}")
@@ -43,13 +44,20 @@ def check_json(constraint: Constraint) -> None:
 
 
 def _of_schema(constraint: Constraint, schema: Any) -> str:
-    source = "{}" if schema is True else constraint.source
+    source = "{}" if schema is True else _exact(constraint, exact_schema)
     try:
         if "whitespace_flexible" in _guidance(schema):
             return LLMatcher.grammar_from_json_schema(source)
         return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": _GAP})
     except ValueError as error:
         raise constraint.error(first_line(str(error))) from error
+
+
+def _exact(constraint: Constraint, rewrite: Callable[[str], str]) -> str:
+    try:
+        return rewrite(constraint.source)
+    except InexactNumberError as error:
+        raise constraint.error(str(error)) from error
 
 
 _DEEPEST = 100

@@ -127,6 +127,7 @@ class DrafterOptions:
 
     model: str = ""
     layers: int = 0
+    vocabulary: int = 32768
     dtype: str = "bfloat16"
     device: str = "cpu"
     weights: str = "auto"

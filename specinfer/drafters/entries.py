@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TypeAlias
 
 from specinfer.drafters import DrafterDescription, TargetTopK
@@ -83,6 +84,9 @@ def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
     if not 0 <= limits.min_path_probability <= 1:
         least = limits.min_path_probability
         raise InvalidInputError("min_path_probability", least, "must be between 0 and 1")
+    if not 0 <= limits.tokens_per_second < inf:
+        speed = limits.tokens_per_second
+        raise InvalidInputError("tokens_per_second", speed, "must be a number, not negative")
 
 
 def _check_references(entry: DraftEntry, description: DrafterDescription) -> None:

@@ -6,6 +6,7 @@ The growth of trees is `specinfer.model.drafting.expansion`.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -16,12 +17,13 @@ from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
-from specinfer.model.probe.load import load_checked
+from specinfer.model.probe.load import is_checked, load_checked
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.sampling import GREEDY
-from specinfer.tokenizer import tokenizer_fingerprint
+from specinfer.tokenizer import Tokenizer, tokenizer_fingerprint
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)
@@ -61,15 +63,16 @@ class SsmDrafter:
         directory = resolve_model(options.model)
         if is_draft_checkpoint(directory):
             return cls._trained(options, shape)
-        runner = load_checked(directory, runner_options(options))
+        token_ids = drafted_tokens(directory, options.vocabulary)
+        runner = load_trimmed(directory, runner_options(options), token_ids)
         name = f"{options.model}[:{options.layers}]" if options.layers else options.model
         description = DrafterDescription(
             name,
-            runner.config.vocab_size,
+            load_config(directory).vocab_size,
             tokenizer_fingerprint(directory),
             runner.config.max_positions,
         )
-        return cls(runner, description, shape)
+        return cls(runner, description, shape, torch.tensor(token_ids) if token_ids else None)
 
     @classmethod
     def _trained(cls, options: DrafterOptions, shape: GrowthShape) -> "SsmDrafter":
@@ -119,6 +122,35 @@ class SsmDrafter:
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
         return growth_task(self._shape, job, sequence, delta, limits)
+
+
+_SMALL = 1.5
+"""Factor of the draft vocabulary up to which a model's vocabulary is left whole: little would be saved."""
+
+
+def drafted_tokens(directory: Path, most: int) -> tuple[int, ...]:
+    """Return the tokens that a whole model drafts, ascending; empty for all.
+
+    A tokenizer's first merges are those of the most frequent pairs, so its lowest ids are its most frequent tokens.
+    Added tokens, which end answers and mark calls, are drafted as well.
+
+    Args:
+        directory: of the model.
+        most: tokens to draft; 0: all.
+    """
+    size = load_config(directory).vocab_size
+    if not most or size <= _SMALL * most:
+        return ()
+    added = {token for token in Tokenizer.load(directory).added_ids if token < size}
+    frequent = [token for token in range(most) if token not in added][: max(most - len(added), 0)]
+    return tuple(sorted({*frequent, *added}))
+
+
+def load_trimmed(directory: Path, options: RunnerOptions, token_ids: tuple[int, ...]) -> ModelRunner:
+    """Load a model whose head has the rows of these tokens; empty: of all. The whole model is checked before."""
+    if token_ids and not is_checked(directory, options):
+        load_checked(directory, options)
+    return load_checked(directory, replace(options, token_ids=token_ids))
 
 
 def growth_task(

@@ -110,7 +110,8 @@ class LocalPool:
         found: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
         self.counts = {}
-        asked = [entry for entry in entries if entry.drafts]
+        # a first token does not wait for drafters that read its prompt
+        asked = [entry for entry in entries if entry.drafts and len(entry.delta) == 1]
         for group in self._groups:
             wanted = chosen & frozenset(group.members)
             if not wanted or not asked:

@@ -114,7 +114,7 @@ class StepMachine:
         """Admit requests, choose what to draft, and give each request its part of the step."""
         running, wanting = self.scheduler.admit(now)
         choice = self._choose(running, wanting, pool)
-        entries = self.scheduler.plan(now, choice.nodes, choice.node_threshold)
+        entries = self.scheduler.plan(now, choice.nodes, choice.worth)
         if entries:
             self.choice = choice
         else:

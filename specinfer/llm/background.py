@@ -106,9 +106,11 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
         """Answer a conversation of OpenAI's messages, as `generate` does."""
-        return await self.generate({"messages": messages, "tools": tools}, sampling_params)
+        shared = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        return await self.generate({"messages": messages, **shared}, sampling_params)
 
     @property
     def speculators(self) -> list[str]:

@@ -81,6 +81,8 @@ class LLMOptions:
     """Stages of successive layers, each of `tensor_parallel_size` processes."""
     tree_nodes: int = 0
     """Most nodes of one tree; 0: the limit of a pass."""
+    parse_special_tokens: bool = False
+    """True: names of special tokens in conversations' texts are special tokens, else text."""
     adaptive: bool = True
     """Choose speculators and nodes by the results of steps; False: all speculators, `tree_nodes` nodes."""
 
@@ -126,6 +128,7 @@ def build_engine(
     specs = _specs(model, draft, speculators, options)
     directory = resolve_model(model)
     tokenizer = Tokenizer.load(directory)
+    tokenizer.parse_special_tokens = options.parse_special_tokens
     runner, close = _runner(directory, options)
     try:
         groups = [_drafters(spec, model, options) for spec in specs]

@@ -154,8 +154,9 @@ class Driver:
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Return the text of a prompt, if it has any, and its token ids."""
         if isinstance(prompt, Mapping):
-            if "messages" in prompt and set(prompt) <= {"messages", "tools"}:
-                return None, self.tokenizer.encode_chat(prompt["messages"], prompt.get("tools", ()))
+            if "messages" in prompt and set(prompt) <= {"messages", "tools", "chat_template_kwargs"}:
+                tools, variables = prompt.get("tools", ()), prompt.get("chat_template_kwargs")
+                return None, self.tokenizer.encode_chat(prompt["messages"], tools, variables=variables)
             known = {"prompt", "prompt_token_ids"} & set(prompt)
             if len(prompt) != 1 or not known:
                 raise InvalidInputError(

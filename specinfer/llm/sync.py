@@ -99,14 +99,23 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several, as `generate` does; messages are OpenAI's."""
+        """Answer a conversation, or several, as `generate` does; messages are OpenAI's.
+
+        Args:
+            messages: of a conversation, or of each.
+            sampling_params: for all conversations, or one for each.
+            tools: functions that the model may call.
+            chat_template_kwargs: more variables of the chat template, such as `enable_thinking`.
+            use_tqdm: show a progress bar if there are several conversations.
+        """
         one = bool(messages) and isinstance(messages[0], Mapping)
         each = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if one else messages)
-        return self.generate(
-            [{"messages": own, "tools": tools} for own in each], sampling_params, use_tqdm=use_tqdm
-        )
+        shared = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        prompts: list[Prompt] = [{"messages": own, **shared} for own in each]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None

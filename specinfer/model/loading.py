@@ -1,6 +1,7 @@
 """From a model's directory, or its configuration and weights, to an executor that holds it."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
+from specinfer.model.weights.trimmed import trimmed
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ def build_model(
     check_options(options)
     if options.layers is not None:
         config = config.first_layers(options.layers)
+    if options.token_ids:
+        config = replace(config, vocab_size=len(options.token_ids), tied_embeddings=False)
     config = _known_to_parts(config, options, ranks)
     window = _window(config, options)
     if isinstance(weights, GgufWeights):
@@ -190,4 +194,6 @@ def hold(config: ModelConfig, weights: Weights, options: RunnerOptions) -> tuple
     if not asked and not backend.runs(config, preferred, dtype, options.device):
         chosen = preferred
     named = in_llama_names(config, weights)
+    if options.token_ids:
+        named = trimmed(named, options.token_ids)
     return backend, HeldWeights(named, chosen, backend.name, dtype, asked)

@@ -29,6 +29,8 @@ class RunnerOptions:
     """Format that `auto` takes for a checkpoint without blocks, where it can be held."""
     layers: int | None = None
     """Number of first layers to keep (with the model's own final norm and head); None keeps all."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens that have a row in the head, in its order; empty: all (`weights.trimmed`)."""
     kv_window: int = 0
     """Context tokens to keep per request (StreamingLLM); lossy. 0 keeps all."""
     offload: str = "none"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specinfer.scheduling.limits import NodeBudget
+from specinfer.tree import TreeWorth
 
 SpeculatorSet = frozenset[int]
 
@@ -50,6 +51,11 @@ class Choice:
     def node_threshold(self) -> float:
         """Least path probability at which a node pays; speculators need not go on below it either."""
         return min(max(self.speed, self.plain_speed) * self.node_seconds, 1.0)
+
+    @property
+    def worth(self) -> TreeWorth:
+        """Least that nodes and levels of trees must bring in this step."""
+        return TreeWorth(self.node_threshold, max(self.speed, self.plain_speed))
 
     def keeps(self, kept: int, path_probability: float) -> bool:
         """Return whether one more node is verified, given how many are and its path probability."""

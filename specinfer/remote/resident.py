@@ -113,6 +113,7 @@ def _tree_plan(entry: StepEntry) -> verifier_pb2.TreePlan:
         max_positions=len(state.tokens) + entry.reach,
         shape=_SHAPES[state.request.speculation],
         min_path_probability=limits.min_path_probability,
+        tokens_per_second=limits.tokens_per_second,
         forced=entry.forced,
         drawn_for=state.drawn_for,
     )

@@ -178,6 +178,7 @@ class SpeculatorService:
             sampling=encode_sampling(sampling, not entry.state.drawn_for, with_adjustments=False),
             speculators=[place for place, s in enumerate(self.members) if s in speculators],
             min_path_probability=entry.limits.min_path_probability,
+            tokens_per_second=entry.limits.tokens_per_second,
             draw_seed=draft_seed(sampling.seed, self.members[0]),
             target_features=features,
             features_start=start,

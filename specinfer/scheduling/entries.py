@@ -12,7 +12,7 @@ from specinfer.scheduling.limits import CacheRoom, SchedulerLimits, fair_shares,
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.statuses import EntryStatus, LogprobRow
-from specinfer.tree import TokenTree, TreeLimits, most_depth
+from specinfer.tree import FREE, TokenTree, TreeLimits, TreeWorth, most_depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _united(run: Sequence[Progress]) -> Progress:
 
 
 def plan_entries(
-    states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, min_path_probability: float
+    states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, worth: TreeWorth
 ) -> list[StepEntry]:
     """Return the entries of a step; requests whose prompts have to wait for another step have none."""
     limits = room.limits
@@ -152,7 +152,7 @@ def plan_entries(
         final = length == state.pending
         nodes = min(share, free) if final else 0
         free -= nodes
-        entries.append(_entry(state, length, final, nodes, room, min_path_probability))
+        entries.append(_entry(state, length, final, nodes, room, worth))
     return _with_forced(entries, room, free)
 
 
@@ -173,7 +173,7 @@ def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[R
     for state in states:
         try:
             room.to_admit(state.request, len(state.tokens))
-            plan_entries([state], room, None, 0.0)
+            plan_entries([state], room, None, FREE)
         except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
             found.append((state, error))
     return found
@@ -215,10 +215,10 @@ def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) 
 
 
 def _entry(
-    state: RequestState, length: int, final: bool, nodes: int, room: CacheRoom, min_path_probability: float
+    state: RequestState, length: int, final: bool, nodes: int, room: CacheRoom, worth: TreeWorth
 ) -> StepEntry:
     base, reach = state.verifier_len, room.most_depth(state)
     sequence = state.request.speculation is Speculation.SEQUENCE
     depth = min(room.limits.sequence_length if sequence else room.limits.tree_depth, reach)
-    limits = TreeLimits(nodes, depth, 1 if sequence else None, min_path_probability)
+    limits = TreeLimits(nodes, depth, 1 if sequence else None, *worth)
     return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits, reach)

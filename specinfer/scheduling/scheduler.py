@@ -27,7 +27,7 @@ from specinfer.scheduling.request_table import RequestTable
 from specinfer.scheduling.text import StopStrings
 from specinfer.statuses import FinishReason
 from specinfer.system.log_lines import about
-from specinfer.tree import TokenTree
+from specinfer.tree import FREE, TokenTree, TreeWorth
 
 log = logging.getLogger(__name__)
 
@@ -163,18 +163,16 @@ class Scheduler:
             if state.request.speculation is not Speculation.OFF
         }
 
-    def plan(
-        self, now: float, most_nodes: int | None = None, min_path_probability: float = 0.0
-    ) -> list[StepEntry]:
+    def plan(self, now: float, most_nodes: int | None = None, worth: TreeWorth = FREE) -> list[StepEntry]:
         """Return the entries of the next step; empty if there is nothing to do.
 
         Args:
             most_nodes: most nodes of one request's tree or chain in this step; None leaves it to the budget.
-            min_path_probability: of a path; following a less probable one is hardly worth it in this step.
+            worth: least that nodes and levels of trees must bring in this step.
         """
         self._batch.admit(now)
         self._batch.preempt()
-        return plan_entries(list(self._batch.running.values()), self._room, most_nodes, min_path_probability)
+        return plan_entries(list(self._batch.running.values()), self._room, most_nodes, worth)
 
     def unplannable(self) -> list[tuple[RequestState, Exception]]:
         """Return requests that no step could be planned with, and the reasons."""

@@ -6,10 +6,11 @@ from specinfer.tree.constrained import TokenMatcher, with_forced, without_forbid
 from specinfer.tree.cut import cut_trees, keep, truncate
 from specinfer.tree.draws import Draws
 from specinfer.tree.merge import merge_trees
-from specinfer.tree.shape import ExpansionVector, TreeLimits, most_depth
+from specinfer.tree.shape import FREE, ExpansionVector, TreeLimits, TreeWorth, most_depth
 from specinfer.tree.token_tree import NOBODY, Candidate, Proposal, ProposalKind, TokenTree
 
 __all__ = [
+    "FREE",
     "NOBODY",
     "Candidate",
     "Draws",
@@ -20,6 +21,7 @@ __all__ = [
     "TokenTree",
     "TreeBuilder",
     "TreeLimits",
+    "TreeWorth",
     "check_draft",
     "check_tree",
     "cut_trees",

@@ -13,6 +13,7 @@ bounded by the cache and by the pass.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,11 +33,23 @@ class TreeLimits:
     """Most children of a node; 1 is sequence speculation, None is no limit."""
     min_path_probability: float = 0.0
     """Nodes whose path is less probable will hardly be verified, so a tree need not go on below them."""
+    tokens_per_second: float = 0.0
+    """Speed of the whole step. A drafter that pays by the level stops where a level brings fewer; 0: unknown."""
 
     @property
     def empty(self) -> bool:
         """True if nothing may be drafted."""
         return self.nodes <= 0 or self.depth <= 0
+
+
+class TreeWorth(NamedTuple):
+    """The last two fields of `TreeLimits`: the least that nodes and levels must bring."""
+
+    min_path_probability: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+FREE = TreeWorth()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,16 +49,18 @@ CHAT_END_CLOSED: ChatEnd
 CHAT_END_CONTINUED: ChatEnd
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "tool_calls", "tool_call_id")
+    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "reasoning")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments")
@@ -71,14 +73,16 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChatMessages(_message.Message):
-    __slots__ = ("messages", "tools", "end")
+    __slots__ = ("messages", "tools", "end", "variables")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedScalarFieldContainer[str]
     end: ChatEnd
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., end: _Optional[_Union[ChatEnd, str]] = ...) -> None: ...
+    variables: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., end: _Optional[_Union[ChatEnd, str]] = ..., variables: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "chat", "no_special_tokens")
@@ -245,7 +249,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers", "phases", "finished", "trees", "drafted", "accepted", "gateway_states")
+    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers", "phases", "finished", "trees", "drafted", "accepted", "gateway_states", "chat_form")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +275,7 @@ class StatusReply(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_STATES_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FORM_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_context_len: int
     waiting: int
@@ -296,7 +301,31 @@ class StatusReply(_message.Message):
     drafted: int
     accepted: int
     gateway_states: _containers.RepeatedCompositeFieldContainer[GatewayState]
-    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ...) -> None: ...
+    chat_form: ChatForm
+    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., chat_form: _Optional[_Union[ChatForm, _Mapping]] = ...) -> None: ...
+
+class ChatForm(_message.Message):
+    __slots__ = ("calls", "thoughts_begin", "thoughts_end", "begins_in_thoughts", "begins_in_thoughts_if_asked", "mark_tokens")
+    class MarkTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    THOUGHTS_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    THOUGHTS_END_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_IN_THOUGHTS_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_IN_THOUGHTS_IF_ASKED_FIELD_NUMBER: _ClassVar[int]
+    MARK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    calls: str
+    thoughts_begin: str
+    thoughts_end: str
+    begins_in_thoughts: bool
+    begins_in_thoughts_if_asked: bool
+    mark_tokens: _containers.ScalarMap[str, int]
+    def __init__(self, calls: _Optional[str] = ..., thoughts_begin: _Optional[str] = ..., thoughts_end: _Optional[str] = ..., begins_in_thoughts: bool = ..., begins_in_thoughts_if_asked: bool = ..., mark_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PhaseState(_message.Message):
     __slots__ = ("name", "seconds")

@@ -74,7 +74,7 @@ class VerifyEntry(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., tree_plan: _Optional[_Union[TreePlan, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_speculator_pb2.Reference, _Mapping]]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TreePlan(_message.Message):
-    __slots__ = ("node_budget", "max_depth", "max_positions", "shape", "min_path_probability", "forced", "drawn_for")
+    __slots__ = ("node_budget", "max_depth", "max_positions", "shape", "min_path_probability", "forced", "drawn_for", "tokens_per_second")
     NODE_BUDGET_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class TreePlan(_message.Message):
     MIN_PATH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
     DRAWN_FOR_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     node_budget: int
     max_depth: int
     max_positions: int
@@ -89,7 +90,8 @@ class TreePlan(_message.Message):
     min_path_probability: float
     forced: int
     drawn_for: bool
-    def __init__(self, node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_positions: _Optional[int] = ..., shape: _Optional[_Union[_speculator_pb2.TreeShape, str]] = ..., min_path_probability: _Optional[float] = ..., forced: _Optional[int] = ..., drawn_for: bool = ...) -> None: ...
+    tokens_per_second: float
+    def __init__(self, node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_positions: _Optional[int] = ..., shape: _Optional[_Union[_speculator_pb2.TreeShape, str]] = ..., min_path_probability: _Optional[float] = ..., forced: _Optional[int] = ..., drawn_for: bool = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint", "drafts", "more")

@@ -98,4 +98,5 @@ def decode_limits(message: speculator_pb2.DraftEntry | verifier_pb2.TreePlan) ->
     """Return the limits of a tree; it is no deeper than it has nodes, so drafters need not look further."""
     width = 1 if message.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
     depth = min(message.max_depth, message.node_budget)
-    return TreeLimits(message.node_budget, depth, width, message.min_path_probability)
+    worth = message.min_path_probability, message.tokens_per_second
+    return TreeLimits(message.node_budget, depth, width, *worth)

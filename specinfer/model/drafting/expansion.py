@@ -144,9 +144,10 @@ class ReferenceGrowth:
         else:
             added = self._expand_best(growth, rows, depth)
         if self._shape.expansion is None:
-            least = max(growth.bar, self._shape.followed(growth.limits))
-            added = [node for node in added if growth.path_probability[node] >= least]
-            added = sorted(added, key=lambda node: -growth.path_probability[node])[: self._shape.beam]
+            # no child is likelier than its parent: below the least likely node of a full tree none will be in it
+            bar, least = growth.bar, self._shape.followed(growth.limits)
+            likelier = {n: p for n in added if (p := growth.path_probability[n]) > bar and p >= least}
+            added = sorted(likelier, key=lambda node: -likelier[node])[: self._shape.beam]
         growth.frontier = added
 
     def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:

@@ -109,6 +109,29 @@ class GrowthTask:
         return GREEDY_SCORE_TEMPERATURE if self.sampling.greedy else NOISY_SCORE_TEMPERATURE
 
 
+class LevelTimes:
+    """Seconds of a level of trees, measured, by the number of trees that grow together."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def note(self, trees: int, seconds: float, levels: int) -> None:
+        """Count the levels of one call. Times that are much longer than usual hardly count: they were disturbed."""
+        size = trees.bit_length()
+        usual = self._seconds.get(size, seconds / levels)
+        found = min(seconds / levels, _MOST * usual)
+        self._seconds[size] = usual + _NEW * (found - usual)
+
+    def least_level(self, tasks: Sequence[GrowthTask]) -> float:
+        """Return the sum of path probabilities below which a level brings fewer tokens than its time is worth."""
+        speed = max([task.limits.tokens_per_second for task in tasks], default=0.0)
+        return speed * self._seconds.get(len(tasks).bit_length(), 0.0)
+
+
+_NEW, _MOST = 0.1, 1.5
+"""Part of a new time in the mean, and the factor of the mean at which it is cut."""
+
+
 @runtime_checkable
 class Grower(Protocol):
     """An executor that grows whole trees by itself."""

@@ -132,7 +132,10 @@ class Growth(ctypes.Structure):
         *_fields(c_int, "jobs most beam support rivals replace levels threads"),
         *_fields(c_void_p, "job token_ids blocks vocabulary widths states keys values"),
         ("cache_blocks", c_int64),
+        ("least_level", c_double),
         ("agreement", c_double * PLACES),
+        ("level_seconds", c_double),
+        ("levels_run", c_int64),
         *_fields(c_void_p, "count tokens parents scores proposals proposal_parent draw_count draws ranks"),
         *_fields(c_void_p, "q_count q_ids q"),
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
+from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask, LevelTimes
 from specinfer.model.native.bindings import PLACES, Growth, GrowthJob, Pass
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
@@ -103,7 +103,7 @@ class NativeGrowth:
 
     def __init__(self, run: Callable[[Growth], None], memory: CacheMemory) -> None:
         self._run, self._memory = run, memory
-        self._sizes = (0, 0, 0)
+        self._sizes, self._times = (0, 0, 0), LevelTimes()
         self._results = _Results.sized(*self._sizes)
         self._addresses = self._results.addresses()
 
@@ -143,12 +143,15 @@ class NativeGrowth:
             threads=torch.get_num_threads(),
             vocabulary=vocabulary.data_ptr(),
             states=states.data_ptr() if states is not None else None,
+            least_level=self._times.least_level(tasks),
             agreement=_AGREEMENT,
             **{name: array.ctypes.data for name, array in arrays.items()},
             **self._addresses,
         )
         self._memory.put(call)
         self._run(call)
+        if call.levels_run:
+            self._times.note(len(tasks), call.level_seconds, call.levels_run)
         return [self._results.tree(i, task.delta[-1], kinds[i]) for i, task in enumerate(tasks)]
 
     def _make_room(self, jobs: int, most: int, support: int) -> None:

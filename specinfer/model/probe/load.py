@@ -32,7 +32,7 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
         IncompatibleError: if it is not right.
     """
     name, gguf = planned_executor(directory, options), kept_gguf(directory)
-    if name is not None and record_path(directory, name).is_file():
+    if is_checked(directory, options):
         yield True
     elif name is None or gguf is None:
         yield False
@@ -51,6 +51,12 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
                 raise
             with progress(WHAT):
                 wait()
+
+
+def is_checked(directory: Path, options: RunnerOptions) -> bool:
+    """Return whether a model was found right before, as these options run it."""
+    name = planned_executor(directory, options)
+    return name is not None and record_path(directory, name).is_file()
 
 
 def planned_executor(directory: Path, options: RunnerOptions) -> str | None:

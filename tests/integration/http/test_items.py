@@ -163,7 +163,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"metadata": nested(300)}, "metadata"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"background": True}, "background"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
     ({"tools": [*FLAT, FLAT[0]]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),

@@ -37,13 +37,17 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "needs a function of tools",
     ),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
-    ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "function"),
+    ({"tools": [{"type": "retrieval"}], "tool_choice": "required"}, "tools[0].type", "function"),
     (
         {"tools": [TIME, {"type": "function", "function": {"name": "x", "parameters": {"type": "foo"}}}]},
         "tools",
         "tools: function 'x': Invalid type: foo",
     ),
-    ({"tools": [TIME], "response_format": {"type": "json_object"}}, "response_format", "excludes tools"),
+    (
+        {"tools": [TIME], "extra_body": {"structured_outputs": {"grammar": 'start: "a"'}}},
+        "structured_outputs.grammar",
+        "excludes tools",
+    ),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tool_call_id"),
     (
         {
@@ -97,11 +101,11 @@ async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> 
     async with served(redis_url) as client:
         found = set()
         for seed in range(12):
-            bias: Any = {"logit_bias": {93: 3.5}, "parallel_tool_calls": False}  # {
-            answer = await client.chat.completions.create(**ASKED, seed=seed, tools=[WEATHER], **bias)
+            bias: Any = {"logit_bias": {93: 3.5}, "parallel_tool_calls": False, "max_tokens": 90}  # {
+            answer = await client.chat.completions.create(**ASKED | bias, seed=seed, tools=[WEATHER])
             (choice,) = answer.choices
             if choice.message.tool_calls:
-                assert choice.finish_reason == "tool_calls"
+                assert choice.finish_reason in ("tool_calls", "length")  # behind words it may be cut off
                 found.add("call")
             else:
                 assert choice.message.content is not None
@@ -113,31 +117,70 @@ async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> 
         assert without.choices[0].message.content == free.choices[0].message.content
 
 
-async def test_an_answer_may_have_several_calls(redis_url: str) -> None:
-    """Unless that is excluded, or one function must be called."""
+async def test_a_call_that_comes_again_ends_the_answer(redis_url: str) -> None:
     told_to_go_on: Any = {"logit_bias": {2: 100, 0: -100}, "tools": [TIME]}  # a blank, the end
-    one: Any = {"type": "function", "function": {"name": "time"}}
     async with served(redis_url) as client:
-        asked = {**ASKED, **told_to_go_on, "max_tokens": 4 * len('{"name": "time", "arguments": {}} ')}
-        answer = await client.chat.completions.create(**asked, tool_choice="required")
+        asked: Any = {**ASKED, **told_to_go_on, "max_tokens": 120, "tool_choice": "required"}
+        answer = await client.chat.completions.create(**asked)
         (choice,) = answer.choices
-        whole = [call.function for call in choice.message.tool_calls or () if call.type == "function"]
-        assert len({call.id for call in choice.message.tool_calls or ()}) == len(whole) == 4
-        assert {(call.name, call.arguments) for call in whole} == {("time", "{}")}
-        stream = await client.chat.completions.create(**asked, tool_choice="required", stream=True)
-        parts = [
-            part for chunk in [c async for c in stream] for part in chunk.choices[0].delta.tool_calls or ()
-        ]
-        assert [part.index for part in parts if part.id] == [0, 1, 2, 3]
+        (call,) = choice.message.tool_calls or ()
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments) == ("time", "{}")
+        assert choice.finish_reason == "tool_calls"
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens < 120
+        stream = await client.chat.completions.create(**asked, stream=True)
+        parts = [chunk.choices[0] async for chunk in stream]
+        told = [part for one in parts for part in one.delta.tool_calls or ()]
+        assert [part.index for part in told if part.id] == [0]
+        assert parts[-1].finish_reason == "tool_calls"
+        one: Any = {"type": "function", "function": {"name": "time"}}
         singles: Any = [
-            {"parallel_tool_calls": False, "tool_choice": "required"},
+            {"parallel_tool_calls": False},
             {"tool_choice": one},
-            {"logit_bias": {0: 100}, "tool_choice": "required"},
+            {"logit_bias": {0: 100}},
         ]
         for single in singles:
             answer = await client.chat.completions.create(**asked | single)
             assert len(answer.choices[0].message.tool_calls or ()) == 1
             assert answer.choices[0].finish_reason == "tool_calls"
+
+
+async def test_calls_or_an_answer_of_a_form(redis_url: str) -> None:
+    """As agents with a type of their answers ask for in every turn."""
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "x",
+            "schema": {
+                "type": "object",
+                "properties": {"a": {"const": 1}},
+                "required": ["a"],
+                "additionalProperties": False,
+                "x-guidance": {"whitespace_flexible": False},
+            },
+        },
+    }
+    async with served(redis_url) as client:
+        found = set()
+        for seed, sign in enumerate([67, 80]):  # a, n
+            asked: Any = {
+                **ASKED,
+                "seed": seed,
+                "logit_bias": {sign: 100},
+                "tools": [TIME],
+                "response_format": form,
+            }
+            (choice,) = (await client.chat.completions.create(**asked)).choices
+            if choice.message.tool_calls:
+                assert choice.finish_reason in ("tool_calls", "length")  # behind words it may be cut off
+                found.add("call")
+            else:
+                assert json.loads(choice.message.content or "") == {"a": 1}
+                found.add("form")
+        assert found == {"call", "form"}
+        must = await client.chat.completions.create(**{**asked, "tool_choice": "required"})
+        assert must.choices[0].message.tool_calls
 
 
 MCP: list[tuple[Any, str, str]] = [

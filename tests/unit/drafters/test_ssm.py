@@ -1,5 +1,7 @@
 """The SSM drafter against what `transformers` says about the same small model."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,13 +9,16 @@ import pytest
 import torch
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
-from specinfer.drafters.ssm import SsmDrafter, shape_of
+from specinfer.drafters.ssm import SsmDrafter, drafted_tokens, shape_of
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
+from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
+from specinfer.tree.shape import depths
+from tests.chaos.model_directory import write_model
 from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 from tests.support.trees import paths
 
@@ -176,6 +181,51 @@ def test_a_long_way_behind_it_catches_up_in_pieces(monkeypatch: pytest.MonkeyPat
     assert sizes == [1, 1], "12 of 17 tokens are read, nothing is drafted"
     (found,) = draft(drafter, [job])
     assert paths(found) == paths(whole)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_nothing_is_grown_below_the_least_likely_node_of_a_full_tree(
+    monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    drafter = make(GrowthShape(beam=1))
+    passes = passes_of(drafter, monkeypatch)
+    (tree,) = draft(drafter, [DraftJob("r", CONTEXTS[2], TreeLimits(nodes, 9), GREEDY)])
+    assert len(tree) == nodes + 1
+    deepest = int(max(depths(tree.parents)))
+    assert len(passes) <= nodes, "a level adds a node at least"
+    assert nodes > 1 or (deepest, len(passes)) == (1, 1)
+
+
+def test_a_whole_model_drafts_its_most_frequent_tokens_and_those_that_end_answers(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model")
+    assert drafted_tokens(directory, 0) == drafted_tokens(directory, 90) == ()
+    assert drafted_tokens(directory, 20) == tuple(range(20))
+    content = json.loads((directory / "tokenizer.json").read_text())
+    name = next(name for name, index in content["model"]["vocab"].items() if index == 70)
+    special = {"id": 70, "content": name, "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"].append(special | flags)
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    assert drafted_tokens(directory, 20) == (*range(19), 70)
+
+
+def test_a_trimmed_model_drafts_as_the_whole_one_restricted_to_its_tokens(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model")
+    kept = drafted_tokens(directory, 20)
+    options = {"model": str(directory), "dtype": "float32", "executor": "torch", "weights": "f32"}
+    drafter = SsmDrafter.from_options(DrafterOptions.read({**options, "vocabulary": "20"}))
+    assert drafter.description.vocab_size == 97, "contexts may have any token"
+    whole = SsmDrafter.from_options(DrafterOptions.read({**options, "vocabulary": "0"}))
+    for tree, context in zip(draft(drafter, jobs_for(TreeLimits(9, 4))), CONTEXTS, strict=True):
+        sequence = whole._runner.open()
+        (logits,) = whole._runner.forward([Segment(sequence, context, want_last=True)])
+        expected = (logits[0, : len(kept)] / GREEDY_SCORE_TEMPERATURE).softmax(-1)
+        (first,) = [p for p in tree.proposals if p.parent == 0]
+        tokens = [int(tree.token_ids[child]) for child in first.children]
+        assert set(tree.token_ids[1:].tolist()) <= set(kept)
+        assert tokens == expected.topk(len(tokens)).indices.tolist()
+        scores = [float(tree.scores[child]) for child in first.children]
+        np.testing.assert_allclose(scores, expected[tokens], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])

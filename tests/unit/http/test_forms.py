@@ -29,6 +29,7 @@ from http_svc.to_gateway import (
     completion_requests,
     tokenize_request,
 )
+from specinfer.chat.forms import ChatForm
 from specinfer.client import (
     Answer,
     FinishReason,
@@ -44,6 +45,7 @@ from specinfer.client import (
 from specinfer.client.errors import Failure
 from specinfer.errors import InvalidInputError
 
+PLAIN = ChatForm()
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -52,17 +54,19 @@ def chat(**fields: Any) -> ChatBody:
 
 
 def test_a_conversation_becomes_one_request_for_each_choice() -> None:
-    (one,) = chat_requests(chat(max_tokens=7, temperature=0.5, stop="x", top_k=-1, speculation="off"), "id")
+    (one,) = chat_requests(
+        chat(max_tokens=7, temperature=0.5, stop="x", top_k=-1, speculation="off"), PLAIN, "id"
+    )
     assert one == make_request(
         HI, max_new_tokens=7, temperature=0.5, stop=["x"], speculation="off", request_id="id"
     )
-    (two,) = chat_requests(chat(max_tokens=7, temperature=0, references=["a", "b"]), "id")
+    (two,) = chat_requests(chat(max_tokens=7, temperature=0, references=["a", "b"]), PLAIN, "id")
     assert two == make_request(HI, max_new_tokens=7, references=["a", "b"], request_id="id")
-    three = chat_requests(chat(n=3, seed=-1), "id")
+    three = chat_requests(chat(n=3, seed=-1), PLAIN, "id")
     assert [request.request_id for request in three] == ["id-0", "id-1", "id-2"]
     assert [request.sampling.seed for request in three] == [2**64 - 1, 0, 1]
     assert {(request.max_new_tokens, request.sampling.temperature) for request in three} == {(0, 1.0)}
-    (unseeded,) = chat_requests(chat(), "id")
+    (unseeded,) = chat_requests(chat(), PLAIN, "id")
     assert not unseeded.sampling.HasField("seed")
 
 
@@ -111,13 +115,13 @@ def test_usage_counts_a_prompt_once_and_its_choices_together() -> None:
 
 
 def test_the_two_forms() -> None:
-    whole = ResponseShape(CHAT, "id", "m", 1).whole(ANSWERS[:1], 1)
+    whole = ResponseShape(CHAT, "id", "m", 1).whole(ANSWERS[:1], 1, [None])
     assert (whole["id"], whole["object"], whole["created"], whole["model"]) == (
         *("chatcmpl-id", "chat.completion", 1, "m"),
     )
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "ab", "refusal": None}
     shape = ResponseShape(COMPLETION, "id", "m", 1, usage_comes=True)
-    assert shape.whole(ANSWERS[:1], 1)["choices"][0] == {
+    assert shape.whole(ANSWERS[:1], 1, [None])["choices"][0] == {
         "index": 0,
         "text": "ab",
         "logprobs": None,
@@ -226,13 +230,17 @@ def named(make: Any, model: Any, fields: dict[str, Any]) -> str | None:
 
 def item_requests(body: ResponsesBody, request_id: str) -> list[Any]:
     """Requests of the newer form of conversations."""
-    return list(chat_requests(conversation_of(body), request_id))
+    return list(chat_requests(conversation_of(body), PLAIN, request_id))
 
 
 @pytest.mark.parametrize(
     ("model", "make", "good"),
     [
-        (ChatBody, chat_requests, {"model": "m", "messages": HI}),
+        (
+            ChatBody,
+            lambda body, identity: chat_requests(body, PLAIN, identity),
+            {"model": "m", "messages": HI},
+        ),
         (CompletionBody, completion_requests, {"model": "m", "prompt": "x"}),
         (ResponsesBody, item_requests, {"model": "m", "input": "x"}),
         (TokenizeBody, lambda body, _: [tokenize_request(body)], {"model": "m", "messages": HI}),

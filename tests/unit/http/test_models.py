@@ -70,7 +70,7 @@ async def test_names_that_are_given_are_the_only_ones_and_the_first_is_the_answe
     gateway, models = Gateway(), Models(given=["gpt-4o", "mini"])
     gateway.gate.set()
     good, other, own = await gateway.checks(models, "mini", "gpt", "tiny")
-    assert (good, gateway.asked) == ("gpt-4o", 0)
+    assert (good, gateway.asked) == ("gpt-4o", 1)
     assert [error.detail for error in (other, own)] == [
         f"model = {name!r}: not served here; 'gpt-4o', 'mini' are" for name in ("gpt", "tiny")
     ]

@@ -1,7 +1,9 @@
 """Calls are read alike however their text is cut into pieces."""
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +13,36 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from http_svc.body.tools import CalledFunction, Function
+from http_svc.calls.answer import AnswerForm, AnswerReader
+from http_svc.calls.reader import MOST_CALLS
 from http_svc.tool_schemas import followed
-from http_svc.tools import CallReader, message_of
+from http_svc.tools import message_of
+from specinfer.chat.forms import BY_NAME, FORMS, CallForm
 
-CALL = '{"name": "f", "arguments": {"a": ", \\"arguments\\": }", "b": {"c": [{}, "]"]}}}'
 ARGUMENTS = '{"a": ", \\"arguments\\": }", "b": {"c": [{}, "]"]}}'
-TWO = f'{CALL}\n{{"name": "g", "arguments": {{}}}}'
+CALLS = [("f", ARGUMENTS), ("g", "{}")]
+CALL = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
+
+
+def written(form: CallForm, calls: Sequence[tuple[str, str]] = CALLS) -> str:
+    """An answer with calls in a form."""
+    texts = [f"{form.before}{name}{form.middle}{arguments}{form.after}" for name, arguments in calls]
+    return f"{form.mark}{form.begin}{form.between.join(texts)}{form.end}"
+
+
+ANSWERS = {
+    **{form.name: written(form) for form in FORMS},
+    "words before": "Well {see}:\n\n" + written(BY_NAME["hermes"]),
+    "fences": f'Well {{see}}:\n```json\n{CALL}\n```\n```json\n{{"name":"g", "parameters" :{{}} }}\n```\n',
+    "special marks left out": f'\n [{CALL}, {{"name": "g", "arguments": {{}}, "id": "123456789"}}]',
+    "with a type": f'{CALL}\n{{"type": "function", "name": "g", "parameters": {{}}}}',
+    "repeated": f'{CALL}\n{{"name": "g", "arguments": {{}}}}\n{CALL} and more',
+}
+
+
+def pieces(text: str, cuts: Iterable[int]) -> list[str]:
+    ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[start:end] for start, end in pairwise(ends)]
 
 
 def joined(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -30,34 +56,86 @@ def joined(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return calls
 
 
-@given(st.lists(st.integers(0, len(TWO)), max_size=8))
-def test_pieces_of_calls(cuts: list[int]) -> None:
-    reader, ends = CallReader("id"), [0, *sorted(cuts), len(TWO)]
-    assert joined([reader.push(TWO[start:end]) for start, end in pairwise(ends)]) == [
-        {"id": "id", "name": "f", "arguments": ARGUMENTS},
-        {"id": "id_1", "name": "g", "arguments": "{}"},
-    ]
-    assert reader.complete
-    whole, complete = message_of(TWO, "id")
-    assert complete
-    assert [call["function"]["name"] for call in whole["tool_calls"]] == ["f", "g"]
-    assert whole["content"] is None
+@pytest.mark.parametrize("kind", ANSWERS)
+@given(cuts=st.lists(st.integers(0, 999), max_size=8))
+def test_calls_are_read_in_every_form_however_they_are_cut(kind: str, cuts: list[int]) -> None:
+    """Equal calls are one."""
+    reader = AnswerReader("id", AnswerForm(("f", "g")))
+    deltas = [delta for piece in pieces(ANSWERS[kind], cuts) for delta in reader.push(piece)] + reader.end()
+    calls = joined(deltas)
+    assert [(call["name"], call["arguments"]) for call in calls] == CALLS
+    assert len({call["id"] for call in calls}) == 2
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", call["id"]) for call in calls)
+    assert reader.called
+    assert reader.message["content"] == ("Well {see}:" if ANSWERS[kind].startswith("Well") else None)
+    assert "".join([delta.get("content", "") for delta in deltas]) == (reader.message["content"] or "")
+    assert reader.ended == (kind == "repeated")
 
 
-@pytest.mark.parametrize("end", range(1, len(TWO)))
+@given(st.lists(st.integers(0, 999), max_size=8), st.text('{}[]"`nametol_c:, \n<>/|', max_size=60))
+def test_words_are_words_however_they_are_cut(cuts: list[int], text: str) -> None:
+    reader = AnswerReader("id", AnswerForm(("f",)))
+    deltas = [delta for piece in pieces(text, cuts) for delta in reader.push(piece)] + reader.end()
+    assert "".join([delta["content"] for delta in deltas]) == text
+    assert not reader.called
+
+
+def test_a_call_of_a_function_that_was_not_offered_is_words() -> None:
+    other = '{"name": "h", "arguments": {}}'
+    reader = AnswerReader("id", AnswerForm(("f", "g")))
+    reader.push(f"So: {other} {CALL}")
+    reader.end()
+    assert reader.message["content"] == f"So: {other}"
+    assert [call["function"]["name"] for call in reader.message["tool_calls"]] == ["f"]
+
+
+@pytest.mark.parametrize("end", range(1, len(CALL)))
 def test_calls_that_were_cut_off_keep_what_there_is(end: int) -> None:
-    message, complete = message_of(TWO[:end], "id")
+    message, complete = message_of(CALL[:end], "id")
+    assert not complete
     head = len(CALL) - len(ARGUMENTS) - 1
-    assert complete == (end in (len(CALL), len(CALL) + 1))
-    if end < head:
-        assert message["content"] == TWO[:end]
+    if end <= head:
+        assert message["content"] == CALL[:end]
     else:
-        assert message["tool_calls"][0]["function"]["arguments"] == TWO[head : min(end, len(CALL) - 1)]
+        assert message["tool_calls"][0]["function"]["arguments"] == CALL[head : min(end, len(CALL) - 1)]
 
 
-def test_words_are_words() -> None:
-    message, complete = message_of("It rains {here}", "id")
-    assert (complete, message["content"]) == (False, "It rains {here}")
+def test_a_call_that_was_cut_off_while_it_repeats_another_is_left_out() -> None:
+    message, complete = message_of(f"{CALL}\n{CALL[:-3]}", "id")
+    assert complete
+    assert len(message["tool_calls"]) == 1
+
+
+def test_an_answer_has_no_more_calls_than_the_bound() -> None:
+    many = [("f", f'{{"a": {number}}}') for number in range(MOST_CALLS + 1)]
+    reader = AnswerReader("id", AnswerForm(("f",)))
+    reader.push(written(BY_NAME["json"], many))
+    assert reader.ended
+    assert len(reader.message["tool_calls"]) == MOST_CALLS
+
+
+THOUGHTS = AnswerForm(("f",), ("<think>", "</think>"))
+
+
+@given(st.lists(st.integers(0, 999), max_size=8), st.booleans(), st.booleans())
+def test_thoughts_are_divided_from_what_follows(cuts: list[int], begun: bool, calls: bool) -> None:
+    text = "\n<think>" * (not begun) + f"\nA < b?\n\nYes: {CALL}\n</think>\n\n" + (CALL if calls else "Hi\n")
+    reader = AnswerReader("id", replace(THOUGHTS, begins_in_thoughts=begun))
+    deltas = [delta for piece in pieces(text, cuts) for delta in reader.push(piece)] + reader.end()
+    assert "".join([delta.get("reasoning_content", "") for delta in deltas]) == f"A < b?\n\nYes: {CALL}"
+    assert reader.message["reasoning_content"] == f"A < b?\n\nYes: {CALL}"
+    assert reader.message["content"] == (None if calls else "Hi\n")
+    assert reader.called == calls
+
+
+def test_thoughts_without_an_end_and_answers_without_thoughts() -> None:
+    for text, thought, words in (
+        ("<think>a </thi", "a </thi", ""),
+        ("<thin", None, "<thin"),
+        ("b", None, "b"),
+    ):
+        message, _ = message_of(text, "id", THOUGHTS)
+        assert (message.get("reasoning_content"), message["content"]) == (thought, words)
     assert message_of("", "id")[0]["content"] == ""
 
 

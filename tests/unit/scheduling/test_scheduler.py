@@ -14,7 +14,7 @@ from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budge
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.statuses import EntryStatus, FinishReason
-from specinfer.tree import TokenTree
+from specinfer.tree import TokenTree, TreeWorth
 from tests.support.trees import CAT, RAN, SAT, THE, example_tree
 
 LIMITS = SchedulerLimits(max_batch=3, max_waiting=2, prefill_chunk=4, tree_depth=4, kv_capacity_tokens=400)
@@ -229,8 +229,12 @@ def test_speculation_off_and_sequence_get_their_limits() -> None:
 def test_trees_are_told_what_will_not_be_verified() -> None:
     s = scheduler()
     s.submit(request("a"), 0.0)
-    (entry,) = s.plan(0.0, most_nodes=4, min_path_probability=0.25)
-    assert (entry.limits.nodes, entry.limits.min_path_probability) == (4, 0.25)
+    (entry,) = s.plan(0.0, most_nodes=4, worth=TreeWorth(0.25, 80.0))
+    assert (entry.limits.nodes, entry.limits.min_path_probability, entry.limits.tokens_per_second) == (
+        4,
+        0.25,
+        80.0,
+    )
 
 
 def test_bad_requests_are_named() -> None:

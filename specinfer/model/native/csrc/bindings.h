@@ -82,8 +82,12 @@ struct Growth {
   const uint16_t* states;                          // EAGLE: as of `Pass`, of all `token_ids`
   void *keys, *values;
   int64_t cache_blocks;
+  double least_level;        // sum of the frontiers' path probabilities below which point trees get no further level
   double agreement[PLACES];  // expected acceptance of draws over the norm of q: see specinfer/tree/draws.py
-  // results: nodes in the order of insertion, root first, [jobs][most + 1]
+  // results: seconds of the levels behind the first, and their number
+  double level_seconds;
+  int64_t levels_run;
+  // nodes in the order of insertion, root first, [jobs][most + 1]
   int32_t *count, *tokens, *parents;
   float* scores;
   // proposals of sampled trees, [jobs][most]: parent, draws [most] and their ranks among all of the tree, q [support]
@@ -132,7 +136,7 @@ inline constexpr LayoutEntry LAYOUT[] = {
     SIZE(Growth), AT(Growth, jobs), AT(Growth, most), AT(Growth, beam), AT(Growth, support), AT(Growth, rivals),
     AT(Growth, replace), AT(Growth, levels), AT(Growth, threads), AT(Growth, job), AT(Growth, token_ids), AT(Growth, blocks),
     AT(Growth, vocabulary), AT(Growth, widths), AT(Growth, states), AT(Growth, keys), AT(Growth, values), AT(Growth, cache_blocks),
-    AT(Growth, agreement), AT(Growth, count), AT(Growth, tokens), AT(Growth, parents), AT(Growth, scores),
+    AT(Growth, least_level), AT(Growth, agreement), AT(Growth, level_seconds), AT(Growth, levels_run), AT(Growth, count), AT(Growth, tokens), AT(Growth, parents), AT(Growth, scores),
     AT(Growth, proposals), AT(Growth, proposal_parent), AT(Growth, draw_count), AT(Growth, draws), AT(Growth, ranks),
     AT(Growth, q_count), AT(Growth, q_ids), AT(Growth, q)};
 

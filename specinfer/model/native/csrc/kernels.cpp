@@ -102,7 +102,7 @@ void si_forward(void* model, const Pass* pass) {
 }
 
 // Grows token trees with a small model: see growth.h.
-void si_grow(void* model, const Growth* growth) {
+void si_grow(void* model, Growth* growth) {
   Model& m = *static_cast<Model*>(model);
   if (m.bf16) return grow<Bf16>(m, *growth);
   grow<Float32>(m, *growth);

@@ -10,6 +10,7 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from specinfer.tree.shape import depths
 from tests.support.models.growth_rounds import assert_same, contexts, grow_side_by_side
 from tests.support.tiny_models import runner_of, tiny_transformers
 
@@ -104,6 +105,28 @@ def test_every_request_says_where_its_tree_may_stop() -> None:
         ]
         assert any(changed)
         assert not any(changed[:: len(LIMITS)]), "the first request asks for no more than all do"
+
+
+def test_a_level_that_brings_less_than_its_time_is_worth_is_not_grown() -> None:
+    """Known once levels were measured; trees whose nodes are drawn, and chains, do not end so."""
+    runner = make()
+    for name, shape, limits, sampling, ends in (
+        ("points", GrowthShape(), TreeLimits(30, 6), GREEDY, True),
+        ("noise", GrowthShape(), TreeLimits(30, 6), SAMPLED, True),
+        ("draws", GrowthShape(kind=DRAWS), TreeLimits(30, 6), SAMPLED, False),
+        ("a chain", GrowthShape(), TreeLimits(6, 6, width=1), GREEDY, False),
+        ("a vector", GrowthShape(ExpansionVector((2, 1, 1))), TreeLimits(30, 6), GREEDY, False),
+    ):
+        found = []
+        for speed in (0.0, 0.0, 1e15):
+            sequence = runner.open()
+            wanted = replace(limits, tokens_per_second=speed)
+            runner.cache.reserve(sequence, 4 + shape.scored_nodes(wanted))
+            (tree,) = runner.grow([GrowthTask(sequence, (5, 17, 3, 88), wanted, sampling)], shape, VOCABULARY)
+            found.append(max(depths(tree.parents)))
+            runner.cache.release(sequence)
+        assert found[0] == found[1] > 1, name
+        assert bool(found[2] == 1) is ends, name
 
 
 def test_expansion_vectors_and_sequences_are_those_of_the_reference() -> None:

@@ -4,6 +4,7 @@
 // passes. Here one parallel region reads the new context and then alternates between expanding every
 // tree's frontier and scoring the new one, until all trees have their depth.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -16,8 +17,12 @@
 
 namespace specinfer {
 
+using Clock = std::chrono::steady_clock;
+
+inline double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
 template <class Kind>
-void grow(Model& m, const Growth& g) {
+void grow(Model& m, Growth& g) {
   const int vocabulary = m.shape.vocab;
   std::vector<GrowingTree> trees;
   const int32_t* blocks = g.blocks;
@@ -31,6 +36,8 @@ void grow(Model& m, const Growth& g) {
   Rules rules(g, lists);
   std::vector<GrowingTree*> active;  // in the order of the rows of the coming logits
   int depth = 0;
+  Clock::time_point first;  // end of the first pass
+  g.levels_run = 0, g.level_seconds = 0;
   // Called by one thread while the others wait.
   const auto start_pass = [&] {
     if (depth == 0) passes.context(g, trees);
@@ -49,8 +56,11 @@ void grow(Model& m, const Growth& g) {
       rules.expand(*t, row, vocabulary, depth);
       row += width;
     }
-    ++depth;
+    const Clock::time_point now = Clock::now();
+    if (depth++) g.levels_run = depth - 1, g.level_seconds = seconds(now - first);
+    else first = now;
     std::erase_if(active, [&](GrowingTree* t) { return t->frontier.empty() || depth >= t->job->depth; });
+    if (!rules.level_pays(active)) std::erase_if(active, [&](GrowingTree* t) { return rules.may_end(*t); });
   };
   for (GrowingTree& t : trees)
     if (t.job->nodes && t.job->depth) active.push_back(&t);

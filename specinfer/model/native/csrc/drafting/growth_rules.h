@@ -30,14 +30,27 @@ class Rules {
     std::vector<int> added = t.job->draws ? sampled(t, row, width(*t.job, vocabulary, depth))
                                           : best(t, row, width(*t.job, vocabulary, depth));
     if (!g_.levels) {
-      // what is not among the tree's likeliest nodes so far will not be in it
-      const double least = std::max(t.bar(), t.job->least_reach);
-      std::erase_if(added, [&](int node) { return t.path_probability[node] < least; });
+      // no child is likelier than its parent: below the least likely node of a full tree none will be in it
+      const double bar = t.bar(), least = t.job->least_reach;
+      std::erase_if(added, [&](int node) { return t.path_probability[node] <= bar || t.path_probability[node] < least; });
       std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.path_probability[a] > t.path_probability[b]; });
       if (int(added.size()) > g_.beam) added.resize(g_.beam);
     }
     t.frontier = added;
   }
+
+  // Whether a further level is expected to bring as many tokens as the time is worth: a node brings one if its path
+  // is accepted and its best child as well.
+  bool level_pays(const std::vector<GrowingTree*>& active) const {
+    double sum = 0;
+    for (const GrowingTree* t : active)
+      if (may_end(*t))
+        for (int node : t->frontier) sum += t->path_probability[node];
+    return sum >= g_.least_level;
+  }
+
+  // Best-first trees of points: what is drawn must not depend on tokens drawn elsewhere.
+  bool may_end(const GrowingTree& t) const { return !g_.levels && !t.job->draws && !t.job->width; }
 
   // Room of the lists: for the trees' nodes, for what shares their scores, for what draws are made from.
   int listed(const std::vector<GrowingTree*>& active, int vocabulary) const {

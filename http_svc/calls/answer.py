@@ -1,0 +1,148 @@
+"""Reads an answer as it comes: thoughts, words and calls."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from http_svc.calls.reader import CallReader, Delta
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """Parts that the answers of one request may have."""
+
+    functions: Collection[str] | None = None
+    """Names of functions that may be called; empty: any; None: there are no calls."""
+    thoughts: tuple[str, str] = ("", "")
+    """Marks around thoughts; empty: there are none."""
+    begins_in_thoughts: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """True if the text is the answer as it is."""
+        return self.functions is None and not self.thoughts[0]
+
+
+class _ThoughtReader:
+    """Divides a text into thoughts and what follows them."""
+
+    def __init__(self, marks: tuple[str, str], begins_in_thoughts: bool) -> None:
+        self._begin, self._close = marks
+        self._text = ""
+        self._thinking: bool | None = True if begins_in_thoughts else None
+        """None until it is known; False behind thoughts, or without any."""
+        self._said = False
+        """True once some thought was returned."""
+        if not self._begin:
+            self._thinking = False
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return the next part of the thoughts, and of what follows them."""
+        if self._thinking is False:
+            return "", text
+        self._text += text
+        if self._thinking is None:
+            begun = self._text.lstrip()
+            if self._begin.startswith(begun):  # the empty text, too
+                self._thinking = True if begun == self._begin else None
+                self._text = "" if self._thinking else self._text
+                return "", ""
+            if not begun.startswith(self._begin):
+                rest, self._text, self._thinking = self._text, "", False
+                return "", rest
+            self._thinking, self._text = True, begun[len(self._begin) :]
+        return self._think()
+
+    def end(self) -> tuple[str, str]:
+        """Return what was undecided when the answer ended."""
+        rest, self._text = self._text, ""
+        return (rest.rstrip(), "") if self._thinking else ("", rest)
+
+    def _think(self) -> tuple[str, str]:
+        if not self._said:
+            self._text = self._text.lstrip()
+        place = self._text.find(self._close)
+        if place >= 0:
+            thought, rest = self._text[:place].rstrip(), self._text[place + len(self._close) :]
+            self._thinking, self._text = False, ""
+            return thought, rest
+        cut = _undecided(self._text, self._close)
+        thought, self._text = self._text[:cut], self._text[cut:]
+        self._said = self._said or bool(thought)
+        return thought, ""
+
+
+def _undecided(text: str, mark: str) -> int:
+    """Return the place from which a text may become white space and a mark."""
+    for length in range(min(len(mark) - 1, len(text)), -1, -1):
+        if text.endswith(mark[:length]):
+            return len(text[: len(text) - length].rstrip())
+    raise AssertionError("every text ends with the empty text")
+
+
+class AnswerReader:
+    """Reads the text of one choice."""
+
+    def __init__(self, call_id: str, form: AnswerForm) -> None:
+        """Create a reader; `call_id` distinguishes the ids of its calls."""
+        self._thoughts = _ThoughtReader(form.thoughts, form.begins_in_thoughts)
+        self._calls = None if form.functions is None else CallReader(call_id, form.functions or None)
+        self._blank = bool(form.thoughts[0])
+        """True while line breaks are left out: those between thoughts and words."""
+        self.message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+        """The message so far, as a client puts it together."""
+
+    @property
+    def called(self) -> bool:
+        """True if the answer has calls, and the last one has ended."""
+        return self._calls is not None and self._calls.complete
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing more is read."""
+        return self._calls is not None and self._calls.ended
+
+    def push(self, text: str) -> list[Delta]:
+        """Return the next deltas."""
+        return self._divided(*self._thoughts.push(text))
+
+    def end(self) -> list[Delta]:
+        """Return the last deltas."""
+        deltas = self._divided(*self._thoughts.end())
+        deltas += self._kept(self._calls.end() if self._calls is not None else [])
+        if self.message.get("tool_calls") and not self.message["content"]:
+            self.message["content"] = None
+        return deltas
+
+    def _divided(self, thought: str, rest: str) -> list[Delta]:
+        deltas: list[Delta] = [{"reasoning_content": thought}] if thought else []
+        if self._blank and (thought or "reasoning_content" in self.message):
+            rest = rest.lstrip()
+        self._blank = self._blank and not rest
+        if rest:
+            deltas += [{"content": rest}] if self._calls is None else self._calls.push(rest)
+        return self._kept(deltas)
+
+    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+        """Return deltas after adding them to the message."""
+        for delta in deltas:
+            for name in ("reasoning_content", "content"):
+                if name in delta:
+                    self.message[name] = self.message.get(name, "") + delta[name]
+            for call in delta.get("tool_calls", ()):
+                calls = self.message.setdefault("tool_calls", [])
+                if "id" in call:
+                    whole = {name: value for name, value in call.items() if name != "index"}
+                    calls.append({**whole, "function": dict(call["function"])})
+                else:
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        return deltas
+
+
+def combined(deltas: Iterable[Delta]) -> Delta:
+    """Return several deltas as one."""
+    found: Delta = {}
+    for delta in deltas:
+        for name, value in delta.items():
+            found[name] = found[name] + value if name in found else value
+    return found

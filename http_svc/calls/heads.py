@@ -1,0 +1,109 @@
+"""Heads of calls in every form: regular expressions, and their beginnings at the end of a text that still grows."""
+
+import re
+from collections.abc import Sequence
+
+SPACE = r"[ \t\r\n]{0,20}"
+"""White space between parts of a head, as a regular expression of Rust's and of Python's."""
+_NAME = "[a-zA-Z0-9_-]"
+
+
+JSON_OPENING = r"[ \t\r\n]*".join([r"\{", '(?:"type"', ":", '"function"', ',)?"name"', ":", '"'])
+"""A call in JSON up to its name; white space has no bound, which would cost grammars much."""
+JSON_NEAR_OPENING = JSON_OPENING.replace("*", "{0,4}")
+"""The same with little white space, where nothing else may stand."""
+JSON_MIDDLE = r"[ \t\r\n]{0,4}".join(['"', ",", '"(?:arguments|parameters)"', ":"])
+"""A call in JSON between its name and its arguments."""
+_BLANKS = r"[ \t\r\n]*"
+_TYPED = ('{"type":"function","name":"', '","arguments":')
+_HEADS = (
+    *[
+        (first, f'","{field}":')
+        for first in ('{"name":"', _TYPED[0])
+        for field in ("arguments", "parameters")
+    ],
+    ("[TOOL_CALLS]", "[ARGS]"),
+    ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),
+    ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+)
+"""Texts around names of functions; between parts of JSON there may be white space."""
+_OPENERS = (
+    *("```json", "```tool_call", "```tool_code", "```", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+    *("<｜tool▁calls▁begin｜>", "<function_call>", "[", ",", ";"),
+)
+"""Texts that stand directly in front of a call and belong to it."""
+_CLOSERS = (
+    *(
+        "```json",
+        "```tool_call",
+        "```tool_code",
+        "```",
+        "</tool_call>",
+        "</function_call>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *("]", ",", ";", "}"),
+)
+"""Texts that stand directly behind a call and belong to it."""
+
+
+def _spaced(text: str, in_text: bool = False) -> list[str]:
+    """Return the signs of a head as regular expressions, with white space between parts of JSON.
+
+    `in_text`: the text begins within a string of JSON.
+    """
+    signs = list[str]()
+    for sign in text:
+        in_text ^= sign == '"'
+        if text[:1] in '{"' and not in_text and sign in ":,}":
+            signs += [_BLANKS, re.escape(sign), _BLANKS]
+        else:
+            signs += [re.escape(sign)] + [_BLANKS] * (sign == "{")
+    return signs
+
+
+def _beginnings(signs: Sequence[str]) -> str:
+    """Return a regular expression of all beginnings of these signs, at least one sign long."""
+    return signs[0] + "".join([f"(?:{sign}" for sign in signs[1:]]) + ")?" * (len(signs) - 1)
+
+
+def _any(texts: Sequence[str]) -> str:
+    return "|".join(map(re.escape, texts))
+
+
+def _whole(before: str, after: str, number: int) -> str:
+    return f"{''.join(_spaced(before))}(?P<name_{number}>{_NAME}{{1,64}}){''.join(_spaced(after, True))}"
+
+
+HEAD = re.compile(
+    rf"(?P<opener>(?:[ \t\r\n]|{_any(_OPENERS)})*)"
+    rf"(?:{'|'.join([_whole(*head, number) for number, head in enumerate(_HEADS)])})(?=[ \t\r\n]*\{{)"
+)
+"""A call up to its arguments, with what belongs to it in front."""
+_OPENED = "|".join([_beginnings([*map(re.escape, opener)]) for opener in _OPENERS])
+_BEGUN = "|".join(
+    [
+        _beginnings([*_spaced(before), f"{_NAME}{{0,64}}", *_spaced(after, True), SPACE])
+        for before, after in _HEADS
+    ]
+)
+UNDECIDED = re.compile(rf"(?:[ \t\r\n]|{_any(_OPENERS)})*(?:{_OPENED}|{_BEGUN})?\Z")
+"""The end of a text that may become a call; it matches the empty text, too."""
+_CLOSED = "|".join([_beginnings([*map(re.escape, closer)]) for closer in _CLOSERS])
+CLOSER = re.compile(rf"(?:[ \t\r\n]|{_any(_CLOSERS)})*")
+"""Text behind a call that belongs to it."""
+FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
+"""A fence at the end of a text, whose language may still follow."""
+CLOSING = re.compile(rf"(?:{_CLOSED})\Z")
+"""The beginning of what belongs to a call behind it."""
+END = re.compile(rf'{SPACE}(?:,{SPACE}"id"{SPACE}:{SPACE}"[^"]*"{SPACE})?\}}')
+"""The end of a call in JSON behind its arguments."""
+
+
+def name_of(found: "re.Match[str]") -> tuple[str, bool]:
+    """Return the name in a head, and whether the call is a JSON object, which ends behind its arguments."""
+    number, name = next(
+        (number, name) for number in range(len(_HEADS)) if (name := found[f"name_{number}"]) is not None
+    )
+    return name, _HEADS[number][0].startswith("{")

@@ -1,0 +1,194 @@
+"""Reads calls in the text of one answer as it comes, in whatever form they are written."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from http_svc.calls.heads import CLOSER, CLOSING, END, FENCE, HEAD, UNDECIDED, name_of
+from specinfer.chat.turns import call_id_of
+
+MOST_CALLS = 32
+"""Most calls of an answer."""
+_UNDECIDED_MOST = 2048
+"""Most characters that wait for a decision: white space without an end is no call."""
+Delta = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _ObjectEnd:
+    """Finds the brace that closes an object in a text that comes in pieces."""
+
+    _depth: int = 0
+    _in_text: bool = False
+    _escaped: bool = False
+
+    def find(self, text: str) -> int:
+        """Return the place of the closing brace in the next piece; -1 if the object goes on."""
+        for place, sign in enumerate(text):
+            if self._in_text:
+                self._in_text = self._escaped or sign != '"'
+                self._escaped = sign == "\\" and not self._escaped
+            elif sign == '"':
+                self._in_text = True
+            elif sign in "{[":
+                self._depth += 1
+            elif sign in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    return place
+        return -1
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call whose arguments come."""
+
+    name: str
+    in_object: bool
+    """True if a brace ends the call behind its arguments."""
+    arguments: str = ""
+    shown: int = 0
+    """Characters of the arguments that were returned."""
+    closed: bool = False
+    """True once the arguments are whole."""
+
+
+class CallReader:
+    """Reads the text of one choice."""
+
+    def __init__(self, call_id: str, names: Collection[str] | None = None) -> None:
+        """Create a reader.
+
+        Args:
+            call_id: distinguishes the ids of this choice's calls.
+            names: of functions that may be called; None: any.
+        """
+        self._call_id, self._names = call_id, names
+        self._text = ""
+        """Text that is not decided yet."""
+        self._calls = list[_Call]()
+        """Calls that were returned, or are being read."""
+        self._call: _Call | None = None
+        """The call that is being read."""
+        self._object = _ObjectEnd()
+        self._behind_call = False
+        self.ended = False
+        """True once nothing more is read: a call came twice, or there are too many."""
+
+    @property
+    def complete(self) -> bool:
+        """True if there are calls, and the last one has ended."""
+        return bool(self._calls) and self._call is None
+
+    def push(self, text: str) -> list[Delta]:
+        """Return the next deltas of a stream."""
+        self._text += text
+        found = list[Delta]()
+        while self._text and not self.ended:
+            before = len(self._text), self._call, self._behind_call
+            if self._call is not None:
+                found += self._read_arguments(self._call)
+            elif self._behind_call:
+                self._read_closer()
+            else:
+                found += self._read_words()
+            if (len(self._text), self._call, self._behind_call) == before:
+                break
+        return found
+
+    def end(self) -> list[Delta]:
+        """Return what was still undecided when the answer ended."""
+        text, self._text = self._text, ""
+        if self.ended or self._behind_call or self._call is not None:
+            return self._cut_off() if self._call is not None and not self.ended else []
+        return [{"content": text}] if text else []
+
+    def _cut_off(self) -> list[Delta]:
+        """Return the rest of a call that was cut off, unless it may be an earlier one again."""
+        assert self._call is not None
+        if self._may_repeat(self._call):
+            self._call = None
+            return []
+        return self._shown(self._call)
+
+    def _read_words(self) -> list[Delta]:
+        start = 0
+        while (head := HEAD.search(self._text, start)) is not None:
+            name, in_object = name_of(head)
+            if self._names is None or name in self._names:
+                return self._begin(head.start(), head.end(), _Call(name, in_object))
+            start = head.end()
+        undecided = UNDECIDED.search(self._text, start)
+        assert undecided is not None
+        place = undecided.start()
+        if len(self._text) - place > _UNDECIDED_MOST:
+            place = len(self._text)
+        words, self._text = self._text[:place], self._text[place:]
+        return [{"content": words}] if words else []
+
+    def _begin(self, start: int, end: int, call: _Call) -> list[Delta]:
+        words, self._text = self._text[:start], self._text[end:].lstrip()
+        if len(self._calls) == MOST_CALLS:
+            self.ended = True
+        else:
+            self._call, self._object = call, _ObjectEnd()
+        return [{"content": words}] if words else []
+
+    def _read_arguments(self, call: _Call) -> list[Delta]:
+        if call.closed:
+            return self._read_end(call)
+        place = self._object.find(self._text)
+        cut = len(self._text) if place < 0 else place + 1
+        call.arguments, self._text = call.arguments + self._text[:cut], self._text[cut:]
+        if place < 0:
+            return [] if self._may_repeat(call) else self._shown(call)
+        if any(
+            (call.name, call.arguments) == (one.name, one.arguments) for one in self._calls if one is not call
+        ):
+            self._call, self.ended = None, True
+            return []
+        call.closed = True
+        shown = self._shown(call)
+        if not call.in_object:
+            self._finish()
+        return shown
+
+    def _read_end(self, call: _Call) -> list[Delta]:
+        if (end := END.match(self._text)) is not None:
+            self._text = self._text[end.end() :]
+            self._finish()
+        return []
+
+    def _finish(self) -> None:
+        self._call, self._behind_call = None, True
+
+    def _may_repeat(self, call: _Call) -> bool:
+        """Return whether the arguments so far are the beginning of those of an earlier call."""
+        return any(
+            one is not call and one.name == call.name and one.arguments.startswith(call.arguments)
+            for one in self._calls
+        )
+
+    def _shown(self, call: _Call) -> list[Delta]:
+        """Return the arguments that were not returned yet."""
+        begins = all(one is not call for one in self._calls)
+        part, call.shown = call.arguments[call.shown :], len(call.arguments)
+        if begins:
+            self._calls.append(call)
+        number = len(self._calls) - 1
+        if not begins:
+            return [{"tool_calls": [{"index": number, "function": {"arguments": part}}]}] if part else []
+        identity = call_id_of(self._call_id, number)
+        function = {"name": call.name, "arguments": part}
+        return [{"tool_calls": [{"index": number, "id": identity, "type": "function", "function": function}]}]
+
+    def _read_closer(self) -> None:
+        closer = CLOSER.match(self._text)
+        assert closer is not None
+        fence = FENCE.search(self._text)
+        if fence is not None and fence.start() <= closer.end():
+            self._text = self._text[fence.start() :]
+            return
+        self._text = self._text[closer.end() :]
+        if self._text and CLOSING.match(self._text) is None:
+            self._behind_call = False

@@ -1,0 +1,98 @@
+"""Forms in which models write calls of functions, and which of them a chat template teaches."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from specinfer.chat.marks import THOUGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """Text around the name and the arguments of calls."""
+
+    name: str
+    mark: str
+    """Begins what is a call in any case; empty where calls are plain JSON."""
+    begin: str
+    """Before the first call, behind the mark."""
+    before: str
+    """Between a call's beginning and its name."""
+    middle: str
+    """Between a call's name and its arguments."""
+    after: str
+    """Behind the arguments."""
+    between: str
+    """Between two calls."""
+    end: str
+    """Behind the last call."""
+
+
+_NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+JSON = CallForm("json", "", "", _NAME, _ARGUMENTS, "}", "\n", "")
+"""Plain JSON, one call a line: our own words ask for it where a template knows no tools."""
+FORMS = (
+    CallForm("mistral_args", "[TOOL_CALLS]", "", "", "[ARGS]", "", "[TOOL_CALLS]", ""),
+    CallForm("mistral", "[TOOL_CALLS]", " [", _NAME, _ARGUMENTS, "}", ", ", "]"),
+    CallForm(
+        "deepseek",
+        _DEEPSEEK[0],
+        "",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        "\n```json\n",
+        f"\n```{_DEEPSEEK[1]}",
+        "\n",
+        _DEEPSEEK[2],
+    ),
+    CallForm(
+        "deepseek_flat",
+        _DEEPSEEK[0],
+        "",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        _DEEPSEEK[1],
+        "",
+        _DEEPSEEK[2],
+    ),
+    CallForm("hermes", "<tool_call>", "\n", _NAME, _ARGUMENTS, "}\n</tool_call>", "\n<tool_call>\n", ""),
+    CallForm("llama", "", "", _NAME, _PARAMETERS, "}", "; ", ""),
+    JSON,
+)
+"""Forms by name; each is chosen by what a template says."""
+BY_NAME = {form.name: form for form in FORMS}
+_TAUGHT: Mapping[str, Callable[[str], bool]] = {
+    "mistral_args": lambda text: "[TOOL_CALLS]" in text and "[ARGS]" in text,
+    "mistral": lambda text: "[TOOL_CALLS]" in text,
+    "deepseek": lambda text: "<｜tool▁sep｜>" in text and "```json" in text,
+    "deepseek_flat": lambda text: "<｜tool▁sep｜>" in text,
+    "hermes": lambda text: "<tool_call>" in text,
+    "llama": lambda text: "<|python_tag|>" in text or '"parameters": dictionary' in text,
+}
+
+
+def taught_form(template: str) -> str:
+    """Return the name of the form that a template teaches; a template without tools gets JSON in words."""
+    if "tools" not in template:
+        return JSON.name
+    return next((name for name, teaches in _TAUGHT.items() if teaches(template)), JSON.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """Form of a model's answers to conversations."""
+
+    calls: str = JSON.name
+    """Name of the form of calls."""
+    thoughts: tuple[str, str] = ("", "")
+    """Marks around thoughts; empty if the template knows none."""
+    begins_in_thoughts: bool = False
+    """True if the assistant's turn begins within thoughts."""
+    begins_in_thoughts_if_asked: bool = False
+    """The same where `enable_thinking` and `thinking` are true."""
+    mark_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Added tokens that are marks of calls or thoughts, by their text."""
+
+
+def marks_of_thoughts(template: str) -> tuple[str, str]:
+    """Return the marks around thoughts that a template knows; empty ones if none."""
+    return next((pair for pair in THOUGHTS if pair[0] in template or pair[1] in template), ("", ""))

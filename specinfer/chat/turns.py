@@ -1,0 +1,158 @@
+"""Changes of conversations that a chat template refuses: other ids, turns that alternate, no system turn."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from specinfer.chat.words import Message
+
+Change = Callable[[Sequence[Message]], list[Message]]
+_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def call_id_of(*parts: object) -> str:
+    """Return nine letters and digits, always the same for the same parts: an id of a call that every template takes."""
+    number = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8])
+    signs = ""
+    for _ in range(9):
+        number, place = divmod(number, len(_ALPHABET))
+        signs += _ALPHABET[place]
+    return signs
+
+
+def with_short_ids(turns: Sequence[Message]) -> list[Message]:
+    """Return turns in which every id of a call is nine letters and digits; others are replaced."""
+    return [_with_short_ids(turn) for turn in turns]
+
+
+def _with_short_ids(turn: Message) -> Message:
+    changed: dict[str, Any] = dict(turn)
+    if "tool_call_id" in turn:
+        changed["tool_call_id"] = _short(turn["tool_call_id"])
+    if calls := turn.get("tool_calls"):
+        changed["tool_calls"] = [
+            {**call, "id": _short(call["id"])} if isinstance(call.get("id"), str) else call for call in calls
+        ]
+    return changed
+
+
+def _short(identity: str) -> str:
+    text = "".join(identity)  # of a hidden text the characters as they are
+    return identity if _CALL_ID.fullmatch(text) else call_id_of(text.encode(errors="surrogatepass"))
+
+
+def merged(turns: Sequence[Message]) -> list[Message]:
+    """Return turns in which no two of the user, or of the assistant in words, follow each other."""
+    kept = list[Message]()
+    for turn in turns:
+        before = kept[-1] if kept else None
+        if before is not None and _mergeable(before, turn):
+            content = "\n\n".join(filter(None, [before["content"], turn["content"]]))
+            kept[-1] = {**before, **turn, "content": content}
+        else:
+            kept.append(turn)
+    return kept
+
+
+def _mergeable(before: Message, turn: Message) -> bool:
+    texts = isinstance(before.get("content"), str) and isinstance(turn.get("content"), str)
+    same = before["role"] == turn["role"] and turn["role"] in ("user", "assistant", "system")
+    return texts and same and not before.get("tool_calls")
+
+
+def answered(turns: Sequence[Message]) -> list[Message]:
+    """Return turns with an empty answer of the assistant between results and what the user says next."""
+    kept = list[Message]()
+    for turn in turns:
+        if kept and kept[-1]["role"] == "tool" and turn["role"] == "user":
+            kept.append({"role": "assistant", "content": ""})
+        kept.append(turn)
+    return kept
+
+
+def without_system(turns: Sequence[Message]) -> list[Message]:
+    """Return turns with the words of the system in front of the user's that follow."""
+    kept, words = list[Message](), list[str]()
+    for turn in turns:
+        if turn["role"] == "system" and isinstance(turn.get("content"), str):
+            words.append(turn["content"])
+        elif words:
+            if turn["role"] == "user" and isinstance(turn.get("content"), str):
+                kept.append({**turn, "content": "\n\n".join([*words, turn["content"]])})
+            else:
+                kept += [{"role": "user", "content": "\n\n".join(words)}, turn]
+            words = []
+        else:
+            kept.append(turn)
+    return [*kept, {"role": "user", "content": "\n\n".join(words)}] if words else kept
+
+
+_CHANGES: tuple[tuple[Change, ...], ...] = (
+    (with_short_ids,),
+    (with_short_ids, merged),
+    (with_short_ids, merged, answered),
+    (without_system,),
+    (without_system, with_short_ids, merged, answered),
+)
+"""Changes that are tried one after another, smallest first."""
+
+
+def variants(turns: Sequence[Message]) -> Iterator[list[Message]]:
+    """Yield a conversation as it is, then with more and more changed."""
+    known = [list(turns)]
+    yield known[0]
+    for changes in _CHANGES:
+        changed = list(turns)
+        for change in changes:
+            changed = change(changed)
+        if changed not in known:
+            known.append(changed)
+            yield changed
+
+
+_KEY = "probe_key"
+
+
+def takes_text(render: Callable[[Sequence[Message]], str | None]) -> bool:
+    """Return whether a template wants the arguments of earlier calls as text, not as objects.
+
+    Args:
+        render: renders a conversation; None if the template refuses it or fails.
+    """
+    arguments = {_KEY: "probe_value"}
+    as_object = render(_probe(arguments))
+    if as_object is not None and f"{{'{_KEY}'" not in as_object:
+        return False
+    as_text = render(_probe(json.dumps(arguments)))
+    return as_text is not None and f'{{"{_KEY}"' in as_text
+
+
+def _probe(arguments: Any) -> list[Message]:
+    function = {"name": "probe", "arguments": arguments}
+    call = {"id": "probe0000", "type": "function", "function": function}
+    return [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "probe0000", "name": "probe", "content": "b"},
+    ]
+
+
+def with_text_arguments(turns: Sequence[Message]) -> list[Message]:
+    """Return turns in which arguments of calls are text."""
+    return [
+        {**turn, "tool_calls": [_with_text(call) for call in calls]}
+        if (calls := turn.get("tool_calls"))
+        else turn
+        for turn in turns
+    ]
+
+
+def _with_text(call: Message) -> Message:
+    function = call["function"]
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,53 @@
+"""Functions, calls and results in words, for templates that know no tools."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]
+_INSTRUCTIONS = (
+    "You may call these functions, each described by a JSON object:\n{functions}\n"
+    'To call, answer with nothing but {{"name": "NAME", "arguments": {{...}}}}, one a line.'
+)
+
+
+def told_in_words(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
+    """Return the conversation with roles that every template knows.
+
+    Functions are described in the system's turn, calls are the assistant's words. Results that follow each other are
+    one turn of the user's, with what the user says next.
+    """
+    turns = list[Message]()
+    after_result = False
+    for message in messages:
+        told = _in_words(message)
+        if after_result and told["role"] == "user":
+            between = "\n" if message["role"] == "tool" else "\n\n"
+            turns[-1] = {**told, "content": f"{turns[-1]['content']}{between}{told['content']}"}
+        else:
+            turns.append(told)
+        after_result = message["role"] == "tool"
+    return _with_functions(turns, tools)
+
+
+def _with_functions(turns: list[Message], tools: Sequence[Message]) -> list[Message]:
+    if not tools:
+        return turns
+    functions = "\n".join([_json(tool.get("function", tool)) for tool in tools])
+    told = _INSTRUCTIONS.format(functions=functions)
+    if turns and turns[0]["role"] == "system":
+        return [{"role": "system", "content": f"{turns[0]['content']}\n\n{told}"}, *turns[1:]]
+    return [{"role": "system", "content": told}, *turns]
+
+
+def _in_words(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"Result of the function: {message['content']}"}
+    if calls := message.get("tool_calls"):
+        texts = [_json(call["function"]) for call in calls]
+        return {"role": message["role"], "content": "\n".join([*filter(None, [message["content"]]), *texts])}
+    return message
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

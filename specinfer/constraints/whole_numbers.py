@@ -1,0 +1,125 @@
+"""Keeps whole numbers of schemas exact: llguidance reads numbers as 64-bit floats and writes integers of 64 bits.
+
+Constants that would become other numbers are refused, or left out where the schema is lenient. Bounds move inwards to
+the next number that llguidance can have.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_LONG = re.compile(r"\d{16}")
+_NUMBERED = re.compile(r"%json\s*(?=[\[{])")
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_VALUES = ("const", "enum")
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value has schemas by names of the caller's."""
+_NO_SCHEMAS = ("default", "examples", "x-guidance")
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
+
+
+class InexactNumberError(ValueError):
+    """A number of a schema that llguidance would change; its text names the number and its place."""
+
+
+def exact_schema(source: str) -> str:
+    """Return the source of a schema that allows no number that it should not.
+
+    Raises:
+        InexactNumberError: naming a constant that cannot be kept exact.
+    """
+    if not _LONG.search(source):
+        return source
+    schema = json.loads(source)
+    guidance = schema.get("x-guidance") if isinstance(schema, dict) else None
+    lenient = isinstance(guidance, dict) and guidance.get("lenient") is True
+    return json.dumps(_exact(schema, "#", lenient), ensure_ascii=False)
+
+
+def exact_grammar(source: str) -> str:
+    """Return a grammar whose schemas (`%json`) are exact.
+
+    Raises:
+        InexactNumberError: naming a constant that cannot be kept exact, and its line.
+    """
+    if not _LONG.search(source):
+        return source
+    written, read = list[str](), 0
+    for found in _NUMBERED.finditer(source):
+        if found.end() < read:
+            continue  # within the schema before
+        try:
+            _, end = json.JSONDecoder().raw_decode(source, found.end())
+        except ValueError:
+            continue  # the parser of grammars says where
+        written += [source[read : found.end()], _exact_part(source, found.end(), end)]
+        read = end
+    return "".join([*written, source[read:]])
+
+
+def _exact_part(source: str, start: int, end: int) -> str:
+    try:
+        return exact_schema(source[start:end])
+    except InexactNumberError as error:
+        line = source.count("\n", 0, start) + 1
+        column = start - source.rfind("\n", 0, start)
+        raise InexactNumberError(f"at line {line}, column {column}: {error}") from error
+
+
+def _exact(schema: Any, place: str, lenient: bool) -> Any:
+    if isinstance(schema, list):
+        return [_exact(each, f"{place}/{index}", lenient) for index, each in enumerate(schema)]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {}
+    for key, value in schema.items():
+        where = f"{place}/{key}"
+        if key in _NO_SCHEMAS:
+            kept[key] = value
+        elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            kept[key] = {name: _exact(one, f"{where}/{name}", lenient) for name, one in value.items()}
+        elif key in _VALUES:
+            changed = _changed_number(value)
+            if changed is None:
+                kept[key] = value
+            elif not lenient:
+                raise InexactNumberError(f"{changed} (at {where}): whole numbers up to 2**53 are exact")
+        elif key in (*_LOWER, *_UPPER) and _is_whole(value):
+            kept[key] = _inner_bound(value, key in _LOWER)
+        elif key == "multipleOf" and _is_whole(value) and _held(value) != value:
+            if not lenient:
+                raise InexactNumberError(f"{value} (at {where}): whole numbers up to 2**53 are exact")
+        else:
+            kept[key] = _exact(value, where, lenient)
+    return kept
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _held(number: int) -> int:
+    """Return what llguidance makes of a whole number."""
+    try:
+        return max(_LEAST, min(_GREATEST, int(float(number))))
+    except OverflowError:
+        return _GREATEST if number > 0 else _LEAST
+
+
+def _inner_bound(bound: int, lower: bool) -> int:
+    """Return the nearest bound that llguidance keeps, on the inner side."""
+    held = _held(bound)
+    if (held >= bound) if lower else (held <= bound):
+        return held
+    return int(math.nextafter(float(held), math.inf if lower else -math.inf))
+
+
+def _changed_number(value: Any) -> int | None:
+    """Return a whole number within a constant that llguidance would change, if there is one."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        if (changed := _changed_number(each)) is not None:
+            return changed
+    return value if _is_whole(value) and _held(value) != value else None

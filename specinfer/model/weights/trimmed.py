@@ -1,0 +1,61 @@
+"""Weights whose head has the rows of some tokens only, for drafts: a head is a third of a small model's bytes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from specinfer.model.weights.account import HEAD
+from specinfer.model.weights.blocks import Blocks, BlockWeights
+from specinfer.model.weights.families import EMBEDDING
+from specinfer.model.weights.files import TensorSlice, read_part, shape_of
+
+
+class TrimmedWeights(Mapping[str, torch.Tensor]):
+    """A model's weights, under the names of our decoder; the head has a row for some tokens."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> None:
+        self._weights, self._token_ids = weights, torch.tensor(token_ids)
+        self._head = HEAD if HEAD in weights else EMBEDDING
+        """Name of the tensor whose rows the head has."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._weights[self._head][self._token_ids] if name == HEAD else self._weights[name]
+
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
+        """Return a part of a tensor."""
+        if name == HEAD:
+            return self[HEAD].narrow(span.dim, span.start, span.stop - span.start)
+        return read_part(self._weights, name, span)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        if name != HEAD:
+            return shape_of(self._weights, name)
+        return len(self._token_ids), *shape_of(self._weights, self._head)[1:]
+
+    def __contains__(self, name: object) -> bool:
+        return name == HEAD or name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._weights, HEAD]))
+
+    def __len__(self) -> int:
+        return len(self._weights) + (HEAD not in self._weights)
+
+
+class TrimmedBlockWeights(TrimmedWeights):
+    """Trimmed weights that have matrices in blocks."""
+
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
+        """Return a matrix in its blocks, as `BlockWeights` does."""
+        assert isinstance(self._weights, BlockWeights)
+        if name != HEAD:
+            return self._weights.blocks(name, as_stored)
+        found = self._weights.blocks(self._head, as_stored)
+        return None if found is None else (found[0], found[1][self._token_ids])
+
+
+def trimmed(weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> TrimmedWeights:
+    """Return weights whose head has the rows of these tokens, in their order."""
+    kind = TrimmedBlockWeights if isinstance(weights, BlockWeights) else TrimmedWeights
+    return kind(weights, token_ids)
