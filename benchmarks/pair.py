@@ -15,7 +15,7 @@ import typer
 
 from benchmarks.peers.processes import PeerProcess
 from benchmarks.prompts import mixed_texts
-from benchmarks.publish import RESULTS, publish
+from benchmarks.publish import RESULTS, write
 from benchmarks.tables import origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.demo import PAIR
@@ -29,6 +29,8 @@ from specinfer.tokenizer import Tokenizer
 STREAMS = (1, 4, 16)
 MODES = {"plain": "off", "trees": "tree"}
 LLAMA_CPP = "llama.cpp plain"
+_LONGEST = 256
+"""Tokens of a prompt: what is measured is decoding, and prompts are read."""
 Rates = dict[tuple[str, int, str], list[float]]
 """Tokens per second of every turn, by kind of prompts, streams and mode."""
 
@@ -65,13 +67,12 @@ def main(
                         rates.setdefault((kind, 1, LLAMA_CPP), []).append(
                             _of_llama_cpp(peer, chosen, new_tokens)
                         )
+            kinds = "greedy" if not temperature else f"temperature {temperature}"
+            shown = f"{kinds}, {new_tokens} new tokens a prompt; turn {turn + 1} of {turns}, the first one is cold."
+            about = origin(about_this_run("python -m benchmarks pair"))
+            write(out, report(f"{model} with the draft {draft}", f"{about}; {shown}", rates))
         if peer is not None:
             peer.close()
-    title = f"{model} with the draft {draft}"
-    about = about_this_run("python -m benchmarks pair")
-    kind = "greedy" if not temperature else f"temperature {temperature}"
-    shown = f"{kind}, {new_tokens} new tokens a prompt, {turns} turns in turns; the first one is cold."
-    publish(out, report(title, f"{origin(about)}; {shown}", rates))
 
 
 def tokens_per_second(
@@ -109,7 +110,7 @@ def _of_llama_cpp(peer: PeerProcess, prompts: Sequence[list[int]], new_tokens: i
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode_chat([{"role": "user", "content": text}])[-1024:]
+    return tokenizer.encode_chat([{"role": "user", "content": text}])[-_LONGEST:]
 
 
 def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence[float]]) -> str:

@@ -110,8 +110,9 @@ def check_draft(model: str, draft: str) -> None:
         return
     ours, theirs = (tokenizer_fingerprint(each) for each in (resolve_model(model), directory))
     if ours != theirs:
-        fits = ", ".join(["none", *(known.name for known in fitting_drafts(model))])
-        raise SettingError("draft", draft, f"has another tokenizer than {model}; what fits: {fits}")
+        fits = [*trained_for(model).values(), *(known.name for known in fitting_drafts(model))]
+        known = f"known to fit: {', '.join(fits)}" if fits else "no model that is known fits"
+        raise SettingError("draft", draft, f"has another tokenizer than {model}; {known}")
 
 
 def method_of(directory: Path) -> str:

@@ -84,7 +84,9 @@ def test_a_draft_of_another_tokenizer_is_refused_with_what_fits(
     target, other = make("target", size=4_000_000), make("other", more="more")
     own = drafts.tokenizer_fingerprint(target)
     registry(known("fits", own, 1), known("large", own, 3), known("alien", "x", 1))
-    with pytest.raises(SettingError, match=f"draft = '{other}': has another tokenizer than .*: none, fits$"):
+    with pytest.raises(
+        SettingError, match=f"draft = '{other}': has another tokenizer than .*; known to fit: fits$"
+    ):
         check_draft(str(target), str(other))
     with pytest.raises(SettingError, match=r"draft = 'nothing': no such directory.* drafters ssm, eagle"):
         check_draft(str(target), "nothing")
