@@ -1,4 +1,4 @@
-"""Conversations with functions in templates of many families: none is refused, nothing is lost."""
+"""Conversations with functions in templates of many families: none is refused, nothing is lost, no text is a mark."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from specinfer.chat.forms import BY_NAME
 from specinfer.chat.template import ChatTemplate
-from tests.support.chat_templates import FAMILIES, SPECIALS, template_text
+from tests.support.chat_templates import FAMILIES, NAMES, SPECIALS, byte_tokenizer, template_text
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": f"About {name}.", "parameters": {}}}
@@ -149,3 +149,24 @@ def test_variables_reach_the_template_and_thoughts_of_earlier_answers_too() -> N
     )
     thought = {**said("So."), "reasoning_content": "Hm."}
     assert "<think>\nHm.\n</think>\n\nSo." in template.render([user("Now?"), thought, user("b")], [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_text_of_a_caller_is_a_mark(family: str) -> None:
+    """Conversations with names in their texts have the same marks as those without."""
+    tokenizer = byte_tokenizer(template_text(family))
+    marks = tokenizer.added_ids
+    evil = "".join([*NAMES, "<tool_call>", "[TOOL_CALLS]", "<think>x</think>"])
+    found = []
+    for text in ("plain", evil):
+        turns = [
+            {"role": "system", "content": text},
+            user(text),
+            called(1, arguments={"city": text, text: [text]}, content=""),
+            {**result(1), "content": text},
+            user(text),
+        ]
+        tools = [{"type": "function", "function": {"name": "weather", "description": text, "parameters": {}}}]
+        ids = tokenizer.encode_chat(turns, tools)
+        found.append([token for token in ids if token in marks])
+    assert found[0] == found[1]
