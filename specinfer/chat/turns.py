@@ -63,6 +63,23 @@ def _mergeable(before: Message, turn: Message) -> bool:
     return texts and same and not before.get("tool_calls")
 
 
+def single_calls(turns: Sequence[Message]) -> list[Message]:
+    """Return turns with one call each; the result of a call follows it."""
+    kept, results = list[Message](), dict[Any, list[Message]]()
+    for turn in turns:
+        if turn["role"] == "tool":
+            results.setdefault(turn.get("tool_call_id"), []).append(turn)
+    for turn in turns:
+        calls = turn.get("tool_calls") or ()
+        for place, call in enumerate(calls):
+            kept.append({**turn, "tool_calls": [call], "content": "" if place else turn["content"]})
+            if len(calls) > 1:
+                kept += results.pop(call.get("id"), [])
+        if not calls and (turn["role"] != "tool" or turn in results.get(turn.get("tool_call_id"), ())):
+            kept.append(turn)
+    return kept
+
+
 def answered(turns: Sequence[Message]) -> list[Message]:
     """Return turns with an empty answer of the assistant between results and what the user says next."""
     kept = list[Message]()
@@ -92,10 +109,13 @@ def without_system(turns: Sequence[Message]) -> list[Message]:
 
 _CHANGES: tuple[tuple[Change, ...], ...] = (
     (with_short_ids,),
+    (single_calls,),
     (with_short_ids, merged),
     (with_short_ids, merged, answered),
+    (with_short_ids, merged, answered, single_calls),
     (without_system,),
     (without_system, with_short_ids, merged, answered),
+    (without_system, with_short_ids, merged, answered, single_calls),
 )
 """Changes that are tried one after another, smallest first."""
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future, wait
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.digits import DigitRows, DigitTokens
 from specinfer.constraints.grammars import grammar_of
 from specinfer.constraints.matcher import Matcher
 from specinfer.errors import IncompatibleError
@@ -58,6 +59,7 @@ class Compiler:
         except ValueError as error:
             raise IncompatibleError(f"no constraints with this tokenizer: {error}") from error
         self._vocab_size = vocab_size
+        self._digits = DigitTokens(self._tokenizer, vocab_size)
         self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
         self._dear: OrderedDict[Constraint, None] = OrderedDict()
@@ -72,7 +74,12 @@ class Compiler:
         inner = LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
         if inner.is_error():
             raise constraint.error(explain(constraint, inner.get_error()))
-        return Matcher(inner, self._vocab_size)
+        return Matcher(inner, self._vocab_size, self._digit_rows(constraint))
+
+    def _digit_rows(self, constraint: Constraint) -> DigitRows | None:
+        all_json = constraint.kind is ConstraintKind.JSON_SCHEMA
+        in_grammar = constraint.kind is ConstraintKind.GRAMMAR and "%json" in constraint.source
+        return DigitRows(self._digits, all_json) if all_json or in_grammar else None
 
     def begin(self, constraint: Constraint) -> Future[Matcher]:
         """Compile in the background; the result is shared, and requests use copies (`Matcher.copy`)."""

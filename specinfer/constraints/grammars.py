@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.matcher import first_line
-from specinfer.constraints.whole_numbers import InexactNumberError, exact_grammar, exact_schema
+from specinfer.constraints.schemas import InexactNumberError, exact_grammar, exact_schema
 
 _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
 """White space between the parts of JSON; without a bound a small model may write nothing else."""

@@ -8,6 +8,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from specinfer.constraints.digits import DigitRows
 from specinfer.errors import ConstraintError
 
 Bool = NDArray[np.bool_]
@@ -16,14 +17,16 @@ Bool = NDArray[np.bool_]
 class Matcher:
     """State of a constraint after the tokens of a request that it has read."""
 
-    def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, inner: LLMatcher, vocab_size: int, rows: DigitRows | None = None) -> None:
         self._inner, self._vocab_size = inner, vocab_size
+        self._rows = rows
+        """Digits of JSON's numbers; None if the text has no JSON."""
         self.seconds = 0.0
         """Processor time of reading tokens, masks and forced text so far."""
 
     def copy(self) -> "Matcher":
         """Return an independent copy in the same state."""
-        return Matcher(self._inner.deep_copy(), self._vocab_size)
+        return Matcher(self._inner.deep_copy(), self._vocab_size, self._rows and self._rows.copy())
 
     @property
     def finished(self) -> bool:
@@ -48,14 +51,29 @@ class Matcher:
             ConstraintError: if it is too complex.
         """
         with self._timed():
-            read = self._inner.try_consume_tokens(list(tokens))
+            if self._rows is None:
+                read = self._inner.try_consume_tokens(list(tokens))
+            else:
+                read = self._read_bounded(tokens, self._rows)
         self._check()
         return read
+
+    def _read_bounded(self, tokens: Sequence[int], rows: DigitRows) -> int:
+        """Read tokens up to the first that may not follow, or would make a row of digits too long."""
+        for count, token in enumerate(tokens):
+            if rows.full and rows.tokens.starts_with_digit(token) and not self._narrowed_mask()[token]:
+                return count
+            if not self._inner.try_consume_tokens([token]):
+                return count
+            rows.read(token)
+        return len(tokens)
 
     def take_back(self, count: int) -> None:
         """Undo the reading of the last tokens."""
         if count:
             self._inner.rollback(count)
+            if self._rows is not None:
+                self._rows.take_back(count)
             self._check()
 
     def mask(self) -> Bool:
@@ -65,9 +83,14 @@ class Matcher:
             ConstraintError: if it is too complex.
         """
         with self._timed():
-            bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
+            mask = self._narrowed_mask()
         self._check()
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return mask
+
+    def _narrowed_mask(self) -> Bool:
+        bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
+        mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return mask if self._rows is None else self._rows.narrowed(mask)
 
     def forced(self) -> list[int]:
         """Return the tokens of the forced text, cut as the tokenizer cuts it; empty if there is a choice.

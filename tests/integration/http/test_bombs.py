@@ -14,6 +14,7 @@ from http_svc.entry.callers import CallerKeys
 from http_svc.errors import ApiError, invalid_body
 from http_svc.models import Models
 from http_svc.to_gateway import MAX_BYTES, chat_requests, completion_requests
+from specinfer.chat.forms import ChatForm
 from specinfer.client import AsyncClient
 from specinfer.errors import InvalidInputError
 from tests.support.network.fake_gateway import Turn, fake_gateways
@@ -79,10 +80,12 @@ def test_a_body_ends_to_be_checked_at_its_first_fault(name: str) -> None:
 
 def test_choices_of_a_long_prompt_are_refused_before_they_are_built() -> None:
     text = "x" * (MAX_BYTES // 100)
+    many = ChatBody.model_validate({"model": "m", "messages": said(text), "n": 128})
+    with pytest.raises(InvalidInputError, match=f"choices are .* bytes together, at most {MAX_BYTES}"):
+        chat_requests(many, ChatForm(), "r")
     for make, body in (
         (completion_requests, CompletionBody(model="m", prompt=text, n=128)),
         (completion_requests, CompletionBody(model="m", prompt=[300] * (MAX_BYTES // 200), n=128)),
-        (chat_requests, ChatBody.model_validate({"model": "m", "messages": said(text), "n": 128})),
     ):
         with pytest.raises(InvalidInputError, match=f"choices are .* bytes together, at most {MAX_BYTES}"):
             make(body, "r")

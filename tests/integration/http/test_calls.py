@@ -16,6 +16,7 @@ import pytest
 from http_svc.body.bodies import ChatBody
 from http_svc.entry.bounds import MAX_BODY_BYTES
 from specinfer import __version__
+from specinfer.chat.forms import ChatForm
 from specinfer.service.logs import DiscreetFormatter
 from tests.integration.http.test_refusals import turn
 from tests.support.network.fake_gateway import TEXT, Turn, fake_gateways
@@ -305,7 +306,7 @@ async def test_a_fault_of_ours_tells_no_text(
 ) -> None:
     """Neither the log nor an answer quotes what the fault quotes."""
 
-    def fail(body: ChatBody, request_id: str) -> None:
+    def fail(body: ChatBody, form: ChatForm, request_id: str) -> None:
         raise KeyError(str(body.messages))
 
     monkeypatch.setattr("http_svc.handlers.chat_requests", fail)

@@ -12,7 +12,7 @@ class GatedMatcher(Matcher):
     """A matcher whose masks wait until as many tokens were let through as it has read."""
 
     def __init__(self, inner: Matcher, gates: "Gates", tokens: int = 0) -> None:
-        super().__init__(inner._inner, inner._vocab_size)
+        super().__init__(inner._inner, inner._vocab_size, inner._rows)
         self._gates, self._tokens = gates, tokens
 
     def copy(self) -> "GatedMatcher":

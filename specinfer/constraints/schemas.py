@@ -1,7 +1,7 @@
-"""Keeps whole numbers of schemas exact: llguidance reads numbers as 64-bit floats and writes integers of 64 bits.
+"""Rewrites schemas for llguidance: whole numbers stay exact, and texts of times end.
 
-Constants that would become other numbers are refused, or left out where the schema is lenient. Bounds move inwards to
-the next number that llguidance can have.
+llguidance reads numbers as 64-bit floats and writes integers of 64 bits. Constants that would become other numbers are
+refused, or left out where the schema is lenient. Bounds move inwards to the next number that llguidance can have.
 """
 
 import json
@@ -10,7 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_LONG = re.compile(r"\d{16}")
+_CHANGED = re.compile(r'\d{16}|"format"\s*:\s*"(?:date-time|time|duration)"')
+"""Parts of schemas that have something to rewrite."""
+_TIMES = ("date-time", "time", "duration")
+"""Formats with digits that nothing bounds."""
+_MOST_OF_TIME = 64
+"""Characters of a text of such a format."""
 _NUMBERED = re.compile(r"%json\s*(?=[\[{])")
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _VALUES = ("const", "enum")
@@ -25,12 +30,12 @@ class InexactNumberError(ValueError):
 
 
 def exact_schema(source: str) -> str:
-    """Return the source of a schema that allows no number that it should not.
+    """Return the source of a schema that llguidance follows exactly.
 
     Raises:
         InexactNumberError: naming a constant that cannot be kept exact.
     """
-    if not _LONG.search(source):
+    if not _CHANGED.search(source):
         return source
     schema = json.loads(source)
     guidance = schema.get("x-guidance") if isinstance(schema, dict) else None
@@ -44,7 +49,7 @@ def exact_grammar(source: str) -> str:
     Raises:
         InexactNumberError: naming a constant that cannot be kept exact, and its line.
     """
-    if not _LONG.search(source):
+    if not _CHANGED.search(source):
         return source
     written, read = list[str](), 0
     for found in _NUMBERED.finditer(source):
@@ -93,7 +98,15 @@ def _exact(schema: Any, place: str, lenient: bool) -> Any:
                 raise InexactNumberError(f"{value} (at {where}): whole numbers up to 2**53 are exact")
         else:
             kept[key] = _exact(value, where, lenient)
-    return kept
+    return _with_end(kept)
+
+
+def _with_end(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose texts have a length if its format bounds none."""
+    if schema.get("format") not in _TIMES:
+        return schema
+    own = schema.get("maxLength", _MOST_OF_TIME)
+    return schema | {"maxLength": min(own, _MOST_OF_TIME)} if isinstance(own, int) else schema
 
 
 def _is_whole(value: Any) -> bool:

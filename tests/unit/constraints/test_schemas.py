@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specinfer.constraints.whole_numbers import InexactNumberError, exact_grammar, exact_schema
+from specinfer.constraints.schemas import InexactNumberError, exact_grammar, exact_schema
 
 ODD = 2**53 + 1
 
@@ -33,3 +33,14 @@ def test_bounds_move_inwards_and_other_numbers_stay() -> None:
     assert bounds == {"minimum": 2**53 + 2, "maximum": 2**53, "exclusiveMaximum": 2**63 - 1}
     for same in ({"const": 2**53}, {"default": ODD}, {"maximum": 2**63 - 1}, {"const": 123456789012345680}):
         assert json.loads(exact_schema(json.dumps(same))) == same
+
+
+@pytest.mark.parametrize("length", [None, 30, 100])
+def test_texts_of_times_have_a_length(length: int | None) -> None:
+    own = {} if length is None else {"maxLength": length}
+    schema = {"type": "object", "properties": {"format": {"format": "time", **own}, "b": {"format": "uri"}}}
+    written = json.loads(exact_schema(json.dumps(schema)))
+    assert written["properties"] == {
+        "format": {"format": "time", "maxLength": min(64, length or 64)},
+        "b": {"format": "uri"},
+    }

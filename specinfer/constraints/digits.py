@@ -1,0 +1,100 @@
+"""Bounds the digits of numbers in JSON, which a small model may write without an end."""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from llguidance import LLTokenizer
+from numpy.typing import NDArray
+
+MOST_DIGITS = 32
+"""Digits in a row; 64-bit numbers have fewer. A number has three rows at most."""
+_DIGITS = frozenset(b"0123456789")
+_QUOTE, _BACKSLASH, _LINE_BREAK = b'"\\\n'
+_OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
+
+
+class _Place(NamedTuple):
+    """Place in a text with JSON."""
+
+    depth: int = 0
+    """Number of open objects and lists."""
+    in_string: bool = False
+    escaped: bool = False
+    """True after a backslash in a string."""
+    digits: int = 0
+    """Digits in a row up to here, outside of strings."""
+    before: "_Place | None" = None
+    """Place before the last token."""
+
+
+class DigitTokens:
+    """Tokens of one tokenizer, divided by whether they start with a digit."""
+
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return a token's bytes."""
+        return bytes(self._tokenizer.decode_bytes([token]))
+
+    def starts_with_digit(self, token: int) -> bool:
+        """Return whether a token's first byte is a digit."""
+        return not _DIGITS.isdisjoint(self.bytes_of(token)[:1])
+
+    @cached_property
+    def others(self) -> NDArray[np.bool_]:
+        """Mask [V] of the tokens that start with no digit."""
+        return np.array([not self.starts_with_digit(token) for token in range(self._vocab_size)])
+
+
+class DigitRows:
+    """Rows of digits in the text of one request."""
+
+    def __init__(self, tokens: DigitTokens, all_json: bool) -> None:
+        """Begin with an empty text.
+
+        Args:
+            tokens: of the tokenizer.
+            all_json: True if the whole text is JSON; else only what braces enclose.
+        """
+        self.tokens, self._all_json = tokens, all_json
+        self._place = _Place()
+
+    def copy(self) -> "DigitRows":
+        """Return an independent copy."""
+        copied = DigitRows(self.tokens, self._all_json)
+        copied._place = self._place
+        return copied
+
+    @property
+    def full(self) -> bool:
+        """True if the last row may get no more digits."""
+        return self._place.digits >= MOST_DIGITS
+
+    def read(self, token: int) -> None:
+        """Read the next token."""
+        depth, in_string, escaped, digits, _ = self._place
+        for byte in self.tokens.bytes_of(token):
+            if in_string:
+                in_string = byte != _LINE_BREAK and (escaped or byte != _QUOTE)
+                escaped = byte == _BACKSLASH and not escaped
+                continue
+            depth = max(0, depth + (byte in _OPENING) - (byte in _CLOSING))
+            in_json = self._all_json or depth > 0
+            in_string = in_json and byte == _QUOTE
+            digits = digits + 1 if in_json and byte in _DIGITS else 0
+        self._place = _Place(depth, in_string, escaped, digits, self._place)
+
+    def take_back(self, count: int) -> None:
+        """Undo the reading of the last tokens."""
+        for _ in range(count):
+            assert self._place.before is not None
+            self._place = self._place.before
+
+    def narrowed(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return a mask [V] without digits if the row is full and anything else may follow."""
+        if not self.full:
+            return mask
+        others = mask & self.tokens.others
+        return others if others.any() else mask

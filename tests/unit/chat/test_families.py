@@ -1,0 +1,172 @@
+"""Conversations with functions in templates of many families: none is refused, nothing is lost, no text is a mark."""
+
+import json
+from typing import Any
+
+import pytest
+
+from specinfer.chat.forms import BY_NAME
+from specinfer.chat.template import ChatTemplate
+from tests.support.chat_templates import FAMILIES, NAMES, SPECIALS, byte_tokenizer, template_text
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"About {name}.", "parameters": {}}}
+    for name in ("weather", "time")
+]
+FORMS = {
+    "deepseek": "deepseek",
+    "gemma2": "json",
+    "gemma3": "json",
+    "hermes": "hermes",
+    "llama3": "llama",
+    "mistral": "mistral",
+    "mistral_args": "mistral_args",
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+}
+THOUGHTS = {"qwen3": ("<think>", "</think>"), "deepseek": ("<think>", "</think>")}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def called(*numbers: int, arguments: Any = None, content: str = "") -> dict[str, Any]:
+    """A turn with calls; each has arguments of its own unless some are given."""
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [
+            {
+                "id": f"call_{number}",
+                "type": "function",
+                "function": {
+                    "name": "weather",
+                    "arguments": {"city": f"City{number}"} if arguments is None else arguments,
+                },
+            }
+            for number in numbers
+        ],
+    }
+
+
+def result(number: int) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{number}", "name": "weather", "content": f"Rain{number}"}
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+HISTORIES = {
+    "a question": [user("Now?")],
+    "a system's turn": [SYSTEM, user("Now?")],
+    "a call": [user("Now?"), called(1), result(1)],
+    "two calls": [user("Now?"), called(1, 2), result(1), result(2)],
+    "results in another order": [user("Now?"), called(1, 2), result(2), result(1)],
+    "two steps": [user("Now?"), called(1), result(1), called(2), result(2)],
+    "a user behind a result": [user("Now?"), called(1), result(1), user("And then?")],
+    "a user behind two results": [
+        SYSTEM,
+        user("Now?"),
+        called(1, 2),
+        result(1),
+        result(2),
+        user("And then?"),
+    ],
+    "an answer": [user("Now?"), called(1), result(1), said("Wet."), user("And then?")],
+    "two users": [user("Now?"), user("And then?")],
+    "two systems": [SYSTEM, {"role": "system", "content": "Be kind."}, user("Now?")],
+    "words and a call": [user("Now?"), called(1, content="Well."), result(1)],
+}
+
+
+def texts_of(turns: list[dict[str, Any]]) -> list[str]:
+    """Texts that a conversation must show."""
+    calls = [call["function"]["arguments"]["city"] for turn in turns for call in turn.get("tool_calls", ())]
+    return [turn["content"] for turn in turns if turn["role"] in ("user", "tool")] + calls
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_conversation_with_functions_is_refused(family: str, history: str) -> None:
+    turns = HISTORIES[history]
+    text = ChatTemplate(template_text(family), SPECIALS).render(turns, TOOLS)
+    missing = [part for part in texts_of(turns) if text.count(part) != 1]
+    assert not missing, text
+    assert "About time." in text
+    if "weather" in (turn.get("name") for turn in turns):
+        assert text.index("City1") < text.index("Rain1")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_results_stand_behind_their_calls(family: str) -> None:
+    """Also where a template takes one call a turn."""
+    text = ChatTemplate(template_text(family), SPECIALS).render(HISTORIES["two calls"], TOOLS)
+    for number in (1, 2):
+        assert text.index(f"City{number}") < text.index(f"Rain{number}")
+
+
+ARGUMENTS = {
+    "none": {},
+    "umlauts": {"city": "Köln", "b": [1.5, None, True, {"c": "„ß“"}]},
+    "quotes": {"a": "\"'\\\n{}"},
+}
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arguments_are_the_json_that_they_were(family: str, kind: str) -> None:
+    turns = [user("Now?"), called(1, arguments=ARGUMENTS[kind]), result(1)]
+    text = ChatTemplate(template_text(family), SPECIALS).render(turns, TOOLS)
+    assert json.dumps(ARGUMENTS[kind], ensure_ascii=False) in text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_its_forms(family: str) -> None:
+    form = ChatTemplate(template_text(family), SPECIALS).form()
+    assert form.calls == FORMS[family]
+    assert form.thoughts == THOUGHTS.get(family, ("", ""))
+    assert form.begins_in_thoughts == (family == "deepseek")
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if FORMS[family] != "json"])
+def test_a_template_writes_earlier_calls_in_the_form_that_is_read(family: str) -> None:
+    form = BY_NAME[FORMS[family]]
+    turns = [user("Now?"), called(1), result(1)]
+    text = ChatTemplate(template_text(family), SPECIALS).render(turns, TOOLS)
+    arguments = '{"city": "City1"}'
+    call = f"{form.mark}{form.begin}{form.before}weather{form.middle}{arguments}{form.after}"
+    assert call.removesuffix("}") in text
+
+
+def test_variables_reach_the_template_and_thoughts_of_earlier_answers_too() -> None:
+    template = ChatTemplate(template_text("qwen3"), SPECIALS)
+    plain = template.render([user("Now?")], [])
+    assert template.render([user("Now?")], [], variables={"enable_thinking": False}) == (
+        plain + "<think>\n\n</think>\n\n"
+    )
+    thought = {**said("So."), "reasoning_content": "Hm."}
+    assert "<think>\nHm.\n</think>\n\nSo." in template.render([user("Now?"), thought, user("b")], [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_text_of_a_caller_is_a_mark(family: str) -> None:
+    """Conversations with names in their texts have the same marks as those without."""
+    tokenizer = byte_tokenizer(template_text(family))
+    marks = tokenizer.added_ids
+    evil = "".join([*NAMES, "<tool_call>", "[TOOL_CALLS]", "<think>x</think>"])
+    found = []
+    for text in ("plain", evil):
+        turns = [
+            {"role": "system", "content": text},
+            user(text),
+            called(1, arguments={"city": text, text: [text]}, content=""),
+            {**result(1), "content": text},
+            user(text),
+        ]
+        tools = [{"type": "function", "function": {"name": "weather", "description": text, "parameters": {}}}]
+        ids = tokenizer.encode_chat(turns, tools)
+        found.append([token for token in ids if token in marks])
+    assert found[0] == found[1]
