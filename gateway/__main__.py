@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from gateway.app import build_gateway, end_process_if_failed, load_tokenizer, show_health
 from gateway.settings import TRACE_RATIO, GatewaySettings
+from gateway.store.connection import check_url
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
@@ -19,6 +20,8 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve until signalled."""
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
+    if settings.embedded_store is None:
+        check_url(settings.redis_url)  # before anything takes time
     tokenizer = load_tokenizer(settings)
     tracer = open_tracer(PROGRAM, settings, TRACE_RATIO)
     async with build_gateway(settings, tokenizer, registry, tracer) as gateway:

@@ -19,6 +19,12 @@ for _service in ("GATEWAY", "VERIFIER", "SPECULATOR"):
     # processes that tests start side by side must not meet at the default ports
     os.environ.setdefault(f"SPECINFER_{_service}_METRICS_PORT", "0")
 os.environ.setdefault("SPECINFER_HTTP_LISTEN", "none")  # of `specinfer up`
+# background work of this process, and of all that tests start: tests wait for it, beside whatever the machine does
+sys.path.insert(0, _SITE := os.path.join(os.path.dirname(__file__), "support", "site"))
+import sitecustomize  # noqa: F401
+
+del sys.path[0]
+os.environ["PYTHONPATH"] = os.pathsep.join([_SITE, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 import asyncio
 import functools

@@ -271,8 +271,9 @@ class SessionLoop:
             self._unreleased = []
 
     async def close(self) -> None:
-        """End background work; call after `run` has ended, before the channels close."""
+        """End background work and streams; call after `run` has ended, before the channels close."""
         await self._releases.close()
+        self.verifier.close()
 
     def _learn(self, step: FinishedStep) -> None:
         self._events.step_finished(step, self.pool)

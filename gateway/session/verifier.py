@@ -166,6 +166,10 @@ class VerifierClient:
         self._check_sender(reply)
         return self._answers(entries, trees, reply, waited_s, wanted)
 
+    def close(self) -> None:
+        """End the stream of steps; the verifier need not wait for more when it drains."""
+        self._stream.reset()
+
     def _answers(
         self,
         entries: Sequence[StepEntry],

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
 from redis.exceptions import BusyLoadingError, MasterDownError, NoScriptError, ReadOnlyError, RedisError
 
 from gateway.store.keys import PREFIX
@@ -28,6 +29,19 @@ _MOST_KEPT = 4
 _MOST_CONNECTIONS = 64
 """Connections of a gateway. A thousand requests that come at once wait for one; redis-py's usual pool refuses
 the 101st, which looks as if Redis were away, to everybody."""
+
+
+def check_url(url: str) -> None:
+    """Check that a URL is one of a Redis; nothing is connected.
+
+    Raises:
+        SettingError: if it is none.
+    """
+    try:
+        parse_url(url)
+    except ValueError as error:
+        shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
+        raise SettingError("redis_url", shown, " ".join(str(error).split())) from error
 
 
 class RedisConnection:
@@ -49,6 +63,7 @@ class RedisConnection:
         Raises:
             SettingError: if it is no URL of a Redis.
         """
+        check_url(url)
 
         def connect() -> Redis:
             pool = BlockingConnectionPool.from_url(
@@ -61,11 +76,7 @@ class RedisConnection:
             )
             return Redis.from_pool(pool)
 
-        try:
-            return cls(connect)
-        except ValueError as error:
-            shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
-            raise SettingError("redis_url", shown, " ".join(str(error).split())) from error
+        return cls(connect)
 
     async def check(self) -> None:
         """Check that the server answers.

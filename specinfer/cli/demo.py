@@ -1,39 +1,51 @@
 """`specinfer demo`: answers streamed by the whole system, and what token trees gain on this machine.
 
-Trees drafted by an independent service and trees drafted in the verifier's process are each compared with plain
-decoding. The modes take turns, answer by answer, so that drift of the machine meets all alike; figures are
-medians, since a pause of a shared machine may fall into any one answer.
+Trees are compared with plain decoding of the same system. The modes take turns, answer by answer, so that drift of the
+machine meets both alike; figures are medians, since a pause of a shared machine may fall into any one answer.
 """
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.local.running import local_system, pull
 from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.marked import print_marked, style_of
 from specinfer.cli.options.choices import DtypeChoice
-from specinfer.cli.options.shared import Dtype, Model
+from specinfer.cli.options.shared import Draft, Dtype
 from specinfer.cli.show import output, progress_bar
 from specinfer.client import Answer, AsyncClient, acceptance_length
-from specinfer.drafters.draft import AUTO_DRAFT, default_services
+from specinfer.drafters.draft import AUTO_DRAFT
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
+from specinfer.hub.resolve import is_pulled
+from specinfer.system.cache_directory import cache_directory
+from specinfer.system.memory import available_memory
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",
     "Write a Python function that returns the n-th Fibonacci number, and show how to call it.",
     "Repeat this twice, then summarise it: The cat sat on the mat. The dog saw the cat and left the mat.",
 )
-PLAIN, SERVICE, RESIDENT = "plain decoding", "trees by a service", "trees in the verifier"
-ROUNDS = 4
+PLAIN, TREES = "plain decoding", "token trees"
+MODES = {PLAIN: "off", TREES: "tree"}
+PAIR = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+"""A target and its draft."""
+_MEMORY_PER_BYTE, _MEMORY_BESIDES = 1.5, 2.5e9
+"""Bytes of memory for each of a model's file, and for processes and caches."""
+_DISK_BESIDES = 1.5e9
+"""Bytes of disk while files are joined."""
+ROUNDS = 3
 """Answers to each prompt in each mode."""
 _BAR, _FIGURES = 20, 58
 """Characters of the longest bar, and of the table before the bars."""
@@ -55,44 +67,78 @@ class DemoRun:
         ]
 
 
-def options_of(model: str, dtype: str, resident: bool) -> LocalOptions:
-    """Return the system that drafts in the verifier's process, or by an independent service, the same way."""
-    if resident:
-        return LocalOptions(model=model, dtype=dtype, speculators={}, draft=AUTO_DRAFT)
-    return LocalOptions(model=model, dtype=dtype, speculators=default_services(model))
+class DemoModels(NamedTuple):
+    """Models of the demo."""
+
+    model: str
+    draft: str
+    why: str
+
+
+def choose(memory: int, disk: int) -> DemoModels:
+    """Return the pair of real models where it fits, else the small default model.
+
+    Args:
+        memory: bytes that are available.
+        disk: bytes that are free where models are stored.
+    """
+    known = known_models()
+    size = sum([known[name].megabytes * 10**6 for name in PAIR if not is_pulled(name)])
+    needed = _MEMORY_PER_BYTE * sum([known[name].megabytes * 10**6 for name in PAIR]) + _MEMORY_BESIDES
+    if memory < needed:
+        return _small(f"{needed / 1e9:.0f} GB of memory would be needed, {memory / 1e9:.1f} are available")
+    if disk < size + _DISK_BESIDES:
+        return _small(
+            f"{(size + _DISK_BESIDES) / 1e9:.1f} GB of disk would be needed, {disk / 1e9:.1f} are free"
+        )
+    loads = f"{size / 1e9:.1f} GB to download once" if size else "both are here"
+    return DemoModels(
+        *PAIR, f"{PAIR[0]} with the draft {PAIR[1]} ({loads}; `--model {DEFAULT_MODEL}`: a small one)"
+    )
+
+
+def _small(why: str) -> DemoModels:
+    return DemoModels(DEFAULT_MODEL, AUTO_DRAFT, f"{DEFAULT_MODEL}: for {PAIR[0]} with its draft {why}")
 
 
 async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
     """Stream an answer to every prompt to standard output."""
+    names = [speculator.name for speculator in (await client.status()).speculators]
+    legend = Text("Guessed by ").append_text(
+        Text(", ").join([Text(name, style_of(number)) for number, name in enumerate(names)])
+    )
+    output.print(legend.append("; the model's own tokens are plain.") if names else "Nobody drafts.")
     for number, prompt in enumerate(PROMPTS, 1):
         output.print()
         heading = f"Prompt {number} of {len(PROMPTS)}: {prompt}"
         output.print(heading, style="bold", markup=False, highlight=False)
-        answer = await client.generate(
-            prompt, lambda piece: typer.echo(piece, nl=False), max_new_tokens=max_new_tokens
-        )
-        typer.echo()
-        stats = f"({len(answer.token_ids)} tokens in {answer.summary.stats.steps} steps)"
-        output.print(stats, style="dim", highlight=False)
+        answer = await print_marked(client, prompt, max_new_tokens)
+        output.print(cost(answer), style="dim", highlight=False)
+
+
+def cost(answer: Answer) -> str:
+    """Return the tokens and steps of an answer, and whose guesses were accepted."""
+    stats = answer.summary.stats
+    guessed = ", ".join(
+        [f"{each.accepted} guessed by {each.name}" for each in stats.speculators if each.accepted]
+    )
+    text = f"{len(answer.token_ids)} tokens in {stats.steps} steps"
+    return f"({text}: {guessed})" if guessed else f"({text})"
 
 
 async def compare_modes(
-    service: AsyncClient, resident: AsyncClient, max_new_tokens: int, advance: Callable[[str], None]
+    client: AsyncClient, max_new_tokens: int, advance: Callable[[str], None]
 ) -> list[DemoRun]:
     """Answer every prompt in every mode, in turns; `advance(mode)` is called after each answer."""
-    modes = {PLAIN: (resident, "off"), SERVICE: (service, "tree"), RESIDENT: (resident, "tree")}
-    found: dict[str, list[Answer]] = {mode: [] for mode in modes}
-    for turn in range(-1, ROUNDS):
+    found: dict[str, list[Answer]] = {mode: [] for mode in MODES}
+    for turn in range(ROUNDS):
         for prompt in PROMPTS:
-            for mode in list(modes)[:: -1 if turn % 2 else 1]:
-                client, speculation = modes[mode]
-                tokens = 8 if turn < 0 else max_new_tokens  # at first only to read the prompts
+            for mode in list(MODES)[:: -1 if turn % 2 else 1]:
                 answer = await client.generate(
-                    prompt, max_new_tokens=tokens, speculation=speculation, ignore_eos=True
+                    prompt, max_new_tokens=max_new_tokens, speculation=MODES[mode], ignore_eos=True
                 )
-                if turn >= 0:
-                    found[mode].append(answer)
-                    advance(mode)
+                found[mode].append(answer)
+                advance(mode)
     return [DemoRun(mode, answers) for mode, answers in found.items()]
 
 
@@ -127,46 +173,58 @@ def _ratios(run: DemoRun, plain: DemoRun) -> list[float]:
 
 def sentence(runs: Sequence[DemoRun]) -> str:
     """Return what the comparison says."""
-    plain, *trees = runs
-    best = max(trees, key=lambda run: speedup(run, plain))
-    low, _, high = quantiles(_ratios(best, plain), n=4, method="inclusive")
-    same = all(
-        a.token_ids == b.token_ids for run in trees for a, b in zip(run.answers, plain.answers, strict=True)
-    )
+    plain, trees = runs
+    low, _, high = quantiles(_ratios(trees, plain), n=4, method="inclusive")
+    same = all(a.token_ids == b.token_ids for a, b in zip(trees.answers, plain.answers, strict=True))
     text = "the same text" if same else "text that differs: please report this"
     return (
-        f"Token trees gave {speedup(best, plain):.2f} times the speed of plain decoding (half of the answers "
+        f"Token trees gave {speedup(trees, plain):.2f} times the speed of plain decoding (half of the answers "
         f"between {low:.2f} and {high:.2f} times), with {text}."
     )
 
 
 def demo(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 96,
-    model: Model = DEFAULT_MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Registry name, hub id, directory or GGUF file. Not given: a pair of real models where memory and "
+            "disk allow it, else the default model."
+        ),
+    ] = None,
+    draft: Draft = None,
     dtype: Dtype = DtypeChoice.BFLOAT16,
 ) -> None:
     """Start everything, stream a few answers, compare token trees with plain decoding, shut down."""
-    if model in known_models():
-        pull(model)
-    _demo(model, dtype, max_new_tokens)
+    chosen = (
+        DemoModels(model or "", draft or AUTO_DRAFT, "")
+        if model
+        else choose(available_memory(), _free_disk())
+    )
+    if chosen.why:
+        output.print(chosen.why, markup=False, highlight=False)
+    for name in (chosen.model, chosen.draft):
+        if name in known_models():
+            pull(name)
+    options = LocalOptions(model=chosen.model, dtype=dtype, speculators={}, draft=draft or chosen.draft)
+    with local_system(options) as system:
+        runs = asyncio.run(_run(Connection(system.address, os.environ.get(API_KEY_VARIABLE)), max_new_tokens))
+    print_comparison(runs, chosen.model)
 
 
-def _demo(model: str, dtype: str, max_new_tokens: int) -> None:
-    key = os.environ.get(API_KEY_VARIABLE)
-    with (
-        local_system(options_of(model, dtype, resident=False)) as service,
-        local_system(options_of(model, dtype, resident=True)) as resident,
-    ):
-        connections = Connection(service.address, key), Connection(resident.address, key)
-        runs = asyncio.run(_compare_modes(*connections, max_new_tokens))
-    print_comparison(runs, model)
+def _free_disk() -> int:
+    """Return the free bytes where models are stored."""
+    folder = cache_directory()
+    while not folder.is_dir():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
-async def _compare_modes(service: Connection, resident: Connection, max_new_tokens: int) -> list[DemoRun]:
-    async with service.client() as one, resident.client() as other:
-        await stream_answers(other, max_new_tokens)
+async def _run(connection: Connection, max_new_tokens: int) -> list[DemoRun]:
+    async with connection.client() as client:
+        await stream_answers(client, max_new_tokens)
         with progress_bar() as bar:
-            task = bar.add_task("comparing", total=3 * ROUNDS * len(PROMPTS))
+            task = bar.add_task("comparing", total=len(MODES) * ROUNDS * len(PROMPTS))
             return await compare_modes(
-                one, other, max_new_tokens, lambda mode: bar.update(task, advance=1, description=mode)
+                client, max_new_tokens, lambda mode: bar.update(task, advance=1, description=mode)
             )

@@ -214,10 +214,13 @@ class SpeculatorPool:
         await asyncio.gather(*(release_at(address, stub, request_ids, client) for address, stub in services))
 
     async def close(self) -> None:
-        """End background work."""
+        """End background work and streams, which a closed channel leaves open."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for service in self.services:
+            if service.stream is not None:
+                service.stream.reset()
 
     async def _keep_looking(self) -> None:
         """Look up names again and again; a replica whose address is gone is just away."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,23 +19,28 @@ from tests.chaos.orders import Outcome, make_orders
 from tests.chaos.proxy import Proxy
 from tests.chaos.report import Report
 from tests.chaos.service import Service
+from tests.support.system import until
 
 
 @asynccontextmanager
-async def echo_behind(hold_s: float = 0.0) -> AsyncIterator[tuple[Proxy, list[bytes]]]:
+async def echo_behind(
+    hold_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[tuple[Proxy, list[bytes]]]:
     """A server that answers what it is sent, behind a proxy; and all that it was sent."""
-    received: list[bytes] = []
+    received, answering = list[bytes](), set[asyncio.StreamWriter]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.add(writer)
         with contextlib.suppress(ConnectionError):
             while piece := await reader.read(100):
                 received.append(piece)
                 writer.write(piece)
         writer.close()
+        answering.remove(writer)
 
     server_port, port = free_ports(2)
     server = await asyncio.start_server(answer, "127.0.0.1", server_port)
-    proxy = Proxy("echo", port, server_port, time.monotonic)
+    proxy = Proxy("echo", port, server_port, clock)
     await proxy.start()
     proxy.hold(hold_s)
     try:
@@ -43,7 +48,7 @@ async def echo_behind(hold_s: float = 0.0) -> AsyncIterator[tuple[Proxy, list[by
     finally:
         await proxy.stop()
         server.close()
-        await asyncio.sleep(0.05)  # its handlers find out
+        await until(lambda: not answering)
 
 
 async def test_a_proxy_passes_everything_on() -> None:
@@ -71,17 +76,15 @@ async def test_a_cut_ends_a_connection_and_the_next_one_works() -> None:
 
 
 async def test_what_is_held_back_arrives_although_its_sender_gave_up() -> None:
-    async with echo_behind(hold_s=1.5) as (proxy, received):
+    now = [0.0]
+    async with echo_behind(hold_s=0.1, clock=lambda: now[0]) as (proxy, received):
         _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(b"late")
-        await writer.drain()
-        await asyncio.sleep(0.05)
         writer.close()
+        await writer.wait_closed()
         assert received == []
-        async with asyncio.timeout(60):
-            while not received:  # noqa: ASYNC110  # nothing signals it
-                await asyncio.sleep(0.01)
-        assert received == [b"late"]
+        now[0] = 1.0
+        await until(lambda: received == [b"late"])
 
 
 async def test_a_service_is_killed_and_started_again(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ FORK_SERVER = multiprocessing.get_context("forkserver")
 """There is one in a process: what is imported here is imported for everybody."""
 FORK_SERVER.set_forkserver_preload(
     [
-        *("gateway.__main__", "verifier_svc.__main__", "speculator_svc.__main__", "specinfer.cli.main"),
-        *("speculator_svc.training.__main__", "specinfer.drafters.ssm", "tests.support.tiny_models"),
+        *("gateway.__main__", "verifier_svc.__main__", "speculator_svc.__main__", "http_svc.__main__"),
+        *("specinfer.cli.main", "speculator_svc.training.__main__", "specinfer.drafters.ssm"),
+        "tests.support.tiny_models",
     ]
 )
 _STREAMS = ("stdin", "stdout", "stderr")

@@ -416,7 +416,7 @@ def add_speculators(
 
 def settings(**options: Any) -> ServiceSettings:
     """Any free port of loopback, no drain."""
-    return ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.2, **options)
+    return ServiceSettings(**{"listen": "127.0.0.1:0", "drain_seconds": 0.2, **options})
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:

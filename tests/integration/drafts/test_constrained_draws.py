@@ -1,6 +1,8 @@
 """Draws of constrained requests, through real services: the text is distributed as the masked target says."""
 
 import asyncio
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -103,6 +105,10 @@ async def test_draws_follow_the_masked_target(
         step_nodes=6 * REQUESTS,
         kv_tokens=REQUESTS * 512,
     ) as system:
+        # masks that are late cut verdicts short: with them, how much is accepted depends on the machine
+        system.verifier.masks.budget_s = math.inf
+        monkeypatch.setattr(system.verifier.masks, "wait_for", lambda _: None)
+        system.verifier.masks.until = time.monotonic() + 3600
         answers = await asyncio.gather(
             *(
                 system.generate(

@@ -54,7 +54,8 @@ async def test_a_client_may_hang_up_just_when_its_request_has_ended(
                     )
                 )
             )
-            await asyncio.sleep(0.05)  # what the handler raises is logged after that
+            requests = system.gateway.servicer._requests
+            await until(lambda: not requests._lingering and not requests._tasks)
         finally:
             stored.set()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -153,8 +153,9 @@ async def test_comments_break_the_silence_of_a_stream(monkeypatch: pytest.Monkey
             text = ""
             while len(text) < len("<0><1><2>"):
                 text += (await anext(aiter(stream))).choices[0].delta.content or ""
-            ended = asyncio.create_task(anext(aiter(stream)))
-            await asyncio.sleep(0.3)
+            ended, response = asyncio.create_task(anext(aiter(stream))), stream.response
+            size = response.num_bytes_downloaded
+            await until(lambda: response.num_bytes_downloaded > size + 2 * len(": waiting"))
             assert not ended.done()
             ended.cancel()
             await stream.close()

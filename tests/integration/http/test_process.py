@@ -10,6 +10,7 @@ import openai
 from specinfer.cli.local.processes import free_ports
 from tests.support.network.fake_gateway import TEXT, Turn, fake_gateways
 from tests.support.network.http_service import ASKED, MODEL
+from tests.support.preloaded import run_preloaded
 
 
 async def start(*flags: str) -> asyncio.subprocess.Process:
@@ -40,7 +41,7 @@ async def test_the_process_drains_and_ends_well() -> None:
     assert text == TEXT
 
 
-async def test_what_it_cannot_start_with() -> None:
+def test_what_it_cannot_start_with() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         for flags, words in [
@@ -50,8 +51,7 @@ async def test_what_it_cannot_start_with() -> None:
             (("--max-calls", "0"), "max_calls = '0'"),
             (("--gateway-tls-key", "no.pem"), "gateway_tls_ca = None: needed"),
         ]:
-            process = await start(*flags)
-            _, printed = await process.communicate()
-            assert words in printed.decode(), printed
-            assert process.returncode == 2
-            assert "Traceback" not in printed.decode()
+            done = run_preloaded("http_svc", *flags)
+            assert words in done.stderr, done.stderr
+            assert done.returncode == 2
+            assert "Traceback" not in done.stderr

@@ -1,12 +1,16 @@
 """Clients of the HTTP service that send slowly, or without end."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
-from http_svc.entry import bounds
+from http_svc.entry import bounds, middleware
+from http_svc.entry.connection import BoundedConnection
 from tests.support.network.fake_gateway import fake_gateways
 from tests.support.network.http_service import ASKED, CHAT, MODEL, HttpService, http_service
 from tests.support.system import until
@@ -43,6 +47,14 @@ async def bounded(**own: float) -> AsyncIterator[tuple[HttpService, Callable[...
                         await writer.wait_closed()
 
 
+def kind_of_connections(http: HttpService) -> type[BoundedConnection]:
+    """Return the class that a service makes its connections of."""
+    kind = http.server._server.config.http
+    assert isinstance(kind, type)
+    assert issubclass(kind, BoundedConnection)
+    return kind
+
+
 async def rest(reader: asyncio.StreamReader) -> bytes:
     """All that comes until the service closes the connection."""
     try:
@@ -61,9 +73,10 @@ async def test_a_head_that_does_not_end_is_waited_for_in_vain() -> None:
         for said in (b"", b"GET", HALF):
             reader, _ = await connect(said)
             assert await rest(reader) == b"", said
-    async with bounded(HEADER_SECONDS=1.0) as (_, connect):
+    async with bounded() as (http, connect):
         reader, writer = await connect(WHOLE)  # the second call of a connection
         await reader.readuntil(b"\r\n\r\n")
+        kind_of_connections(http).head_s = 0.05
         writer.write(HALF)
         assert b"HTTP/1.1" not in await rest(reader)
 
@@ -91,10 +104,10 @@ async def test_a_head_above_its_size_is_refused() -> None:
 
 
 async def test_an_idle_connection_stays_open_for_its_own_time() -> None:
-    async with bounded(HEADER_SECONDS=1.0) as (_, connect):
+    async with bounded() as (http, connect):
         reader, writer = await connect(WHOLE)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-        await asyncio.sleep(1.2)
+        await until(lambda: all(each._late is None for each in kind_of_connections(http).others._open))
         writer.write(WHOLE)
         async with asyncio.timeout(60):
             assert b"HTTP/1.1 200 " in await reader.readuntil(b"HTTP/1.1 200 ")
@@ -137,13 +150,15 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for_long() -> None:
         assert (await rest(reader)).startswith(b"HTTP/1.1 413 ")
 
 
-async def test_a_slow_body_above_the_rate_is_taken() -> None:
-    async with bounded(BODY_SECONDS=1.0, BODY_RATE=bounds.KIBIBYTE) as (http, _):
+async def test_a_slow_body_above_the_rate_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part takes ten seconds of a clock that is read before and after it; 100 bytes a second will do."""
+    clock = SimpleNamespace(monotonic=count(0.0, 10.0).__next__, perf_counter=time.perf_counter)
+    monkeypatch.setattr(middleware, "time", clock)
+    async with bounded(BODY_RATE=100) as (http, _):
 
         async def body() -> AsyncIterator[bytes]:
             for _ in range(10):
                 yield b" " * 1024
-                await asyncio.sleep(0.15)
             yield b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}'
 
         reply = await http.plain.post(CHAT, content=body(), headers={"Content-Type": "application/json"})

@@ -16,16 +16,30 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 HIDE = """
-import importlib.abc, json, runpy, sys
-HIDDEN = frozenset(json.loads(sys.argv.pop(1)))
+import contextlib, importlib.abc, io, json, runpy, sys
+HIDDEN, COMMANDS = frozenset(json.loads(sys.argv[1])), json.loads(sys.argv[2])
 class Hider(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in HIDDEN:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hider())
-sys.argv.pop(0)
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+results = []
+for command in COMMANDS:
+    sys.argv, code, out, err = command, 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code or 0
+        except ModuleNotFoundError as error:
+            code = repr(error)
+    results.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(results))
 """
+"""Runs commands one after another in one interpreter: what is hidden cannot be imported by any of them."""
+
+
+Results = dict[str, tuple[int | str, str, str]]
 
 
 def canonical(requirement: str) -> str:
@@ -63,43 +77,68 @@ def hidden_modules() -> list[str]:
     )
 
 
-def run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", HIDE, json.dumps(hidden_modules()), module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+@pytest.fixture(scope="module")
+def no_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that begins as a model does."""
+    gguf = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    gguf.write_bytes(b"GGUF")
+    return gguf
 
 
-def test_torch_is_hidden() -> None:
+@pytest.fixture(scope="module")
+def results(no_model: Path) -> Results:
+    """Exit code, output and errors of every command here."""
+    commands = [
+        *(command for command, _ in COMMANDS),
+        *(NEEDS_A_MODEL, NOBODY_LISTENS, [*PULL, str(no_model)]),
+    ]
+    hidden, asked = json.dumps(hidden_modules()), json.dumps(commands)
+    done = subprocess.run(
+        [sys.executable, "-c", HIDE, hidden, asked], capture_output=True, text=True, cwd=ROOT, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return {
+        " ".join(command): tuple(found)
+        for command, found in zip(commands, json.loads(done.stdout), strict=True)
+    }
+
+
+COMMANDS = [
+    (["gateway", "--help"], "--verifier"),
+    (["speculator_svc", "--help"], "--drafter"),
+    (["specinfer.cli", "--help"], "generate"),
+    (["specinfer.cli", "models", "list"], "smollm2-135m"),
+    (["specinfer.cli", "bench", "--help"], "--prompts"),
+    (["specinfer.cli", "demo", "--help"], "--max-new-tokens"),
+    (["specinfer.cli", "attach", "--help"], "--from-token"),
+]
+NEEDS_A_MODEL = ["verifier_svc", "--help"]
+NOBODY_LISTENS = ["specinfer.cli", "status", "--address", "127.0.0.1:9"]
+"""The port of discarded messages."""
+PULL = ["specinfer.cli", "models", "pull"]
+
+
+def test_torch_is_hidden(results: Results) -> None:
     """The negative control: what needs a model does not run here."""
     assert {"torch", "transformers", "gguf", "safetensors"} <= set(hidden_modules())
-    done = run("verifier_svc", "--help")
-    assert done.returncode != 0
-    assert "No module named 'torch'" in done.stderr
+    code, _, _ = results[" ".join(NEEDS_A_MODEL)]
+    assert "No module named 'torch'" in str(code)
 
 
 @pytest.mark.parametrize(
-    ("command", "word"),
-    [
-        (["gateway", "--help"], "--verifier"),
-        (["speculator_svc", "--help"], "--drafter"),
-        (["specinfer.cli", "--help"], "generate"),
-        (["specinfer.cli", "models", "list"], "smollm2-135m"),
-        (["specinfer.cli", "bench", "--help"], "--prompts"),
-        (["specinfer.cli", "demo", "--help"], "--max-new-tokens"),
-        (["specinfer.cli", "attach", "--help"], "--from-token"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ("command", "word"), COMMANDS, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_runs_without_the_model_extra(command: list[str], word: str) -> None:
-    done = run(*command)
-    assert done.returncode == 0, done.stderr
-    assert word in done.stdout
+def test_runs_without_the_model_extra(command: list[str], word: str, results: Results) -> None:
+    code, printed, errors = results[" ".join(command)]
+    assert code == 0, errors
+    assert word in printed
 
 
-def test_a_client_runs_without_the_model_extra() -> None:
-    """It gets as far as the network: nobody listens on the port of discarded messages."""
-    done = run("specinfer.cli", "status", "--address", "127.0.0.1:9")
-    assert done.returncode == 1
-    assert done.stderr.startswith("specinfer: error: gateway at 127.0.0.1:9")
+def test_a_client_runs_without_the_model_extra(results: Results) -> None:
+    """It gets as far as the network."""
+    code, _, errors = results[" ".join(NOBODY_LISTENS)]
+    assert code == 1
+    assert errors.startswith("specinfer: error: gateway at 127.0.0.1:9")
 
 
 def test_the_python_client_loads_no_more_than_it_needs() -> None:
@@ -111,9 +150,7 @@ def test_the_python_client_loads_no_more_than_it_needs() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_conversion_names_the_missing_extra(tmp_path: Path) -> None:
-    gguf = tmp_path / "model.gguf"
-    gguf.write_bytes(b"GGUF")
-    done = run("specinfer.cli", "models", "pull", str(gguf))
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].endswith("pip install '.[model]'"), done.stderr
+def test_conversion_names_the_missing_extra(no_model: Path, results: Results) -> None:
+    code, _, errors = results[" ".join([*PULL, str(no_model)])]
+    assert code == 1
+    assert errors.strip().splitlines()[-1].endswith("pip install '.[model]'"), errors

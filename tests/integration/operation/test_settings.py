@@ -152,7 +152,7 @@ def test_a_bad_command_in_a_process_that_imports_by_itself() -> None:
 
 @pytest.mark.parametrize("module", ["gateway", "http_svc", "verifier_svc", "speculator_svc", CLI])
 def test_help(module: str) -> None:
-    done = run_anew(module, "--help")
+    done = run(module, "--help")
     assert done.returncode == 0
     assert "--" in done.stdout
 

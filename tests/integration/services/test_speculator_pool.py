@@ -20,6 +20,7 @@ from specinfer.remote.faults import IN_A_ROW
 from specinfer.remote.policy import PoolPolicy
 from specinfer.remote.pool import SpeculatorPool
 from specinfer.remote.round import Drafts
+from specinfer.remote.service import SpeculatorService
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.service.channel import open_channel
@@ -151,12 +152,19 @@ async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     async with pool_of(address) as pool:
+        tried, describe = list[SpeculatorService](), pool._directory.describe
+
+        async def counted(service: SpeculatorService) -> None:
+            tried.append(service)
+            await describe(service)
+
         async with speculator_service({"a": guess(1)}, tokenizer_fingerprint="theirs", listen=address) as (
             _,
             _engine,
         ):
             await until(lambda: any("stays out" in r.getMessage() for r in caplog.records))
-            await asyncio.sleep(0.3)  # it is tried again some six times
+            pool._directory.describe = counted  # type: ignore[method-assign]
+            await until(lambda: len(tried) > 3)
             assert not ready(pool)
         async with speculator_service({"a": guess(1)}, tokenizer_fingerprint="ours", listen=address):
             await until(lambda: ready(pool))

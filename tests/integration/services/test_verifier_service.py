@@ -33,7 +33,7 @@ from tests.support.service_messages import (
     verify_entry,
 )
 from tests.support.services import speculator_service, step_entry, verifier_service
-from tests.support.system import ScriptedDrafter
+from tests.support.system import ScriptedDrafter, running_system
 
 BAD_AT_THE_VERIFIER: dict[str, dict[str, Any]] = {
     "no delta": {"delta_token_ids": []},
@@ -249,6 +249,13 @@ async def test_another_process_with_a_later_lease_is_another_process_first() -> 
         await VerifierClient(channel, fence=2).verify([step_entry("other", PROMPT)], {})
         with pytest.raises(ServiceChangedError):
             await client.verify([step_entry("r", PROMPT)], {})
+
+
+async def test_nobody_waits_for_the_streams_of_a_gateway_that_has_ended(redis_url: str) -> None:
+    """A server that drains waits for calls that are open: here for longer than a test may take."""
+    drafters, options = {"right": ScriptedDrafter(first(2))}, {"drain_seconds": 3600.0}
+    async with running_system(redis_url, drafters, service_options=options) as system:
+        assert len(await system.tokens(PROMPT)) == 16
 
 
 async def test_a_step_that_is_given_up_leaves_no_reply_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.drafters import DraftJob
 from specinfer.llm import LLM, CompletionOutput, SamplingParams
 from specinfer.tree import TokenTree, TreeBuilder
+from tests.support.effort import effort
 from tests.support.local import tiny_llm
 from tests.support.system import VOCABULARY, ScriptedDrafter
 from tests.support.tiny_models import tiny_transformers
@@ -114,7 +115,7 @@ def logprobs(output: CompletionOutput) -> list[float]:
 
 
 @given(REQUESTS, st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=effort(12, 60))
 def test_trees_and_chains_give_what_plain_decoding_gives(
     requests: list[tuple[list[int], SamplingParams]], fill: bool
 ) -> None:

@@ -16,6 +16,7 @@ from specinfer.tree import (
     ProposalKind,
     TreeLimits,
 )
+from tests.support.effort import effort
 from tests.support.exactness.enumeration import (
     exact,
     joint,
@@ -84,7 +85,7 @@ def test_whole_trees_follow_the_target(rule: str, kinds: tuple[ProposalKind, ...
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_grown_trees_follow_the_target(rule: str, kind: ProposalKind, nodes: int) -> None:
     """Drafts that drop draws by themselves, cut again by somebody who believes most in their last draws."""
-    for seed in range(5):
+    for seed in range(effort(2, 5)):
         rng = np.random.default_rng(seed)
         targets = [random_tables(rng, 3, 4)]
         draft = grown(random_tables(rng, 3, 3), shape_of(kind, 4), TreeLimits(nodes, 3))

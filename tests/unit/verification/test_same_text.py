@@ -4,7 +4,6 @@ Real noise, real growth, real merge, cut and rule. That the noise chooses by the
 tested in tests/unit/model/test_gumbel.py; that draws do, in test_exact.py.
 """
 
-import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,9 +18,10 @@ from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees, truncate
 from specinfer.verification.acceptance import Float64, RequestRandomness, find_rule
+from tests.support.effort import effort
 
 V, LENGTH = 6, 12
-SEEDS = 300 if os.environ.get("SPECINFER_TEST_THOROUGH") else 60
+SEEDS = effort(60, 300)
 Context = tuple[int, ...]
 Draft = Callable[[Context, int], TokenTree]
 """Makes the tree of a context, for a request with this seed."""

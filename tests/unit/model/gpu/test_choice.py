@@ -14,6 +14,7 @@ from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import RequestRandomness, Target, drawable, find_rule
 from specinfer.verification.target import BrokenModelError, ChosenTarget, LogitsTarget
+from tests.support.effort import effort
 from tests.unit.model.gpu.passes import DEVICE
 
 V = 300
@@ -131,7 +132,7 @@ def random_tree(rng: np.random.Generator, logits: torch.Tensor) -> TokenTree:
 def test_verdicts_on_trees_with_draws_are_those_from_whole_rows(rule: str) -> None:
     """The same random streams. P differs in its last bits, which no verdict here hangs on."""
     rng, accepted, rejected = np.random.default_rng(3), 0, 0
-    for number in range(28):
+    for number in range(effort(14, 28)):
         logits = rows(12, 50 + number, scale=1.5)
         sampling = CASES[1 + number % (len(CASES) - 1)]
         tree = random_tree(rng, logits)

@@ -36,7 +36,10 @@ def segments(runner: ModelRunner, seed: int) -> list[Segment]:
     return [*parts, Segment(runner.open(), [9, 8, 7], want_last=True)]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt_neox"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "qwen3", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("opt", "gpt_neox"))],
+)
 def test_passes_over_trees_equal_the_torch_executor(family: str) -> None:
     """Rotary positions of all, some and no dimensions; norms of heads; layer norms; a parallel MLP."""
     found, expected = ([*r.forward(segments(r, 1))] for r in (make("gpu", family), make("torch", family)))

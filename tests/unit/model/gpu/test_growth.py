@@ -78,7 +78,7 @@ def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_reference")
-@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("beam", [1, pytest.param(3, marks=pytest.mark.thorough)])
 def test_greedy_trees_are_those_of_the_reference(beam: int) -> None:
     """Trees of different sizes grow side by side, one of them empty; the second round goes on with the cache."""
     pairs = grow_both(GrowthShape(beam=beam), LIMITS, [GREEDY] * 4, rounds=1 if beam == 1 else 2)
@@ -98,6 +98,7 @@ def test_trees_of_sampled_requests_are_those_of_the_reference() -> None:
         assert_same(found, expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_no_reference")
 def test_trees_that_stop_at_improbable_paths_and_chains_are_those_of_the_reference() -> None:
     limits = [

@@ -1,0 +1,68 @@
+"""An answer in the terminal as it comes, its tokens marked by who guessed them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+from rich.text import Text
+
+from specinfer.cli.show import output
+from specinfer.client import Answer, AsyncClient, new_request_id
+from specinfer.v1 import generation_pb2
+
+_STYLES = ("black on green3", "black on sky_blue1", "black on gold1", "black on plum2")
+"""Styles of speculators by number; the target's own tokens have none."""
+
+
+class MarkedToken(NamedTuple):
+    """A token's text, and the number of the speculator that guessed it; None: nobody did."""
+
+    text: str
+    speculator: int | None
+
+
+def marked_tokens(step: generation_pb2.WatchedStep) -> list[MarkedToken]:
+    """Return the tokens of a step: those of accepted nodes, then the target's own."""
+    guessed: list[int | None] = []
+    for node in step.accepted:
+        proposals = step.nodes[node].proposals
+        guessed.append(proposals[0].speculator if proposals else None)
+    guessed += [None] * (len(step.tokens) - len(guessed))
+    return [MarkedToken(token.text, by) for token, by in zip(step.tokens, guessed, strict=False)]
+
+
+async def print_marked(client: AsyncClient, prompt: str, max_new_tokens: int) -> Answer:
+    """Print an answer as it comes, and return it.
+
+    A gateway leaves steps out where they come too fast; from there on the text comes at the end, without marks.
+    """
+    name = new_request_id()
+    steps = client.watch(name)
+    await anext(steps)  # watching has begun
+    printing = asyncio.create_task(_print_steps(steps))
+    answer = await client.generate(prompt, request_id=name, max_new_tokens=max_new_tokens)
+    shown = await printing
+    if rest := answer.token_ids[shown:]:
+        _print(await client.detokenize(rest) if shown else answer.text)
+    output.print()
+    return answer
+
+
+async def _print_steps(steps: AsyncGenerator[generation_pb2.WatchReply, None]) -> int:
+    """Print steps up to the first that was left out; return the number of tokens that were printed."""
+    shown = 0
+    async for reply in steps:
+        if reply.HasField("step") and reply.step.position == shown:
+            for token in marked_tokens(reply.step):
+                _print(token.text, "" if token.speculator is None else style_of(token.speculator))
+            shown += len(reply.step.tokens)
+    return shown
+
+
+def style_of(speculator: int) -> str:
+    """Return the style of a speculator's tokens."""
+    return _STYLES[speculator % len(_STYLES)]
+
+
+def _print(text: str, style: str = "") -> None:
+    output.print(Text(text, style), end="", soft_wrap=True)
