@@ -30,8 +30,7 @@ def read_jobs(path: Path) -> list[BatchJob]:
         InvalidInputError: naming the line that is no request, or an id that comes twice.
     """
     jobs, lines = list[BatchJob](), dict[str, int]()
-    whole = read_text("input", path).removeprefix("\ufeff")  # as editors of Windows begin a file
-    for number, text in enumerate(whole.split("\n"), 1):
+    for number, text in enumerate(read_text("input", path).split("\n"), 1):
         if not text.strip():
             continue
         job = _read_job(f"{path}:{number}", number, text)
