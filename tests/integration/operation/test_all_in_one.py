@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -264,3 +265,15 @@ def test_settings_that_cannot_be_are_named() -> None:
     ]:
         with pytest.raises(SettingError, match=words):
             ServeSettings.load("serve", flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--kv-tokens", "3"], ["--model", "none.gguf"], ["--dtype", "int3"], ["--weights", "q9"]]
+)
+def test_bad_flags_are_named_before_torch_is_loaded(flags: list[str]) -> None:
+    program = ["import sys; from all_in_one.__main__ import main", "try: main(sys.argv[1:])"]
+    code = "\n".join([*program, "finally: print('torch' in sys.modules)"])
+    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == "False\n"
+    assert flags[1] in done.stderr
