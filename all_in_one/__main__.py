@@ -42,6 +42,7 @@ async def serve(settings: ServeSettings) -> None:
     """Serve until signalled."""
     own = gateway_settings(settings)
     tokenizer = await check_before_loading(settings, own)
+    Thread(target=import_module, args=["torch"], daemon=True).start()  # takes seconds, next to what follows
     registries = [service_registry(), CollectorRegistry(), CollectorRegistry()]
     ending, thread = asyncio.Event(), EngineThread("engine")
     name = next(iter(settings.model_names), model_name(settings.model))
@@ -153,9 +154,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # before torch: its idle threads would take the others' cores
-    Thread(
-        target=import_module, args=["torch"], daemon=True
-    ).start()  # takes seconds, next to what comes first
     run_service(PROGRAM, ServeSettings, argv, lambda _: "server", serve)
 
 

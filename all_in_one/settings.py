@@ -8,11 +8,12 @@ from specinfer.drafters.draft import AUTO_DRAFT, DRAFT_HELP
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.formats.registry import AUTO, weights_help
+from specinfer.model.formats.registry import AUTO, FORMATS, unknown_format, weights_help
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.system.threads import THREADS_HELP, thread_count
 
 GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
+_DTYPES = ("float32", "bfloat16", "float16")
 _LIMITS = SchedulerLimits()
 
 
@@ -63,4 +64,8 @@ class ServeSettings(HttpSettings):
         if self.gateways != GATEWAY:
             raise SettingError("gateways", self.gateways, "this process is the gateway")
         thread_count(self.threads)
+        if self.dtype not in _DTYPES:
+            raise SettingError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
+        if self.weights not in FORMATS:
+            raise SettingError("weights", self.weights, unknown_format(self.weights))
         super().check()

@@ -35,8 +35,8 @@ from gateway.session.session import Shared
 from gateway.session.token_stream import TokenStreams
 from gateway.settings import RETENTION_SECONDS, GatewaySettings
 from gateway.store.connection import RedisConnection
-from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
-from gateway.store.leases import LeaseStore
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.leases import EmbeddedLeases, LeaseStore
 from gateway.store.requests import RequestStore
 from specinfer.errors import UnavailableError
 from specinfer.hub import model_name, resolve_model

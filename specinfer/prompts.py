@@ -132,13 +132,13 @@ def read_bytes(field: str, path: Path | None) -> bytes:
 
 
 def to_text(field: str, path: Path | None, data: bytes) -> str:
-    """Return bytes of a file or of standard input (None) as text.
+    """Return bytes of a file or of standard input (None) as text, without a byte order mark.
 
     Raises:
         InvalidInputError: naming the field, if they are not UTF-8.
     """
     try:
-        return data.decode()
+        return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InvalidInputError(field, _named(path), f"not UTF-8 at byte {error.start + 1}") from error
 

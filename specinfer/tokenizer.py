@@ -84,7 +84,7 @@ class Tokenizer:
             SettingError: if the file cannot be read, or is no template.
         """
         try:
-            chat = ChatTemplate(path.read_text(encoding="utf-8"), self._specials)
+            chat = ChatTemplate(path.read_text(encoding="utf-8-sig"), self._specials)
         except (OSError, UnicodeDecodeError) as error:
             raise SettingError("chat_template", str(path), f"cannot be read: {error}") from error
         if problem := chat.problem():

@@ -43,7 +43,7 @@ class LeaseManager:
         self._settings, self._leases, self._sessions = settings, leases, sessions
         self._rebalancer, self._events = rebalancer, events
         self._interval_s = settings.lease_seconds / _RENEWALS_PER_LEASE
-        self._redis, self._pace = Outage("Redis"), LogPace()
+        self._redis, self._pace = Outage(leases.name), LogPace()
         self._reports = 0
         self._look_now = asyncio.Event()
         self._filled = ""

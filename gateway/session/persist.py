@@ -82,7 +82,7 @@ class Persistence:
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
         """Time when the latest delivery began, by the loop's clock."""
-        self._outage = Outage("Redis")
+        self._outage = Outage(store.name)
 
     def open(self, state: RequestState, adoption: int) -> None:
         """Open a request of this session."""
@@ -178,7 +178,7 @@ class Persistence:
         try:
             await self._store.discard(name)
         except UnavailableError as away:
-            log.warning("request %s stays in Redis: %s", name, away, extra=about(name))
+            log.warning("request %s stays in %s: %s", name, self._store.name, away, extra=about(name))
 
     async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
         """Write until Redis answers.

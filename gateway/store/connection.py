@@ -16,10 +16,9 @@ from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import parse_url
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import BusyLoadingError, MasterDownError, NoScriptError, ReadOnlyError, RedisError
 
 from gateway.store.keys import PREFIX
-from gateway.store.redis_reason import is_no_primary, redis_reason
 from specinfer.errors import SettingError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -208,3 +207,25 @@ def _heed_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+_QUOTED = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
+"""A command, which the Redis client quotes where a pipeline fails."""
+
+
+def redis_reason(error: Exception) -> str:
+    """Return the message of an error of the Redis client, for logs and clients."""
+    return _QUOTED.sub("", str(error))
+
+
+_NO_PRIMARY = re.compile(r"(^|[ -])(READONLY|MASTERDOWN|LOADING) ")
+"""Error as a script quotes it that was refused half way (before Redis 7)."""
+
+
+def is_no_primary(error: Exception) -> bool:
+    """Return whether the server is a replica, waits for its primary, or still loads.
+
+    After a failover its name may lead to another one.
+    """
+    known = (ReadOnlyError, MasterDownError, BusyLoadingError)
+    return isinstance(error, known) or _NO_PRIMARY.search(redis_reason(error)) is not None

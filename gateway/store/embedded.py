@@ -1,9 +1,9 @@
-"""Requests and leases of a gateway that is alone, kept in its process; with a file, through its restarts.
+"""Requests of a gateway that is alone, kept in its process; with a file, through its restarts.
 
-`EmbeddedStore` is a `RequestStore`, `EmbeddedLeases` a `LeaseStore`, without Redis: nobody else has leases, and nobody
-takes over. What is written goes to the file before it is visible (it survives the process, not the machine): a line of
-JSON for each request, each delivery and each end. A store that opens the file again has unfinished requests without an
-owner, which the gateway adopts as it would adopt those of another one.
+Without Redis nobody else has requests, and nobody takes over. What is written goes to the file before it is known here
+(it survives the process, not the machine); what the file does not take has not happened, and is tried again as with a
+Redis that does not answer. A store that opens the file again has unfinished requests without an owner, which the
+gateway adopts as it would adopt those of another.
 """
 
 import logging
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gateway.api.callers import Caller
 from gateway.session.token_stream import TokenStream
-from gateway.store.journal import Journal, StoredRequest
-from gateway.store.leases import GatewayReport, LeaseStore, Renewal, VerifierLease
+from gateway.store.journal import Journal
 from gateway.store.records import Glimpse, Known, Record
 from gateway.store.requests import RequestStore, Written
+from gateway.store.stored_request import Change, Delivery, Line, StoredRequest, end_line, gone_line
 from specinfer.errors import (
     AlreadyExistsError,
     ExhaustedError,
@@ -35,6 +35,8 @@ _MINUTE_S = 60.0
 
 class EmbeddedStore(RequestStore):
     """The requests of the only gateway."""
+
+    name = "the store"
 
     def __init__(
         self,
@@ -72,10 +74,9 @@ class EmbeddedStore(RequestStore):
             raise ExhaustedError(f"queue full: {self._max_unowned} requests wait for a gateway")
         now = self._clock()
         entry = StoredRequest(request, idempotency_key, now, owned, unowned_since=now)
+        self._write([entry.created_line()])
         self._entries[request.request_id] = entry
         self._open.setdefault(caller.name, set()).add(request.request_id)
-        if self._journal is not None:
-            self._journal.created(entry)
         return True
 
     async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
@@ -86,12 +87,16 @@ class EmbeddedStore(RequestStore):
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
         """Make new tokens and ends durable; see `RequestStore.append`."""
-        found = {
-            item.request_id: self._append(item, names, adoptions.get(item.request_id, 0), model)
-            for item in unite(progress)
-        }
-        if self._journal is not None:
-            self._journal.flush()
+        found = dict[str, Written]()
+        items = unite(progress)
+        while items:
+            together = {item.request_id: item for item in reversed(items)}  # the first of each request
+            changes = [
+                self._change(item, names, adoptions.get(name, 0), model) for name, item in together.items()
+            ]
+            self._write([line for change in changes for line in change.lines])
+            found |= {change.request_id: self._apply(change) for change in changes}
+            items = [item for item in items if together[item.request_id] is not item]
         return found
 
     async def restore(
@@ -157,11 +162,20 @@ class EmbeddedStore(RequestStore):
 
     async def discard(self, request_id: str) -> None:
         """Forget a request that was refused after `create`."""
-        entry = self._entries.pop(request_id, None)
+        entry = self._entries.get(request_id)
         if entry is not None:
+            self._write([gone_line(request_id)])
+            del self._entries[request_id]
             self._open[entry.request.caller].discard(request_id)
-            if self._journal is not None:
-                self._journal.discarded(request_id)
+
+    def check(self) -> None:
+        """Check that what could not be written last could be written now.
+
+        Raises:
+            UnavailableError: if not.
+        """
+        if self._journal is not None:
+            self._journal.check()
 
     async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
         """Return a request with all that is known of it."""
@@ -216,27 +230,40 @@ class EmbeddedStore(RequestStore):
             counts.popleft()
         return sum(count for _, count in counts)
 
-    def _append(self, item: Progress, names: Sequence[str], adoption: int, model: str) -> Written:
+    def _write(self, lines: Sequence[Line]) -> None:
+        if self._journal is not None:
+            self._journal.write(lines)
+
+    def _change(self, item: Progress, names: Sequence[str], adoption: int, model: str) -> Change:
+        """Return what an item changes; nothing has changed yet."""
         entry = self._entries.get(item.request_id)
         if entry is None or len(entry.tokens) < item.start:
-            return Written.LOST
+            return Change(item.request_id, None, Written.LOST)
         if not entry.owned or entry.adoption != adoption:
-            return Written.FENCED
-        new = item.tokens[len(entry.tokens) - item.start :]
-        if new and not entry.tokens:
-            entry.model, entry.drawn_for = model, item.state.drawn_for
-        entry.tokens += new
-        if item.state.request.logprobs:
-            entry.logprobs += item.logprobs[len(entry.logprobs) - item.start :]
-        caller = item.state.request.caller
-        if caller and new:
-            self._rates.setdefault(caller, deque()).append((self._clock(), len(new)))
-            self._rate(caller)  # forgets older ones, also of callers without a quota
-        if self._journal is not None and new:
-            self._journal.appended(entry, len(new))
+            return Change(item.request_id, None, Written.FENCED)
+        change = Change(item.request_id, entry, Written.CANCEL if entry.cancelled else Written.OK)
+        if new := item.tokens[len(entry.tokens) - item.start :]:
+            begun = (entry.model, entry.drawn_for) if entry.tokens else (model, item.state.drawn_for)
+            asked = item.state.request.logprobs
+            rows = item.logprobs[len(entry.logprobs) - item.start :] if asked else []
+            change.delivery = Delivery(new, rows, *begun)
         if item.final and item.state.finish is not None:
-            self._end(entry, Ending.of(item.state, names))
-        return Written.CANCEL if entry.cancelled else Written.OK
+            change.ending, change.ended = Ending.of(item.state, names), self._clock()
+        return change
+
+    def _apply(self, change: Change) -> Written:
+        entry = change.entry
+        if entry is None:
+            return change.written
+        if change.delivery is not None:
+            change.delivery.add_to(entry)
+            if caller := entry.request.caller:
+                count = len(change.delivery.tokens)
+                self._rates.setdefault(caller, deque()).append((self._clock(), count))
+                self._rate(caller)  # forgets older ones, also of callers without a quota
+        if change.ending is not None:
+            self._note_end(entry, change.ending, change.ended)
+        return change.written
 
     def _cancel_entry(self, entry: StoredRequest) -> bool:
         """Return whether its session is to end it; end one that has none."""
@@ -247,35 +274,15 @@ class EmbeddedStore(RequestStore):
         return False
 
     def _end(self, entry: StoredRequest, ending: Ending) -> bool:
-        entry.ending, entry.ended = ending, self._clock()
-        self._open.get(entry.request.caller, set()).discard(entry.request.request_id)
-        if self._journal is not None:
-            self._journal.ended(entry)
+        now = self._clock()
+        self._write([end_line(entry, len(entry.tokens), ending, now)])
+        self._note_end(entry, ending, now)
         return True
+
+    def _note_end(self, entry: StoredRequest, ending: Ending, now: float) -> None:
+        entry.ending, entry.ended = ending, now
+        self._open.get(entry.request.caller, set()).discard(entry.request.request_id)
 
     @staticmethod
     def _is_waiting(entry: StoredRequest) -> bool:
         return entry.ending is None and not entry.owned
-
-
-class EmbeddedLeases(LeaseStore):
-    """The leases of the only gateway: it has whatever it claims."""
-
-    def __init__(self, store: EmbeddedStore, lease_s: float) -> None:
-        self.gateway_id, self.lease_s = store.gateway_id, lease_s
-        self._store, self._fence = store, 0
-
-    async def renew(self, report: GatewayReport, held: Sequence[VerifierLease]) -> Renewal:
-        """Return that all is well, and the requests to cancel."""
-        return Renewal("embedded", [report], self._store.take_cancelled(), [])
-
-    async def claim(self, instance_id: str) -> VerifierLease | str:
-        """Return the lease of a verifier."""
-        self._fence += 1
-        return VerifierLease(instance_id, self._fence)
-
-    async def give_up(self, lease: VerifierLease) -> None:
-        """Return: nobody else wants it."""
-
-    async def leave(self, held: Sequence[VerifierLease]) -> None:
-        """Return: there is nobody to leave anything to."""

@@ -1,4 +1,4 @@
-"""Leases in Redis: which gateways live, and which of them drives which verifier."""
+"""Leases in Redis: which gateways live, and which of them drives which verifier; those of a lone gateway."""
 
 import json
 import secrets
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from gateway.store.connection import RedisConnection
+from gateway.store.embedded import EmbeddedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ class Renewal:
 
 class LeaseStore:
     """The leases of one gateway."""
+
+    name = "Redis"
+    """Name in log lines."""
 
     def __init__(self, connection: RedisConnection, gateway_id: str, lease_s: float) -> None:
         self._connection, self.gateway_id, self.lease_s = connection, gateway_id, lease_s
@@ -96,3 +100,33 @@ def _report(text: str) -> GatewayReport:
 
 def _pairs(held: Sequence[VerifierLease]) -> list[str]:
     return [text for lease in held for text in (lease.instance_id, str(lease.fence))]
+
+
+class EmbeddedLeases(LeaseStore):
+    """The leases of the only gateway: it has whatever it claims."""
+
+    name = "the store"
+
+    def __init__(self, store: EmbeddedStore, lease_s: float) -> None:
+        self.gateway_id, self.lease_s = store.gateway_id, lease_s
+        self._store, self._fence = store, 0
+
+    async def renew(self, report: GatewayReport, held: Sequence[VerifierLease]) -> Renewal:
+        """Return the requests to cancel.
+
+        Raises:
+            UnavailableError: if the store cannot be written now.
+        """
+        self._store.check()
+        return Renewal("embedded", [report], self._store.take_cancelled(), [])
+
+    async def claim(self, instance_id: str) -> VerifierLease | str:
+        """Return the lease of a verifier."""
+        self._fence += 1
+        return VerifierLease(instance_id, self._fence)
+
+    async def give_up(self, lease: VerifierLease) -> None:
+        """Return: nobody else wants it."""
+
+    async def leave(self, held: Sequence[VerifierLease]) -> None:
+        """Return: there is nobody to leave anything to."""

@@ -40,6 +40,9 @@ class Written(Enum):
 class RequestStore(RequestReader):
     """The requests of one gateway, which writes under its own id."""
 
+    name = "Redis"
+    """Name in log lines and errors."""
+
     def __init__(
         self, connection: RedisConnection, gateway_id: str, retention_s: int, max_unowned: int = 1024
     ) -> None:

@@ -70,7 +70,7 @@ class Body(NeutralFields):
     model: Text
     n: Whole | None = Field(default=None, ge=1, le=MAX_CHOICES)
     max_tokens: Limit = None
-    temperature: float | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = None
     seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**64)
     """A negative one stands for itself plus 2**64."""

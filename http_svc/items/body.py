@@ -138,7 +138,7 @@ class ResponsesBody(Strict):
     input: Text | Annotated[list[Item], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
     instructions: Text | None = None
     max_output_tokens: Limit = None
-    temperature: float | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = None
     stream: bool | None = None
     stream_options: StreamEvents | None = None

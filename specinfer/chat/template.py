@@ -213,15 +213,17 @@ def stored_templates(directory: Path, config: Mapping[str, Any]) -> Stored:
         config: content of `tokenizer_config.json`.
     """
     path, others = directory / "chat_template.jinja", directory / "additional_chat_templates"
-    found = {other.stem: other.read_text() for other in sorted(others.glob("*.jinja"))}
+    found = {other.stem: other.read_text(encoding="utf-8-sig") for other in sorted(others.glob("*.jinja"))}
     if path.is_file():
-        found[_DEFAULT] = path.read_text()
+        found[_DEFAULT] = path.read_text(encoding="utf-8-sig")
     if found:
         return found
     beside = directory / "chat_template.json"
     stored: Stored = config.get("chat_template")
     return (
-        json.loads(beside.read_text()).get("chat_template") if stored is None and beside.is_file() else stored
+        json.loads(beside.read_text(encoding="utf-8-sig")).get("chat_template")
+        if stored is None and beside.is_file()
+        else stored
     )
 
 

@@ -28,7 +28,8 @@ from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
-from specinfer.openai_api.batch import BatchTotals, answer_all, keep_answered, read_jobs, sole_run
+from specinfer.openai_api.batch import BatchTotals, answer_all, keep_answered, sole_run
+from specinfer.openai_api.batch_input import read_jobs
 from specinfer.openai_api.server import ApiServer
 
 

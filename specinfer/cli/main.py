@@ -194,6 +194,10 @@ def main() -> None:
         _exit(str(error), 2 if error.bad_input else 1)
     except SpecInferError as error:
         _exit(str(error), 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _exit(f"{error.filename}: {error.strerror}", 2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.errors import FaultError, MalformedTreeError, SettingError, SpecInferError
-from specinfer.tree import TokenTree, TreeLimits, check_tree
+from specinfer.tree import TokenTree, TreeLimits, check_tree, truncate
 
 DraftFunction = Callable[[Sequence[int], TreeLimits], object]
 """Context -> tree or None; the result is checked."""
@@ -72,7 +72,9 @@ class CustomDrafter:
         if not isinstance(tree, TokenTree):
             return SpecInferError(f"{self._name} returned {type(tree).__name__}, not a TokenTree")
         try:
-            check_tree(tree, _ANY_TOKEN, job.limits.nodes + 1)
+            check_tree(tree, _ANY_TOKEN, sys.maxsize)
+            if len(tree) > job.limits.nodes + 1:
+                tree = truncate(tree, job.limits.nodes + 1)
             if tree.has_draws and not self._draws and not job.sampling.greedy:
                 raise MalformedTreeError("tree.proposals", "drawn", "a function that draws needs --proposal")
         except MalformedTreeError as error:

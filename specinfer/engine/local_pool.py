@@ -40,6 +40,12 @@ class MemberCounts:
     malformed: int = 0
     """Trees that broke a rule."""
 
+    def add(self, other: "MemberCounts") -> None:
+        """Add the counts of another step."""
+        self.nodes += other.nodes
+        self.failed += other.failed
+        self.malformed += other.malformed
+
 
 @dataclass(slots=True)
 class DrafterGroup:

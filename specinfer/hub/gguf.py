@@ -2,19 +2,15 @@
 
 import json
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from specinfer.errors import UnavailableError
+from specinfer.hub.work_directory import LOCK, atomic_directory, empty_directory
 from specinfer.model.weights.gguf_files.parts import split_stem
 from specinfer.model.weights.source import (
     KEPT_GGUF,
@@ -27,29 +23,6 @@ from specinfer.model.weights.source import (
 from specinfer.system.apart import apart
 from specinfer.system.cache_directory import cache_directory
 from specinfer.system.progress import progress
-
-
-@contextmanager
-def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside `target` to fill; rename it at the end, or remove it after an error.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield work
-        if not (target / "config.json").is_file():  # a tokenizer alone gives way to the whole model
-            shutil.rmtree(target, ignore_errors=True)
-        try:
-            os.rename(work, target)
-        except OSError:
-            if not target.is_dir():  # otherwise another process finished the same first
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
 
 _DERIVE = "specinfer.model.weights.convert"
 """Module that loads torch, which a gateway is installed without."""
@@ -123,13 +96,12 @@ def refresh(directory: Path) -> None:
     if not path.is_file() or read_record(directory).get("made_by") == _maker() or _missing():
         return
     try:
-        with TemporaryDirectory(prefix=".again-", dir=directory) as name:
-            work = Path(name)
+        with empty_directory(directory) as work:
             derive(work, path.readlink() if path.is_symlink() else path, file_fingerprint(path))
             for made in sorted(
                 work.rglob("*"), key=lambda file: file.name == RECORD
             ):  # the record comes last
-                if made.is_file():
+                if made.is_file() and made.name != LOCK:
                     place = directory / made.relative_to(work)
                     place.parent.mkdir(exist_ok=True)
                     os.replace(made, place)

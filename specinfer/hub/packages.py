@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ def fetch_parts(source: GgufSource, target: Path) -> None:
         UnavailableError: if a part cannot be fetched.
     """
     state = target.with_name(_STATE)
+    for left in target.parent.glob("part-*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     done, size = json.loads(state.read_text()) if state.is_file() else (0, 0)
     with target.open("ab") as file, progress(f"downloading {source.package.format(part='*')}") as report:
         file.truncate(size)

@@ -4,19 +4,17 @@ A model lies in a hidden directory next to its own until it is whole. What an in
 GGUF file stays there for the next one.
 """
 
-import fcntl
-import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 from specinfer.errors import NotFoundError, UnavailableError
-from specinfer.hub.gguf import atomic_directory, check_libraries, derive
+from specinfer.hub.gguf import check_libraries, derive
 from specinfer.hub.packages import check_sum, fetch_parts, watched
 from specinfer.hub.registry import GgufSource, KnownModel, find_model, known_models
 from specinfer.hub.resolve import is_hub_id, model_directory, resolve_model
+from specinfer.hub.work_directory import atomic_directory, partial_directory, put_in_place
 from specinfer.model.weights.source import KEPT_GGUF, file_fingerprint
 from specinfer.special_tokens import TOKENIZER_FILES
 from specinfer.system.progress import log, progress
@@ -24,7 +22,7 @@ from specinfer.system.progress import log, progress
 _TOKENIZER = (*TOKENIZER_FILES, "*.jinja", "chat_template.json")
 """Files that a gateway reads of a model."""
 _MODEL = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
-_LOCK, _PARTIAL = "lock", "part.gguf"
+_PARTIAL = "part.gguf"
 _BRIEFLY_S = 5.0
 """Seconds in which the hub must answer where there is another source."""
 
@@ -78,34 +76,15 @@ def check_source(model: str, source: str) -> KnownModel | None:
 
 def _pull_gguf(known: KnownModel, source: GgufSource, wanted: str, target: Path) -> None:
     check_libraries()  # what cannot be read need not be fetched
-    with _partial(target) as work:
+    with partial_directory(target) as work:
         if (target / "config.json").is_file():  # another process was faster
             return
         file = work / KEPT_GGUF
         if not file.is_file():
             _fetch(known, source, wanted, work).rename(file)
         derive(work, file, file_fingerprint(file))
-        shutil.rmtree(target, ignore_errors=True)  # a tokenizer alone
         shutil.rmtree(work / ".cache", ignore_errors=True)  # of the hub's library
-        (work / _LOCK).unlink()
-        os.rename(work, target)
-
-
-@contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """Yield the directory of an unfinished pull, for one process at a time."""
-    work = target.with_name(f".{target.name}.partial")
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with progress(f"waiting for another process that pulls {target.name}"):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        work.mkdir(exist_ok=True)  # the other process may have finished
-        yield work
-    if work.is_dir() and {path.name for path in work.iterdir()} <= {_LOCK}:  # nothing to continue with
-        shutil.rmtree(work, ignore_errors=True)
+        put_in_place(work, target)
 
 
 def _fetch(known: KnownModel, source: GgufSource, wanted: str, work: Path) -> Path:

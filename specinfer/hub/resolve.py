@@ -52,6 +52,8 @@ def resolve_model(model: str) -> Path:
             return known
     if model in known_models() or is_hub_id(model):
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
+    if path.suffix.lower() == ".gguf":
+        raise SettingError("model", model, "no such file")
     raise SettingError("model", model, f"no such directory, and not one of {', '.join(known_models())}")
 
 

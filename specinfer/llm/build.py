@@ -211,6 +211,10 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
     if layout.ranks == 1:
         limit_threads()
         return load_checked(directory, own), lambda: None
+    if layout.stages > 1:
+        log.info(
+            "pipeline stages: a pass may round differently with its size: speculation may change close choices"
+        )
     ranks = LocalRanks(directory, own, layout)
     return ranks.runner, ranks.close
 

@@ -15,9 +15,9 @@ from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint
 from specinfer.constraints.matcher import Matcher
 from specinfer.engine.host import Host, HostPlan, HostStep
-from specinfer.engine.local_pool import LocalPool
+from specinfer.engine.local_pool import LocalPool, MemberCounts
 from specinfer.engine.step import AskDrafts, Committed, Drafted, StepMachine, StepPlan, Verified
-from specinfer.llm.metrics import Metric, Totals
+from specinfer.llm.metrics import Metric, Totals, speculator_metrics
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
@@ -32,6 +32,8 @@ class LocalEngine:
     def __init__(self, machine: StepMachine, host: Host) -> None:
         self.machine, self.host = machine, host
         self.totals = Totals()
+        self._drafted: dict[int, MemberCounts] = {}
+        """Counts of each speculator since the start."""
         self.on_close: Callable[[], None] = lambda: None
         """Called once when the engine is closed."""
 
@@ -83,7 +85,10 @@ class LocalEngine:
     def metrics(self) -> list[Metric]:
         """Return the counters since the start."""
         scheduler = self.machine.scheduler
-        return self.totals.metrics(scheduler.running, scheduler.waiting)
+        return [
+            *self.totals.metrics(scheduler.running, scheduler.waiting),
+            *speculator_metrics(self.pool.names, self._drafted),
+        ]
 
     def close(self) -> None:
         """End the threads, and the other processes that share the model."""
@@ -119,6 +124,9 @@ class LocalEngine:
                     question = decoding.send([_verified(step) for step in steps])
         except StopIteration as done:
             self.host.conclude(steps)
+            for step in steps:
+                for number, counts in step.drafted.items():
+                    self._drafted.setdefault(number, MemberCounts()).add(counts)
             committed: list[Committed] = done.value
             return committed
 

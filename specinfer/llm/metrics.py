@@ -1,7 +1,9 @@
 """Counters of an `LLM`, returned by `get_metrics`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from specinfer.engine.local_pool import MemberCounts
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.statistics import SpeculationCounts
 
@@ -54,3 +56,13 @@ class Totals:
             Metric("draft_seconds", self.draft_seconds),
             Metric("step_seconds", self.step_seconds),
         ]
+
+
+def speculator_metrics(names: Sequence[str], counts: Mapping[int, MemberCounts]) -> list[Metric]:
+    """Return what each speculator has drafted, and how many of its drafts failed, by its name."""
+    found = []
+    for number, name in enumerate(names):
+        of_it = counts.get(number, MemberCounts())
+        found.append(Metric(f"speculator_draft_tokens[{name}]", of_it.nodes))
+        found.append(Metric(f"speculator_failed_drafts[{name}]", of_it.failed + of_it.malformed))
+    return found

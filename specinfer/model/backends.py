@@ -136,6 +136,11 @@ def choose_backend(
         if not reason:
             if reasons:
                 log.warning("%s; using the %s executor", "; ".join(reasons), backend.name)
+            if backend.name != "native" and dtype != torch.float32:
+                why = (
+                    "rows of a pass may round differently with its size: speculation may change close choices"
+                )
+                log.info("%s executor in %s: %s", backend.name, name_of(dtype), why)
             return backend
         reasons.append(reason)
     if all(chosen.fits(config, each.name, name_of(dtype)) for each in candidates(name)):

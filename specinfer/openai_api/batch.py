@@ -7,42 +7,35 @@ where the server did not answer. What a server refuses is that line's answer; wh
 
 import fcntl
 import json
-import os
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.openai_api.batch_input import BatchJob, read_object
 from specinfer.openai_api.server import ApiServer, Reply
-from specinfer.prompts import read_bytes, read_text, to_text
+from specinfer.prompts import read_bytes, to_text
+from specinfer.system.append_file import AppendFile
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+log = logging.getLogger(__name__)
 _BUSY = (429, 503)
 """Statuses with which a server says that there is no room at the moment."""
 _DONE = range(200, 300)
 _REFUSALS = (400, 404, 413, 422)
 """Statuses that say that a line is at fault. Others (a key, a fault of the server) leave it without an answer."""
 _LONGEST_PAUSE_S = 60.0
+_WRITE_AGAIN_S = 1.0
+"""Pause before an answer that could not be written is written again."""
 _BEGINNING = b'{"id": "batch_req_'
 """Beginning of every line of the output."""
 Answered: TypeAlias = tuple[dict[str, Any], int | None]
 """A line of the output, and the status in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchJob:
-    """A line of the input."""
-
-    line: int
-    custom_id: str
-    path: str
-    """Path under the server's base URL."""
-    body: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -61,58 +54,6 @@ class BatchTotals:
             self.succeeded += 1
         else:
             self.refused += 1
-
-
-def read_jobs(path: Path) -> list[BatchJob]:
-    """Return the requests of a file.
-
-    Raises:
-        InvalidInputError: naming the line that is no request, or an id that comes twice.
-    """
-    jobs, lines = list[BatchJob](), dict[str, int]()
-    whole = read_text("input", path).removeprefix("\ufeff")  # as editors of Windows begin a file
-    for number, text in enumerate(whole.split("\n"), 1):
-        if not text.strip():
-            continue
-        job = _read_job(f"{path}:{number}", number, text)
-        if job.custom_id in lines:
-            raise InvalidInputError(
-                f"{path}:{number}", job.custom_id, f"custom_id of line {lines[job.custom_id]}, too"
-            )
-        lines[job.custom_id] = number
-        jobs.append(job)
-    if not jobs:
-        raise InvalidInputError("input", str(path), "no requests in it")
-    return jobs
-
-
-def _read_job(place: str, number: int, text: str) -> BatchJob:
-    row = _read_object(place, text)
-    for name in row:
-        if name not in ("custom_id", "method", "url", "body"):
-            raise InvalidInputError(f"{place}: {name}", row[name], "unknown field")
-    identity, url, body = row.get("custom_id"), row.get("url"), row.get("body")
-    if not isinstance(identity, str) or not identity:
-        raise InvalidInputError(f"{place}: custom_id", identity, "must be a text that is not empty")
-    if row.get("method", "POST") != "POST":
-        raise InvalidInputError(f"{place}: method", row["method"], "must be POST")
-    if url not in URLS:
-        raise InvalidInputError(f"{place}: url", url, f"must be one of {', '.join(URLS)}")
-    if not isinstance(body, dict):
-        raise InvalidInputError(f"{place}: body", body, "must be an object")
-    if body.get("stream"):
-        raise InvalidInputError(f"{place}: body.stream", body["stream"], "a batch has no streams")
-    return BatchJob(number, identity, url.removeprefix("/v1/"), body)
-
-
-def _read_object(place: str, text: str) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInputError(place, text[:60], f"no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise InvalidInputError(place, text[:60], "must be an object")
-    return row
 
 
 @contextmanager
@@ -141,28 +82,29 @@ def sole_run(output: Path) -> Iterator[None]:
 
 
 def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
-    """Return the ids that an earlier run has answered; the rest of its output is dropped, a torn last line included.
+    """Return the ids that an earlier run has answered; the rest of its output is dropped, torn lines included.
 
     Raises:
-        InvalidInputError: if the file is no output of these requests.
+        InvalidInputError: if the file is no output of these requests, or cannot be written.
     """
     if not path.exists():
         return set()
     known, kept = {job.custom_id for job in jobs}, dict[str, str]()
     for number, text in enumerate(_whole_lines(path), 1):
-        if not text.strip():
+        if not text.strip() or _is_torn(text.encode()):
             continue
-        row = _read_object(f"{path}:{number}", text)
+        row = read_object(f"{path}:{number}", text)
         identity = row.get("custom_id")
         if not isinstance(identity, str) or identity not in known:
             raise InvalidInputError(f"{path}:{number}: custom_id", identity, "no request of the input has it")
         response = row.get("response")
         if isinstance(response, dict) and _is_final(response.get("status_code")):
             kept[identity] = text
-    path = path.resolve()
-    written = path.with_name(f"{path.name}.new")
-    written.write_text("".join(f"{text}\n" for text in kept.values()), encoding="utf-8")
-    os.replace(written, path)
+    try:
+        with AppendFile(path.resolve()) as file:
+            file.replace(text.encode() for text in kept.values())
+    except OSError as error:
+        raise InvalidInputError("output", str(path), f"cannot be written: {error.strerror}") from error
     return set(kept)
 
 
@@ -174,18 +116,20 @@ def _whole_lines(path: Path) -> list[str]:
     """
     data = read_bytes("output", path)
     *_, last = data.split(b"\n")
-    ours = last.startswith(_BEGINNING) or _BEGINNING.startswith(last)
-    if ours and not _is_json(last):
+    if _is_torn(last):
         data = data.removesuffix(last)
     return to_text("output", path, data).split("\n")
 
 
-def _is_json(line: bytes) -> bool:
+def _is_torn(line: bytes) -> bool:
+    """Return whether a line is a part of one of ours."""
+    if not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+        return False
     try:
         json.loads(line)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_final(status: object) -> bool:
@@ -207,38 +151,68 @@ def answer_all(
         jobs: requests, sent in this order.
         output: file that gets a line for each.
         concurrency: requests that run at once.
-        patience_s: seconds for which a request that finds no room is sent again.
+        patience_s: seconds for which a request that finds no room is sent again, and an answer that finds
+            none on the disk is written again.
         done: called after each line.
+
+    Raises:
+        UnavailableError: if an answer cannot be written; those before it are whole.
     """
     totals = BatchTotals()
     workers = ThreadPoolExecutor(concurrency)
     ending = threading.Event()
     running = {workers.submit(_answer, server, job, patience_s, ending) for job in jobs}
-    with output.open("a", encoding="utf-8") as file:
+    unwritten = list[Answered]()
+    with AppendFile(output.resolve()) as file:
 
-        def write(answered: Iterable[Future[Answered]]) -> None:
-            for future in answered:
-                running.discard(future)
-                row, status = future.result()
-                file.write(_to_line(row))
-                file.flush()
+        def write() -> None:
+            while unwritten:
+                row, status = unwritten[0]
+                _append(file, output, _to_line(row), patience_s, ending)
+                del unwritten[0]
                 totals.count(status)
                 done(totals)
 
         try:
-            write(as_completed(list(running)))
+            for future in as_completed(list(running)):
+                running.discard(future)
+                unwritten.append(future.result())
+                write()
         finally:  # interrupted: what runs is waited for, but for no room; the rest is not begun
             ending.set()
             workers.shutdown(wait=True, cancel_futures=True)
-            write([future for future in running if not future.cancelled()])
+            unwritten += [future.result() for future in running if not future.cancelled()]
+            write()
     return totals
 
 
-def _to_line(row: Mapping[str, Any]) -> str:
+def _append(file: AppendFile, output: Path, line: bytes, patience_s: float, ending: threading.Event) -> None:
+    """Append a line, again and again while there is no room for it; once only when the batch is ending.
+
+    Raises:
+        UnavailableError: if it cannot be written.
+    """
+    until = time.monotonic() + patience_s
+    first = True
+    while True:
+        try:
+            file.append(line)
+            return
+        except OSError as error:
+            if ending.is_set() or time.monotonic() + _WRITE_AGAIN_S > until:
+                why = f"cannot be written: {error.strerror}; run the batch again to continue"
+                raise UnavailableError(f"output = {str(output)!r}: {why}") from error
+            if first:
+                log.warning("output = %s: cannot be written, trying again: %s", output, error.strerror)
+            first = False
+        ending.wait(_WRITE_AGAIN_S)
+
+
+def _to_line(row: Mapping[str, Any]) -> bytes:
     """Return a line in UTF-8's characters; half a surrogate pair, which JSON can name, stays escaped."""
     text = json.dumps(row, ensure_ascii=False)
     whole = not any("\ud800" <= character <= "\udfff" for character in text)
-    return (text if whole else json.dumps(row)) + "\n"
+    return (text if whole else json.dumps(row)).encode()
 
 
 def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Answered:

@@ -36,13 +36,17 @@ def run_service(
     name_of: Callable[[Settings], str],
     serve: Callable[[Settings], Coroutine[Any, Any, None]],
 ) -> None:
-    """Serve until signalled. Exit code 2 for a bad setting, 1 if the service cannot start."""
+    """Serve until signalled. Exit code 2 for a bad setting or file, 1 if the service cannot start."""
     try:
         settings = settings_class.load(program, sys.argv[1:] if argv is None else argv)
         set_up_logs(name_of(settings), settings.log_level, settings.log_requests, settings.log_format)
         asyncio.run(serve(settings))
     except SettingError as error:
         exit_with(error, program)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        exit_with(SettingError("file", str(error.filename), error.strerror or str(error)), program)
     except SpecInferError as error:
         log.error("cannot start: %s", error)
         sys.exit(1)

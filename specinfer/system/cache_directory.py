@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from specinfer.errors import SettingError
+
 CACHE_HELP = (
     "Pulled models and compiled kernels lie in $SPECINFER_CACHE; if that is not set, in specinfer/ below "
     "$XDG_CACHE_HOME, or below ~/.cache."
@@ -13,8 +15,15 @@ def cache_directory() -> Path:
     """Return $SPECINFER_CACHE, else specinfer/ in $XDG_CACHE_HOME, else in ~/.cache; it may not exist.
 
     A relative $XDG_CACHE_HOME is ignored, as the XDG specification requires.
+
+    Raises:
+        SettingError: if none of them is known: a user without $HOME and without an entry in the system's list.
     """
-    if explicit := os.environ.get("SPECINFER_CACHE"):
-        return Path(explicit).expanduser()
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "specinfer"
+    explicit, base = os.environ.get("SPECINFER_CACHE", ""), Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        if explicit:
+            return Path(explicit).expanduser()
+        return (base if base.is_absolute() else Path.home() / ".cache") / "specinfer"
+    except RuntimeError as error:
+        why = "this user has no home directory; set it to a directory for models and kernels"
+        raise SettingError("SPECINFER_CACHE", explicit, why) from error

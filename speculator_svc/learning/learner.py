@@ -107,6 +107,7 @@ class Learner:
             InvalidInputError: naming what is wrong with a part.
             IncompatibleError: if it is no SSM of the same target.
             ExhaustedError: if another one is being judged.
+            UnavailableError: if it does not come in time, or cannot be written; nothing changes then.
         """
         if self._busy.locked():
             raise ExhaustedError("another offer is being judged")
@@ -117,6 +118,8 @@ class Learner:
                 found = await self._judged(self._checkpoints.offered)
                 if found.better:
                     await unbroken(self._take(found))
+            except OSError as error:
+                raise UnavailableError(f"the offer cannot be written: {error.strerror}") from error
             finally:
                 await asyncio.to_thread(self._checkpoints.drop)
             return learning_pb2.OfferReply(
@@ -249,9 +252,13 @@ class Learner:
 
     async def _swap(self, weights: Weights) -> None:
         drafter = await asyncio.to_thread(self._load, weights)
-        await self._thread.call(self._engine.replace, self._place, drafter)
-        self._served = weights
         self._checkpoints.mark(weights.version)
+        try:
+            await self._thread.call(self._engine.replace, self._place, drafter)
+        except Exception:
+            self._checkpoints.mark(self._served.version)
+            raise
+        self._served = weights
 
     def _load(self, weights: Weights) -> Drafter:
         return make_drafter(LEARNT, replace(self._options, model=weights.model))

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import InvalidInputError
+from specinfer.system.append_file import AppendFile, read_records
 from specinfer.tokenizer import Tokenizer
 
 _MARK = "\u2063"
@@ -116,27 +117,23 @@ def _encoded(labels: Labels) -> str:
 
 
 def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) -> int:
-    """Append continuations by id as they come, flushed one by one; return how many."""
+    """Append continuations by id as they come; return how many."""
     count = 0
-    with path.open("a") as file:
+    with AppendFile(path) as file:
         for job_id, item in rows:
             row = {"id": job_id, "p": list(item.prompt), "o": list(item.output)}
             labels = {"labels": _encoded(item.labels)} if item.labels is not None else {}
-            file.write(json.dumps(row | labels) + "\n")
-            file.flush()
+            file.append(json.dumps(row | labels).encode())
             count += 1
     return count
 
 
 def finished_jobs(path: Path) -> dict[str, Continuation]:
-    """Return the results of an earlier run by id, without labels; drop a last line that was cut short."""
+    """Return the results of an earlier run by id, without labels and without one that was cut short."""
     if not path.is_file():
         return {}
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole)
-    rows = map(json.loads, whole.splitlines())
+    records, _ = read_records(path)
+    rows = map(json.loads, filter(None, records))
     return {row["id"]: Continuation(tuple(row["p"]), tuple(row["o"])) for row in rows}
 
 

@@ -49,6 +49,12 @@ class Service:
         """File of the latest start; each start has its own."""
         return self._logs / f"{self.name}-{self.starts}.log"
 
+    @property
+    def pid(self) -> int:
+        """Id of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Starts it."""
         self.starts += 1

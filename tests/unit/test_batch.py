@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from typer.testing import CliRunner
 
 from specinfer.cli.main import app
 from specinfer.errors import InvalidInputError, UnavailableError
-from specinfer.openai_api.batch import BatchTotals, answer_all, read_jobs, sole_run
+from specinfer.openai_api import batch
+from specinfer.openai_api.batch import BatchTotals, answer_all, sole_run
+from specinfer.openai_api.batch_input import read_jobs
 from specinfer.openai_api.server import ApiServer, read_reply
+from tests.support.full_disk import full_disk
 from tests.support.network.scripted_api import Answer, ApiScript, Body, scripted_api
 
 
@@ -175,6 +179,45 @@ def test_a_later_run_sends_only_what_has_no_answer(files: Files) -> None:
         **dict.fromkeys(("good", "broken", "full", "torn"), 200),
         "refused": 422,
     }
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 130, 131, 700])
+def test_a_full_disk_tears_no_line(files: Files, room: int) -> None:
+    """Full for good: an error, and the next run sends what is missing. Full for a moment: the batch waits."""
+    names = [f"job {n}" for n in range(12)]
+    files.write(*map(job, names))
+    script = ApiScript(echo)
+    with scripted_api(script) as url, full_disk() as disk:
+        disk.room = room
+        with pytest.raises(
+            UnavailableError, match=r"output = .*No space left on device; run the batch again"
+        ):
+            files.run(url, "--concurrency", "1", "--patience-seconds", "0")
+        written = set(files.rows())
+        disk.room = None
+        with files.output.open("a") as file:
+            file.write('{"id": "batch_req_3", "cust\n')  # of a version that went on after a torn line
+        before = len(script.bodies)
+        assert files.run(url) == 0
+        assert {body["prompt"] for body in script.bodies[before:]} == set(names) - written
+    assert set(files.rows()) == set(names)
+
+
+def test_a_batch_waits_for_room_on_the_disk(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Room(threading.Event):
+        """Room is made while the batch waits."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            disk.room = None
+            return super().wait(0)
+
+    files.write(*(job(str(n)) for n in range(5)))
+    with scripted_api(ApiScript(echo)) as url, full_disk() as disk:
+        jobs = read_jobs(files.input)
+        monkeypatch.setattr(batch.threading, "Event", Room)
+        disk.room = 150
+        totals = batch.answer_all(ApiServer.at(url), jobs, files.output, 1, 10_000.0)
+    assert totals.succeeded == len(files.rows()) == 5
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 409])

@@ -93,6 +93,14 @@ def test_places_of_templates(tmp_path: Path) -> None:
     assert stored_templates(tmp_path, config) == {"default": "file", "tool_use": "tools"}
 
 
+def test_templates_are_utf_8_without_a_byte_order_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "latin-1")  # of the locale
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + "größe".encode())
+    assert stored_templates(tmp_path, {}) == {"default": "größe"}
+
+
 def test_a_template_that_cannot_be_read_is_said_at_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

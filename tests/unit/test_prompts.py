@@ -53,3 +53,11 @@ def test_a_prompt_is_a_whole_file_or_standard_input(tmp_path: Path, monkeypatch:
     assert read_prompt(path) == "é\n\ntwo "
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
     assert read_prompt(None) == "from a pipe"
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    path.write_bytes(b"\xef\xbb\xbfhi")
+    assert read_prompt(path) == "hi"
+    path.write_bytes(b'\xef\xbb\xbf{"turns": ["hi"]}')
+    assert read_prompts(path) == ("hi",)

@@ -136,10 +136,13 @@ class Child:
 
     def check(self) -> None:
         """Raise UnavailableError with the last log line if the process has ended."""
-        if self._process.poll() is not None:
-            raise UnavailableError(
-                f"{self.name} ended with code {self._process.returncode}: {self.last_line()}"
-            )
+        if why := self.end():
+            raise UnavailableError(why)
+
+    def end(self) -> str:
+        """Return how the process has ended, with its last log line; empty while it runs."""
+        code = self._process.poll()
+        return "" if code is None else f"{self.name} {describe_exit(code)}: {self.last_line()}"
 
     def last_line(self) -> str:
         """Return the last line of its log."""
@@ -167,6 +170,15 @@ class Child:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+def describe_exit(code: int) -> str:
+    """Return what the exit code of a child means."""
+    if code >= 0:
+        return f"ended with code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    reason = ", as the system does to a process when memory runs out" if -code == signal.SIGKILL else ""
+    return f"was ended by signal {-code} ({name}{reason})"
 
 
 def wait_for_port(child: Child, address: str, timeout_s: float) -> None:

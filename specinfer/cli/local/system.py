@@ -1,11 +1,13 @@
 """A whole system on this machine: Redis, verifier, speculators and gateway as child processes."""
 
+import logging
 import os
 import secrets
 import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,8 +44,12 @@ from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.resolve import check_model_folder
 from specinfer.service.channel import direct
+from specinfer.service.outage import backoff
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
+log = logging.getLogger(__name__)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+"""Pauses before a speculator is started again."""
 Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
 SERVICE_ENVIRONMENT = {
@@ -133,6 +139,10 @@ class LocalSystem:
         self.instance = secrets.token_hex(8)
         """Word that identifies our own services among others that may have got their addresses."""
         self._failed = False
+        self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
+        self._restarts = Counter[str]()
+        self._due: dict[str, float] = {}
+        """Times at which speculators that have ended are started again."""
 
     @cached_property
     def logs(self) -> Path:
@@ -168,13 +178,31 @@ class LocalSystem:
         self.children.clear()
 
     def check(self) -> None:
-        """Raise UnavailableError if one of the processes has ended; its log is kept."""
+        """Start speculators again that have ended.
+
+        Raises:
+            UnavailableError: if another process has ended; its log is kept.
+        """
         try:
-            for child in self.children.values():
-                child.check()
+            for name, child in list(self.children.items()):
+                if name in self._pool and (why := child.end()):
+                    self._restart(name, why, time.monotonic())
+                else:
+                    child.check()
         except UnavailableError as error:
             self._failed = True
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
+
+    def _restart(self, name: str, why: str, now: float) -> None:
+        """Start a speculator again, after a pause that doubles each time; requests go on without it."""
+        if name not in self._due:
+            pause_s = backoff(_FIRST_PAUSE_S, self._restarts[name], _LONGEST_PAUSE_S)
+            self._restarts[name] += 1
+            self._due[name] = now + pause_s
+            log.warning("%s; starting it again in %.0f s", why, pause_s)
+        if now >= self._due[name]:
+            del self._due[name]
+            self._launch(name)
 
     def _check_first(self) -> None:
         """Find at once what would only show when everything is loaded: one line instead of failed children.
@@ -259,6 +287,11 @@ class LocalSystem:
         environment = {key: text for key, text in wanted.items() if key not in os.environ}
         environment |= wanted_by_program
         environment[INSTANCE_VARIABLE] = self.instance
+        self._commands[name] = command, environment
+        self._launch(name)
+
+    def _launch(self, name: str) -> None:
+        command, environment = self._commands[name]
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
     def _wait(self, name: str, address: str) -> None:

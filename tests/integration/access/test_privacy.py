@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.session.verifier import VerifierClient
-from gateway.store.redis_reason import redis_reason
+from gateway.store.connection import redis_reason
 from specinfer.drafters import DraftJob
 from specinfer.service.logs import DiscreetFormatter
 from specinfer.tree import TokenTree

@@ -12,8 +12,8 @@ import pytest
 from gateway.api.callers import ANYBODY, Caller
 from gateway.store import journal
 from gateway.store.connection import RedisConnection
-from gateway.store.embedded import EmbeddedLeases, EmbeddedStore
-from gateway.store.leases import GatewayReport, LeaseStore
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.leases import EmbeddedLeases, GatewayReport, LeaseStore
 from gateway.store.records import Known, Record
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, SettingError, SpecInferError

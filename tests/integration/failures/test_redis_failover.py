@@ -12,10 +12,9 @@ import pytest
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, ResponseError
 
 from gateway.api.callers import ANYBODY
-from gateway.store.connection import RedisConnection
+from gateway.store.connection import RedisConnection, is_no_primary
 from gateway.store.leases import GatewayReport
 from gateway.store.records import Known
-from gateway.store.redis_reason import is_no_primary
 from specinfer.errors import UnavailableError
 from specinfer.scheduling.entries import Progress
 from specinfer.v1 import generation_pb2_grpc

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import resource
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -147,6 +149,48 @@ async def test_a_stream_goes_on_after_the_process_was_killed(model: Path, tmp_pa
     assert text == whole["choices"][0]["text"]
 
 
+async def test_a_stream_waits_while_the_disk_of_the_store_is_full(model: Path, tmp_path: Path) -> None:
+    """Nothing is shown that is not in the file, health says so, and nothing ends with an error."""
+    store = tmp_path / "store.jsonl"
+    served = server(model, tmp_path, "--served-model-name", "tiny", "--store", str(store))
+    asked = body(stream=True, resumable=True, max_tokens=400, ignore_eos=True)
+    served.start()
+    await served.ready()
+
+    def allow(size: int) -> None:
+        resource.prlimit(served.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as client:
+
+            async def health_is(status: int) -> None:
+                while (await client.get("/health")).status_code != status:  # noqa: ASYNC110  # its own state
+                    await asyncio.sleep(0.05)
+
+            whole = (
+                await client.post("/v1/completions", json={**asked, "stream": False, "resumable": None})
+            ).json()
+            text, lines = "", list[str]()
+            async with client.stream("POST", "/v1/completions", json=asked) as reply:
+                async for line in reply.aiter_lines():
+                    lines.append(line)
+                    if line.startswith("data: {"):
+                        event = json.loads(line.removeprefix("data: "))
+                        text += event["choices"][0]["text"] if event["choices"] else ""
+                        if len(lines) < 10:
+                            allow(store.stat().st_size + 10)
+                            await health_is(503)
+                            refused = await client.post("/v1/completions", json=body())
+                            assert refused.status_code == 503
+                            allow(resource.RLIM_INFINITY)
+                            await health_is(200)
+            assert lines[-2:] == ["data: [DONE]", ""]
+    finally:
+        await served.stop()
+    assert text == whole["choices"][0]["text"]
+    assert all(json.loads(line) for line in store.read_text().splitlines() if line)
+
+
 async def test_what_is_wrong_is_said_before_the_model_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,3 +265,15 @@ def test_settings_that_cannot_be_are_named() -> None:
     ]:
         with pytest.raises(SettingError, match=words):
             ServeSettings.load("serve", flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--kv-tokens", "3"], ["--model", "none.gguf"], ["--dtype", "int3"], ["--weights", "q9"]]
+)
+def test_bad_flags_are_named_before_torch_is_loaded(flags: list[str]) -> None:
+    program = ["import sys; from all_in_one.__main__ import main", "try: main(sys.argv[1:])"]
+    code = "\n".join([*program, "finally: print('torch' in sys.modules)"])
+    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == "False\n"
+    assert flags[1] in done.stderr

@@ -164,3 +164,32 @@ def test_a_service_that_ends_later_leaves_its_log_and_its_place(tmp_path: Path) 
         system.check()
     system.__exit__(None, None, None)
     assert (system.logs / "ngram.log").is_file()
+
+
+def test_a_killed_speculator_is_started_again_and_a_killed_target_is_the_end(model: Path) -> None:
+    system = LocalSystem(LocalOptions(model=str(model), speculators={"mine": {"drafter": "ngram"}}))
+    waits = [sys.executable, "-c", "import signal; signal.pause()"]
+    try:
+        for name in ("verifier", "mine"):
+            system._commands[name] = waits, {}
+            system._launch(name)
+        pauses, now = list[float](), 0.0
+        for _ in range(8):
+            before = system.children["mine"]
+            before.kill()
+            system._restart("mine", before.end(), now)
+            assert system.children["mine"] is before
+            pauses.append(system._due["mine"] - now)
+            now = system._due["mine"]
+            system._restart("mine", before.end(), now)
+            assert system.children["mine"] is not before
+        assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+        system.children["mine"].kill()
+        system.check()
+        system.children["verifier"].kill()
+        with pytest.raises(
+            UnavailableError, match=r"verifier was ended by signal 9 \(SIGKILL, as the system"
+        ):
+            system.check()
+    finally:
+        system.stop()

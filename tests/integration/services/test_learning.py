@@ -1,6 +1,7 @@
 """A speculator service learns from the requests it drafts for, and nobody's answer changes or waits for it."""
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -342,6 +343,26 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
         Learner(learner.replay, engine, thread, 0, learner._options, checkpoints, run_trials).resume()
     checkpoints.close()
     thread.stop()
+
+
+@pytest.mark.parametrize("step", ["begin", "add", "keep", "mark"])
+async def test_an_offer_that_cannot_be_written_changes_nothing(
+    learning: Callable[..., object], ssm: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with learning(Scripted(20, 10)) as found:  # type: ignore[attr-defined]
+        await found.serve(PROMPTS)
+        engine = found.learner._engine
+        drafters = list(engine.drafters)
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoints, step, full)
+            assert await found.refused(sent(parts_of(ssm))) is grpc.StatusCode.UNAVAILABLE
+        assert engine.drafters == drafters
+        assert found.learner._checkpoints.current == 0
+        assert found.learner._checkpoints.versions == []
+        assert (await found.offer(sent(parts_of(ssm)))).taken
 
 
 def test_options_of_the_replaced_weights_are_those_of_the_start(ssm: Path) -> None:

@@ -1,6 +1,7 @@
 """`LLM` and `AsyncLLM`: the interface, its errors, and what callers that leave cost."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -230,6 +231,43 @@ def test_a_closed_llm_says_so() -> None:
         llm.generate("x", GREEDY)
     with pytest.raises(UnavailableError, match="closed"):
         llm.generate("x", GREEDY)
+
+
+def test_a_forked_process_is_told_at_once() -> None:
+    with tiny_llm() as llm:
+        llm.generate("x", GREEDY)
+        with llm._lock:  # as another thread may have it at that moment
+            child = os.fork()
+            if child == 0:
+                try:
+                    llm.generate("x", GREEDY)
+                except UnavailableError as error:
+                    os._exit(7 if "belongs to process" in str(error) and "'spawn'" in str(error) else 1)
+                os._exit(2)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert llm.generate("x", GREEDY)[0].outputs[0].token_ids
+
+
+def test_trees_of_a_function_are_cut_and_its_failures_counted_by_name() -> None:
+    from specinfer.drafters.custom import CustomDrafter
+
+    def wide(context: Any, limits: TreeLimits) -> TokenTree:
+        count = limits.nodes + 5
+        tokens = [int(context[-1]), *range(3, 3 + count)]
+        return point_tree(tokens, [-1] + [0] * count, [1.0] + [0.01] * count, [count])
+
+    def fails(context: object, limits: TreeLimits) -> TokenTree:
+        raise RuntimeError("a fault of the user's")
+
+    drafters = {"wide": CustomDrafter(wide, "wide"), "fails": CustomDrafter(fails, "fails")}
+    llm = tiny_llm(drafters)
+    plain = tiny_llm().generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    assert llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids == plain
+    found = {metric.name: metric.value for metric in llm.get_metrics()}
+    assert found["speculator_draft_tokens[wide]"] > 0
+    assert found["speculator_failed_drafts[wide]"] == 0
+    assert found["speculator_draft_tokens[fails]"] == 0
+    assert found["speculator_failed_drafts[fails]"] > 0
 
 
 def test_metrics_count_tokens_and_drafts() -> None:

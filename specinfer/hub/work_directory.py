@@ -1,0 +1,107 @@
+"""Directories that are there as a whole or not at all.
+
+They are filled in a hidden directory next to their place, by one process at a time: who has the lock in it finds
+what a killed process left. Their modes are those of any file that the user makes.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from specinfer.system.progress import progress
+
+LOCK = "lock"
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory to fill; it gets its place at the end, or is removed after an error.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    with empty_directory(target) as work:
+        yield work
+        if not (target / "config.json").is_file():  # otherwise another process had it whole first
+            put_in_place(work, target)
+
+
+@contextmanager
+def empty_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory next to a target, which is removed at the end.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    with partial_directory(target) as work:
+        try:
+            for left in work.iterdir():  # by a process that was killed
+                if left.name != LOCK:
+                    _remove(left)
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def partial_directory(target: Path) -> Iterator[Path]:
+    """Yield the directory of an unfinished pull, for one process at a time; the next one finds what is left there.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    work = target.with_name(f".{target.name}.partial")
+    with _lock(work, target.name):
+        yield work
+        if work.is_dir() and {path.name for path in work.iterdir()} <= {LOCK}:  # nothing to continue with
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def put_in_place(work: Path, target: Path) -> None:
+    """Make a whole directory the target, in place of one that had a tokenizer alone."""
+    mode = work.stat().st_mode & 0o777  # by the umask
+    for path in work.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(mode if path.is_dir() else mode & 0o666)
+    shutil.rmtree(target, ignore_errors=True)
+    (work / LOCK).unlink()
+    os.rename(work, target)
+
+
+@contextmanager
+def _lock(work: Path, name: str) -> Iterator[None]:
+    """Make a directory and lock it; wait for another process that has it."""
+    while True:
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            file = (work / LOCK).open("w")
+        except FileNotFoundError:  # the other process finished between these lines
+            continue
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with progress(f"waiting for another process that pulls {name}"):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, work / LOCK):
+                yield
+                return
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    """Return whether a file still has this name: a process that finishes takes its lock away."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()

@@ -1,0 +1,139 @@
+"""Append whole records to a file: a line each, which is there after `append` has returned, or not at all.
+
+Records survive the process, not the machine. A write that fails is cut off before the next one, so nothing is
+written after a part of a record; what a killed process left of one is cut off when the file is opened.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class AppendFile:
+    """A file of records without line breaks."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file, or make it; a last record without its line break is cut off.
+
+        Raises:
+            OSError: if it cannot be opened.
+        """
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self.size = _end_of_records(path)
+            """Bytes of whole records."""
+            os.ftruncate(self._file, self.size)
+        except OSError:
+            os.close(self._file)
+            raise
+        self._torn = False
+        """True while there may be bytes after the last whole record."""
+        self._refused = 0
+        """Bytes of the record that could not be written last; 0 if it could be."""
+
+    def append(self, record: bytes) -> None:
+        """Append a record.
+
+        Raises:
+            OSError: if it cannot be written; the file then has what it had before.
+        """
+        data = record + b"\n"
+        assert b"\n" not in record
+        try:
+            self._cut_torn_end()
+            self._write(data)
+        except OSError:
+            self._refused = len(data)
+            raise
+        self.size += len(data)
+        self._refused = 0
+
+    def check(self) -> None:
+        """Check that a record that failed could be written now; costs nothing if none has failed.
+
+        Raises:
+            OSError: if not.
+        """
+        if self._refused:
+            self._cut_torn_end()
+            self._write(b"\n" * self._refused)  # empty records, if this process ends before they are cut off
+            self._torn = True
+            self._cut_torn_end()
+            self._refused = 0
+
+    def replace(self, records: Iterable[bytes]) -> None:
+        """Put these records in the place of the file's.
+
+        Raises:
+            OSError: if they cannot be written; the file then has what it had before.
+        """
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        fresh.unlink(missing_ok=True)
+        written = AppendFile(fresh)
+        try:
+            for record in records:
+                written.append(record)
+            fresh.replace(self._path)
+        except BaseException:
+            written.close()
+            fresh.unlink(missing_ok=True)
+            raise
+        os.close(self._file)
+        self._file, self.size = written._file, written.size
+        self._torn, self._refused = False, 0
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, data: bytes) -> None:
+        left, place = memoryview(data), self.size
+        self._torn = True
+        try:
+            while left:
+                count = os.pwrite(self._file, left, place)
+                left, place = left[count:], place + count
+        except OSError:
+            self._cut_torn_end()
+            raise
+        self._torn = False
+
+    def _cut_torn_end(self) -> None:
+        if self._torn:
+            os.ftruncate(self._file, self.size)
+            self._torn = False
+
+
+def read_records(path: Path) -> tuple[list[bytes], bytes]:
+    """Return the records of a file, and what there is of one that was not written whole.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    *records, torn = path.read_bytes().split(b"\n")
+    return records, torn
+
+
+def _end_of_records(path: Path) -> int:
+    """Return the number of bytes up to the last line break."""
+    with path.open("rb") as file:
+        place = file.seek(0, os.SEEK_END)
+        while place:
+            start = max(0, place - 65536)
+            file.seek(start)
+            found = file.read(place - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            place = start
+    return 0

@@ -1,0 +1,92 @@
+"""Append-only files: after any failures and a restart a file has the records that were acknowledged, and no others."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specinfer.system.append_file import AppendFile, read_records
+from tests.support.full_disk import full_disk
+
+RECORDS = st.binary(min_size=1, max_size=40).map(lambda data: data.replace(b"\n", b"."))
+WRITES = st.tuples(RECORDS, st.none() | st.integers(0, 41), st.booleans(), st.booleans())
+"""A record, the bytes after which the disk is full, whether files can be cut off, whether it is looked after."""
+
+
+def whole(path: Path) -> list[bytes]:
+    """Records of a file that a new process opens."""
+    AppendFile(path).close()
+    records, torn = read_records(path)
+    assert torn == b""
+    return [record for record in records if record]
+
+
+@given(st.lists(WRITES, max_size=12), st.binary(max_size=30).map(lambda data: data.replace(b"\n", b".")))
+def test_acknowledged_records_are_there_after_a_restart(
+    writes: list[tuple[bytes, int | None, bool, bool]], torn: bytes
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, full_disk() as disk:
+        path = Path(folder) / "file"
+        path.write_bytes(b"first\n" + torn)
+        file, acknowledged = AppendFile(path), [b"first"]
+        for record, disk.room, disk.cuts, looks in writes:
+            try:
+                file.append(record)
+                acknowledged.append(record)
+            except OSError:
+                copy = Path(folder) / "copy"
+                copy.write_bytes(path.read_bytes())  # killed now
+                room, cuts = disk.room, disk.cuts
+                disk.room, disk.cuts = None, True
+                assert whole(copy) == acknowledged
+                disk.room, disk.cuts = room, cuts
+            if looks:
+                try:
+                    file.check()
+                except OSError:
+                    assert disk.room is not None or not disk.cuts
+        disk.room, disk.cuts = None, True
+        file.close()
+        assert whole(path) == acknowledged
+
+
+@given(st.lists(RECORDS, max_size=6), st.lists(RECORDS, min_size=1, max_size=6), st.integers(0, 120))
+def test_a_file_is_replaced_whole_or_not_at_all(before: list[bytes], after: list[bytes], room: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, full_disk() as disk:
+        path = Path(folder) / "file"
+        file = AppendFile(path)
+        for record in before:
+            file.append(record)
+        disk.room = room
+        fits = sum(len(record) + 1 for record in after) <= room
+        if fits:
+            file.replace(after)
+        else:
+            with pytest.raises(OSError, match="No space left"):
+                file.replace(after)
+        disk.room = None
+        file.append(b"last")
+        file.close()
+        assert whole(path) == [*(after if fits else before), b"last"]
+        assert [found.name for found in Path(folder).iterdir()] == ["file"]
+
+
+def test_a_check_wants_room_for_what_failed(tmp_path: Path) -> None:
+    with full_disk() as disk:
+        file = AppendFile(tmp_path / "file")
+        file.check()
+        disk.room = 3
+        with pytest.raises(OSError, match="No space left"):
+            file.append(b"0123456789")
+        for room in (0, 1, 10):
+            disk.room = room
+            with pytest.raises(OSError, match="No space left"):
+                file.check()
+        disk.room = 11
+        file.check()
+        disk.room = 0
+        file.check()  # nothing has failed since
+        file.close()
+    assert (tmp_path / "file").read_bytes() == b""
