@@ -123,7 +123,7 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """End running requests with an error, and free the model."""
-        if not self._closed:
+        if not self._closed and self._driver.own_process:
             self._closed = True
             self._work.put(lambda: None)
             await asyncio.to_thread(self._thread.join)
@@ -182,6 +182,7 @@ class AsyncLLM:
         """Run on the decoding thread, between two steps."""
         if self._closed:
             raise UnavailableError("this AsyncLLM is closed")
+        self._driver.check_process()
         if self._fault is not None:
             raise UnavailableError(f"this AsyncLLM has failed: {self._fault}") from self._fault
         future: Future[T] = Future()

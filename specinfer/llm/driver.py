@@ -6,12 +6,13 @@ returns next.
 
 import logging
 import operator
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from specinfer.errors import FaultError, InvalidInputError, SpecInferError
+from specinfer.errors import FaultError, InvalidInputError, SpecInferError, UnavailableError
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.outputs import CompletionBuilder, RequestOutput, metrics_of
 from specinfer.llm.params import SamplingParams
@@ -77,6 +78,18 @@ class Driver:
         self.engine, self.tokenizer = engine, tokenizer
         self._requests: dict[str, tuple[Request, CompletionBuilder]] = {}
         """Request and number of each answer, by its id."""
+        self._process = os.getpid()
+
+    @property
+    def own_process(self) -> bool:
+        """True in the process that made it, which has the threads of the model."""
+        return os.getpid() == self._process
+
+    def check_process(self) -> None:
+        """Raise UnavailableError in a forked process."""
+        if not self.own_process:
+            why = f"this LLM belongs to process {self._process}: its threads are not in a forked one"
+            raise UnavailableError(f"{why}; make one there, or start it by multiprocessing's method 'spawn'")
 
     @property
     def busy(self) -> bool:

@@ -1,6 +1,5 @@
 """`LLM`: token-tree speculation in this process, with vLLM's interface."""
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +67,6 @@ class LLM:
         self._driver = driver
         self._lock = threading.Lock()
         self._closed = False
-        self._process = os.getpid()
 
     def generate(
         self,
@@ -150,7 +148,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the model; calls from now on raise."""
-        if not self._closed and os.getpid() == self._process:
+        if not self._closed and self._driver.own_process:
             self._closed = True
             self._driver.engine.close()
 
@@ -165,7 +163,7 @@ class LLM:
     def _submit(self, submits: Sequence[Callable[[], Request]]) -> list[Request]:
         """Queue all prompts, or none if one is refused."""
         requests: list[Request] = []
-        self._check_process()  # the lock may have been taken when the process was forked
+        self._driver.check_process()  # the lock may have been taken when the process was forked
         with self._lock:
             self._check_open()
             try:
@@ -221,12 +219,7 @@ class LLM:
     def _check_open(self) -> None:
         if self._closed:
             raise UnavailableError("this LLM is closed")
-        self._check_process()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            why = f"this LLM belongs to process {self._process}: its threads are not in a forked one"
-            raise UnavailableError(f"{why}; make one there, or start it by multiprocessing's method 'spawn'")
+        self._driver.check_process()
 
 
 class TextStreamOf:

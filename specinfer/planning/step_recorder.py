@@ -15,6 +15,7 @@ from typing import Any
 from specinfer.errors import SettingError
 from specinfer.planning.feedback import FinishedStep, report_of
 from specinfer.planning.learned import TextMatches
+from specinfer.system.append_file import AppendFile
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class StepRecorder:
     def __init__(self, path: Path | None = None) -> None:
         """Open the file; raises SettingError if it cannot be written."""
         try:
-            self._file = path.open("a", encoding="utf-8") if path is not None else None
+            self._file = AppendFile(path) if path is not None else None
         except OSError as error:
             raise SettingError("record_steps", str(path), f"cannot be written: {error.strerror}") from error
         self._tokens: dict[str, Sequence[int]] = {}
@@ -45,15 +46,17 @@ class StepRecorder:
         }
         choice = {"asked": sorted(step.choice.speculators), "nodes": step.choice.nodes}
         try:
-            self._file.write(json.dumps({"speculators": list(names), **choice, "requests": requests}) + "\n")
+            line = {"speculators": list(names), **choice, "requests": requests}
+            self._file.append(json.dumps(line).encode())
         except OSError as error:
             log.error("steps are not recorded any more: %s", error)
-            self._file = None
+            self.close()
 
     def close(self) -> None:
-        """Write the rest."""
+        """Record no more."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
 
 def _form_of(tree: TokenTree, accepted: Sequence[int]) -> dict[str, Any]:

@@ -68,6 +68,7 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "max_completion_tokens": ({"max_completion_tokens": 2**31}, "max_completion_tokens", "= 2147483648: "),
     "both limits": ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "has another value"),
     "temperature as text": ({"temperature": "0.5"}, "temperature", "temperature = '0.5': "),
+    "temperature above OpenAI's": ({"temperature": 5}, "temperature", "temperature = 5: "),
     "top_p as text": ({"top_p": "1"}, "top_p", "top_p = '1': "),
     "top_k": ({"top_k": -2}, "top_k", "top_k = -2: "),
     "seed": ({"seed": 2**64}, "seed", "seed = 18446744073709551616: "),
