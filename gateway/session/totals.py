@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from specinfer.planning.feedback import FinishedStep
@@ -39,7 +38,6 @@ class GatewayTotals:
         """Add a step; `names` are those of the speculators by number."""
         self.steps += 1
         self.counts += replace(step.counts, speculators={})
-        for index, (start, stop) in enumerate(pairwise(step.times[1:])):
-            self.phases[index] += stop - start
+        self.phases = [before + seconds for before, seconds in zip(self.phases, step.phases, strict=True)]
         for number, counts in step.counts.speculators.items():
             self.speculators.setdefault(names[number], SpeculatorCounts()).__iadd__(counts)

@@ -43,7 +43,7 @@ export async function modelName(key) {
   return body.data[0].id;
 }
 
-/** The pieces of an answer's text. `body` is that of OpenAI's chat completions. */
+/** The pieces of an answer, each with its text and, at last, why it ended. `body` is that of OpenAI's chat completions. */
 export async function* answer(body, id, key, signal) {
   const response = await call("v1/chat/completions", key, {
     method: "POST",
@@ -51,7 +51,10 @@ export async function* answer(body, id, key, signal) {
     body: JSON.stringify({ ...body, stream: true }),
     signal,
   });
-  for await (const event of events(response)) yield event.choices[0]?.delta.content ?? "";
+  for await (const event of events(response)) {
+    const choice = event.choices[0];
+    yield { text: choice?.delta.content ?? "", end: choice?.finish_reason ?? "" };
+  }
 }
 
 /** The steps of a request. Resolves once none is missed any more, so that the request may be sent. */

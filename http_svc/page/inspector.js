@@ -4,7 +4,7 @@ import { paint, showLegend } from "./colours.js";
 import { byId, make } from "./dom.js";
 import { guessers } from "./recording.js";
 import { drawTree, inWords, tableOf } from "./tree.js";
-import { count, milliseconds, percent, rounded, visible } from "./words.js";
+import { count, milliseconds, percent, reason, rounded, visible } from "./words.js";
 
 /** Shown before anything was asked: the tree of the documentation. */
 const EXAMPLE = {
@@ -51,11 +51,11 @@ export class Inspector {
     this.update();
   }
 
-  /** The answer is complete: who did not choose a step sees the best one that shows branches. */
+  /** The answer is complete: who did not choose a step sees the best one that shows branches, else the last. */
   finish() {
     const worth = this.recording.steps.map(
       (step) => step.accepted.length + (step.nodes.length - 1 > step.accepted.length ? 100 * Math.sign(step.accepted.length) : 0));
-    if (this.following && worth.length) this.choose(worth.indexOf(Math.max(...worth)));
+    if (this.following && worth.length) this.choose(worth.lastIndexOf(Math.max(...worth)));
     else this.update();
   }
 
@@ -124,8 +124,8 @@ export class Inspector {
 function facts(step, recording) {
   const { planner } = step;
   const chosen = planner.speculators.length
-    ? `${planner.speculators.join(" and ")}, trees of up to ${count(planner.tree_nodes, "node")} (${planner.reason})`
-    : `plain decoding (${planner.reason})`;
+    ? `${planner.speculators.join(" and ")}, trees of up to ${count(planner.tree_nodes, "node")} (${reason(planner.reason)})`
+    : `plain decoding (${reason(planner.reason)})`;
   const hopes = planner.expected_seconds
     ? `${rounded(planner.expected_tokens)} tokens in ${milliseconds(planner.expected_seconds)}` +
       (planner.plain_tokens_per_second ? `; plain decoding would make ${rounded(planner.plain_tokens_per_second)} a second` : "")

@@ -13,6 +13,7 @@ export class Recording {
     this.running = true;
     this.error = "";
     this.unwatched = "";
+    this.end = ""; // why the answer ended: OpenAI's finish_reason
   }
 
   /** Runs to the end, or until `signal` aborts. */
@@ -24,7 +25,8 @@ export class Recording {
       const steps = await watch(id, key, watching.signal).catch((error) => this.#lose(error));
       const told = steps ? this.#follow(steps, onChange) : null;
       for await (const piece of answer(this.body, id, key, signal)) {
-        this.text += piece;
+        this.text += piece.text;
+        this.end ||= piece.end;
         onChange();
       }
       await told;

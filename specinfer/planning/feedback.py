@@ -7,6 +7,7 @@ all steps but the last.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from specinfer.planning.calibration import Calibration
@@ -52,6 +53,13 @@ class FinishedStep:
     times: StepTimes
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
     """Counts of the verified trees and of the drafts."""
+
+    @property
+    def phases(self) -> list[float]:
+        """Seconds of drafting, merging, verifying and committing; drafts of the verifier's process are drafts."""
+        found = [end - start for start, end in pairwise(self.times[1:])]
+        resident = min(sum([draft.total_s for draft in self.draft_times if draft.resident]), found[2])
+        return [found[0] + resident, found[1], found[2] - resident, found[3]]
 
     @property
     def seconds(self) -> float:

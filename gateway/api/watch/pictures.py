@@ -1,7 +1,6 @@
 """Pictures of steps for watches: `WatchReply` messages of finished steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from gateway.api.encode import encode_finish
 from gateway.api.planner_state import planner_state
@@ -78,8 +77,8 @@ def _step(
         batch=len(step.entries),
         seconds=step.seconds,
         phases=[
-            generation_pb2.PhaseState(name=name, seconds=stop - start)
-            for name, (start, stop) in zip(PHASES, pairwise(step.times[1:]), strict=True)
+            generation_pb2.PhaseState(name=name, seconds=seconds)
+            for name, seconds in zip(PHASES, step.phases, strict=True)
         ],
     )
     for place, (token, completed) in enumerate(zip(item.tokens, text.push(item), strict=True)):

@@ -1,7 +1,6 @@
 """Metrics of steps: their durations and failures."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -48,8 +47,8 @@ class StepMetrics:
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
         """Count a step; `names` are those of the speculators by number."""
-        for phase, (start, stop) in zip(PHASES, pairwise(step.times[1:]), strict=True):
-            self._phase.observe(stop - start, phase)
+        for phase, seconds in zip(PHASES, step.phases, strict=True):
+            self._phase.observe(seconds, phase)
         self._batch.observe(len(step.entries))
         self._bubbles.add(step.times.drafted - step.times.started, "verifier")
         self.speculation.count(step, names)

@@ -69,6 +69,7 @@ async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser)
         await expect(page.locator("#model")).to_have_text("tiny")
         expected = await answer_of(system)
         assert await ask(page) == expected.strip()
+        await expect(page.locator(".note")).to_contain_text(f"cut at {TOKENS} tokens (Options)")
         await see_marks(page, expected)
         await see_trees(page)
 
@@ -112,7 +113,7 @@ async def see_trees(page: Page) -> None:
     assert bars == [2, 1], "colours of those who guessed it"
     assert await tree.locator(".chance").count() == 2 + rejected
     facts = await page.locator("#facts").inner_text()
-    assert "near and far, trees of up to 6 nodes (not adaptive)" in facts
+    assert "near and far, trees of up to 6 nodes (always so, as configured)" in facts
     await page.get_by_text("The tree as a table").click()
     rows = page.locator("#table tbody tr")
     await expect(rows).to_have_count(2 + rejected)
