@@ -93,7 +93,7 @@ class GatewayCore:
         now = float(next(self._clock))
         running, wanting = self.scheduler.admit(now)
         choice = self._planner.choose(running, wanting)
-        entries = self.scheduler.plan(now, choice.nodes, choice.node_threshold)
+        entries = self.scheduler.plan(now, choice.nodes, choice.worth)
         if not entries:
             return []
         started = time.perf_counter()

@@ -18,6 +18,7 @@ from http_svc.body.bodies import ChatBody, CompletionBody
 from http_svc.entry.hosts import AllowedHosts
 from http_svc.errors import ApiError, invalid_body
 from http_svc.to_gateway import chat_requests, completion_requests
+from specinfer.chat.forms import ChatForm
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.grammars import check_json
 from specinfer.errors import SpecInferError
@@ -178,7 +179,8 @@ class BodyDoor:
             return str(invalid_body(error.errors()).content)
         except (ValueError, RecursionError):  # no JSON
             return ""
-        make = partial(chat_requests if isinstance(body, ChatBody) else completion_requests, body)
+        chat = isinstance(body, ChatBody)
+        make = partial(chat_requests, body, ChatForm()) if chat else partial(completion_requests, body)
         try:
             for message in make("id"):
                 type(message).FromString(message.SerializeToString())
