@@ -44,7 +44,7 @@ export class Turn {
       count(recording.steps.length, "step"),
       `${rounded(recording.tokensPerStep)} tokens per step`,
     ];
-    if (recording.end === "length") parts.unshift(`cut at ${count(recording.body.max_tokens, "token")} (Options)`);
+    if (recording.end === "length") parts.unshift(`cut at ${count(recording.body.max_tokens, "token")}, the most asked for`);
     if (recording.tokensPerSecond) parts.push(`${rounded(recording.tokensPerSecond)} tokens per second`);
     return parts.join(" · ");
   }

@@ -31,10 +31,7 @@ async def test_the_commands_lead_to_a_server_with_a_speculator_of_its_own(tmp_pa
     run_shell(shlex.join(check), tmp_path)
     run_shell(shlex.join(train).replace("--minutes 60", "--minutes 0.15"), tmp_path)
     (port,) = free_ports(1)
-    given = {
-        "MODEL": str(tmp_path / "MODEL"),
-        "ssm,model=my-speculator": f"ssm,model={tmp_path}/my-speculator",
-    }
+    given = {name: str(tmp_path / name) for name in ("MODEL", "my-speculator")}
     command = [sys.executable, "-m", "specinfer.cli", *(given.get(word, word) for word in served)]
     command += ["--listen", f"127.0.0.1:{port}"]  # started elsewhere than it was trained
     server = Service("server", "server", port, command, tmp_path, {"OMP_NUM_THREADS": "1"})

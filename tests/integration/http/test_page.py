@@ -69,7 +69,7 @@ async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser)
         await expect(page.locator("#model")).to_have_text("tiny")
         expected = await answer_of(system)
         assert await ask(page) == expected.strip()
-        await expect(page.locator(".note")).to_contain_text(f"cut at {TOKENS} tokens (Options)")
+        await expect(page.locator(".note")).to_contain_text(f"cut at {TOKENS} tokens, the most asked for")
         await see_marks(page, expected)
         await see_trees(page)
 

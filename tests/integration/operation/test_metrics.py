@@ -294,7 +294,7 @@ async def test_the_load_is_shown_under_vllms_names_if_asked_for(redis_url: str) 
         release.wait(20)
         return always(job)
 
-    options: dict[str, Any] = {"vllm_metrics": True, "max_batch": 1}
+    options: dict[str, Any] = {"vllm_metrics": True, "max_batch": 1, "adaptive": False}
     async with running_system(redis_url, {"held": ScriptedDrafter(held)}, **options) as system:
         tasks = [asyncio.create_task(system.tokens(PROMPT, max_new_tokens=4)) for _ in range(3)]
 

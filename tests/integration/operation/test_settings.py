@@ -157,7 +157,9 @@ def test_help(module: str) -> None:
     assert "--" in done.stdout
 
 
-def test_models_list() -> None:
+def test_models_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a cache of its own: models that were pulled are shown otherwise."""
+    monkeypatch.setenv("SPECINFER_CACHE", str(tmp_path))
     done = run(CLI, "models", "list")
     assert any(line.startswith("smollm2-135m\t") for line in done.stdout.splitlines())
     assert "Apache-2.0" in done.stdout

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specinfer.drafters import DrafterOptions, make_drafter
+from specinfer.drafters.draft import draft_group
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.model.weights.config import load_config
 from speculator_svc.training import make_corpus as making
@@ -57,7 +58,8 @@ async def test_what_it_trains_is_served_and_accepted(
     for row in rows:
         shares = [float(value) for value in row[1::2]]
         assert shares == sorted(shares)
-    assert f" --speculator {name},model={out}\n" in shown
+    assert f" --draft {out}\n" in shown
+    assert draft_group("any", str(out)) == {"drafter": f"ngram+{name}", "model": str(out)}
     drafter = make_drafter(name, DrafterOptions(model=str(out), dtype="float32", kv_tokens=2048))
     prompt = ascii_tokenizer().encode(PROMPTS[3])
     async with running_system(redis_url, {name: drafter}) as system:
