@@ -10,7 +10,7 @@ from specinfer.sampling import GREEDY
 from specinfer.scheduling.entries import StepEntry, plan_entries
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
-from specinfer.tree import TokenTree, TreeBuilder, most_depth
+from specinfer.tree import FREE, TokenTree, TreeBuilder, most_depth
 from specinfer.verification.jobs import EngineLimits, VerifyJob, check_job
 
 VOCABULARY = 97
@@ -78,7 +78,7 @@ def test_the_verifier_takes_whatever_is_planned(
     state.verifier_len = min(held, len(state.tokens) - 1)
     context = max(prompt + new + spare, len(state.tokens))
     limits = SchedulerLimits(max_context_len=context)
-    (entry,) = plan_entries([state], CacheRoom(limits, NodeBudget(16, 64)), None, 0.0)
+    (entry,) = plan_entries([state], CacheRoom(limits, NodeBudget(16, 64)), None, FREE)
     assert entry.final
     for depth in reaches(entry):
         tree = comb(entry.delta[-1], depth, 3)
