@@ -83,14 +83,16 @@ def choose(memory: int, disk: int) -> DemoModels:
         disk: bytes that are free where models are stored.
     """
     known = known_models()
-    size = sum([known[name].megabytes * 10**6 for name in PAIR if not is_pulled(name)])
-    needed = _MEMORY_PER_BYTE * sum([known[name].megabytes * 10**6 for name in PAIR]) + _MEMORY_BESIDES
-    if memory < needed:
-        return _small(f"{needed / 1e9:.0f} GB of memory would be needed, {memory / 1e9:.1f} are available")
-    if disk < size + _DISK_BESIDES:
+    sizes = {name: known[name].megabytes * 10**6 for name in PAIR}
+    size = sum([sizes[name] for name in PAIR if not is_pulled(name)])
+    memory_needed = _MEMORY_PER_BYTE * sum(sizes.values()) + _MEMORY_BESIDES
+    disk_needed = size + _DISK_BESIDES
+    if memory < memory_needed:
         return _small(
-            f"{(size + _DISK_BESIDES) / 1e9:.1f} GB of disk would be needed, {disk / 1e9:.1f} are free"
+            f"{memory_needed / 1e9:.0f} GB of memory would be needed, {memory / 1e9:.1f} are available"
         )
+    if disk < disk_needed:
+        return _small(f"{disk_needed / 1e9:.1f} GB of disk would be needed, {disk / 1e9:.1f} are free")
     loads = f"{size / 1e9:.1f} GB to download once" if size else "both are here"
     return DemoModels(
         *PAIR, f"{PAIR[0]} with the draft {PAIR[1]} ({loads}; `--model {DEFAULT_MODEL}`: a small one)"
@@ -196,20 +198,17 @@ def demo(
     dtype: Dtype = DtypeChoice.BFLOAT16,
 ) -> None:
     """Start everything, stream a few answers, compare token trees with plain decoding, shut down."""
-    chosen = (
-        DemoModels(model or "", draft or AUTO_DRAFT, "")
-        if model
-        else choose(available_memory(), _free_disk())
-    )
-    if chosen.why:
-        output.print(chosen.why, markup=False, highlight=False)
-    for name in (chosen.model, chosen.draft):
+    if model is None:
+        model, suitable, why = choose(available_memory(), _free_disk())
+        draft = draft or suitable
+        output.print(why, markup=False, highlight=False)
+    draft = draft or AUTO_DRAFT
+    for name in (model, draft):
         if name in known_models():
             pull(name)
-    options = LocalOptions(model=chosen.model, dtype=dtype, speculators={}, draft=draft or chosen.draft)
-    with local_system(options) as system:
+    with local_system(LocalOptions(model=model, dtype=dtype, speculators={}, draft=draft)) as system:
         runs = asyncio.run(_run(Connection(system.address, os.environ.get(API_KEY_VARIABLE)), max_new_tokens))
-    print_comparison(runs, chosen.model)
+    print_comparison(runs, model)
 
 
 def _free_disk() -> int:
