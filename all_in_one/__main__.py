@@ -24,8 +24,7 @@ from gateway.app import (
 )
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
-from specinfer.drafters.draft import draft_group
-from specinfer.drafters.pools import check_speculator
+from specinfer.drafters.draft import check_named_draft
 from specinfer.hub import model_name
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
@@ -76,8 +75,7 @@ async def check_before_loading(settings: ServeSettings, own: GatewaySettings) ->
     tokenizer = load_tokenizer(own)
     _, _, close_store = open_store(own, "")
     await close_store()
-    if flags := draft_group(settings.model, settings.draft):
-        check_speculator("draft", flags)
+    check_named_draft(settings.model, settings.draft)
     return tokenizer
 
 

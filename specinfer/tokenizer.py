@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -303,17 +303,26 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     return digest.hexdigest()[:16]
 
 
-def tokenizer_fingerprint(directory: Path) -> str:
-    """Return the fingerprint of a model directory's tokenizer.
+class TokenizerFacts(NamedTuple):
+    """Facts of a model directory's tokenizer, of which a start needs several."""
+
+    fingerprint: str
+    added_ids: frozenset[int]
+    """As `Tokenizer.added_ids`."""
+
+
+def tokenizer_facts(directory: Path) -> TokenizerFacts:
+    """Return facts of a model directory's tokenizer, which is read once while its file stays the same.
 
     Raises:
         SettingError, IncompatibleError: as `Tokenizer.load`.
     """
     path = directory / "tokenizer.json"
-    return _fingerprint(directory, path.stat().st_mtime_ns if path.is_file() else 0)
+    return _facts(directory, path.stat().st_mtime_ns if path.is_file() else 0)
 
 
 @lru_cache(maxsize=8)
-def _fingerprint(directory: Path, changed_ns: int) -> str:
+def _facts(directory: Path, changed_ns: int) -> TokenizerFacts:
     """Read a tokenizer; `changed_ns` is the time of its last change."""
-    return Tokenizer.load(directory).fingerprint()
+    loaded = Tokenizer.load(directory)
+    return TokenizerFacts(loaded.fingerprint(), loaded.added_ids)

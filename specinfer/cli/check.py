@@ -1,7 +1,7 @@
 """`specinfer check`: a test of a speculator service against the contract."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -77,8 +77,8 @@ def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:
 def pool_words(options: LocalOptions) -> str:
     """Return words for the speculators of the pool."""
     hosted = options.hosted
-    pool = [f"{_members(options.services)} in services of their own"] if options.services else []
-    pool = [f"{_members({'': hosted})} in the verifier's process", *pool] if hosted else pool
+    pool = [f"{_members(options.services.values())} in services of their own"] if options.services else []
+    pool = [f"{_members([hosted])} in the verifier's process", *pool] if hosted else pool
     shown = " and ".join(pool) or "none"
     if options.speculators is not None or options.draft is not None:
         return f"{shown}, as asked"
@@ -87,5 +87,5 @@ def pool_words(options: LocalOptions) -> str:
     return f"{shown}: no draft for {options.model} is here (--draft names one)"
 
 
-def _members(pool: Mapping[str, Flags] | None) -> str:
-    return ", ".join(flags["drafter"].replace("+", ", ") for flags in (pool or {}).values())
+def _members(groups: Iterable[Flags]) -> str:
+    return ", ".join(flags["drafter"].replace("+", ", ") for flags in groups)

@@ -149,8 +149,8 @@ def generate(
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)
     patience = Patience(patience_seconds)
     if local:
-        options = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
-        options |= {"draft": draft} if draft is not None else {}
+        shared = {"dtype": dtype, "weights": weights, "offload": offload}
+        options = {**shared, "device": device or "cpu", "draft": draft}
         answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
     else:
         check_gateways(address)
@@ -187,7 +187,7 @@ def _prompt(argument: str | None, file: Path | None) -> str:
 
 
 async def _generate_here(
-    model: str, options: Mapping[str, str], request: generation_pb2.GenerateRequest, quiet: bool
+    model: str, options: Mapping[str, str | None], request: generation_pb2.GenerateRequest, quiet: bool
 ) -> Answer:
     """Answer in this process: no gateway, no Redis."""
     async with load_in_process(model, **options) as client:

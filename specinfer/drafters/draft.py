@@ -5,13 +5,13 @@ import logging
 from pathlib import Path
 
 from specinfer.drafters import DRAFTERS
-from specinfer.drafters.pools import LARGE_TREES, Flags, read_speculators, trained_for
+from specinfer.drafters.pools import LARGE_TREES, Flags, check_speculator, read_speculators, trained_for
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
 from specinfer.hub.resolve import is_pulled
 from specinfer.model.weights.source import is_draft_checkpoint
-from specinfer.tokenizer import tokenizer_fingerprint
+from specinfer.tokenizer import tokenizer_facts
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,16 @@ def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> F
     }
 
 
+def check_named_draft(model: str, draft: str, offload: bool = False) -> None:
+    """Check a draft that a user names before anything is loaded; "auto" takes what fits, when the drafters are loaded.
+
+    Raises:
+        SettingError, InvalidInputError: as `draft_group` and `check_speculator`.
+    """
+    if draft != AUTO_DRAFT and (flags := draft_group(model, draft, offload)):
+        check_speculator("draft", flags)
+
+
 def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
     """Return the drafters of `auto` as the flags of a service, by its name."""
     group = draft_group(model, AUTO_DRAFT, offload)
@@ -90,7 +100,7 @@ def fitting_drafts(model: str) -> list[KnownModel]:
     if not candidates:
         return []
     directory = resolve_model(model)
-    most, own = weights_bytes(directory) / _SMALLER, tokenizer_fingerprint(directory)
+    most, own = weights_bytes(directory) / _SMALLER, tokenizer_facts(directory).fingerprint
     fitting = [k for k in candidates if k.tokenizer == own and k.megabytes * 1e6 <= most]
     return sorted(fitting, key=lambda known: known.megabytes)
 
@@ -108,7 +118,7 @@ def check_draft(model: str, draft: str) -> None:
         raise SettingError("draft", draft, f"{error.why}, {names}") from error
     if is_draft_checkpoint(directory):  # names its target, which is checked when it is read
         return
-    ours, theirs = (tokenizer_fingerprint(each) for each in (resolve_model(model), directory))
+    ours, theirs = (tokenizer_facts(each).fingerprint for each in (resolve_model(model), directory))
     if ours != theirs:
         fits = [*trained_for(model).values(), *(known.name for known in fitting_drafts(model))]
         known = f"known to fit: {', '.join(fits)}" if fits else "no model that is known fits"

@@ -23,7 +23,7 @@ from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.sampling import GREEDY
-from specinfer.tokenizer import Tokenizer, tokenizer_fingerprint
+from specinfer.tokenizer import tokenizer_facts
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class SsmDrafter:
         description = DrafterDescription(
             name,
             load_config(directory).vocab_size,
-            tokenizer_fingerprint(directory),
+            tokenizer_facts(directory).fingerprint,
             runner.config.max_positions,
         )
         return cls(runner, description, shape, torch.tensor(token_ids) if token_ids else None)
@@ -141,7 +141,7 @@ def drafted_tokens(directory: Path, most: int) -> tuple[int, ...]:
     size = load_config(directory).vocab_size
     if not most or size <= _SMALL * most:
         return ()
-    added = {token for token in Tokenizer.load(directory).added_ids if token < size}
+    added = {token for token in tokenizer_facts(directory).added_ids if token < size}
     frequent = [token for token in range(most) if token not in added][: max(most - len(added), 0)]
     return tuple(sorted({*frequent, *added}))
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -101,7 +101,7 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
         if isinstance(response, dict) and _is_final(response.get("status_code")):
             kept[identity] = text
     try:
-        with AppendFile(path.resolve()) as file:
+        with closing(AppendFile(path.resolve())) as file:
             file.replace(text.encode() for text in kept.values())
     except OSError as error:
         raise InvalidInputError("output", str(path), f"cannot be written: {error.strerror}") from error
@@ -163,7 +163,7 @@ def answer_all(
     ending = threading.Event()
     running = {workers.submit(_answer, server, job, patience_s, ending) for job in jobs}
     unwritten = list[Answered]()
-    with AppendFile(output.resolve()) as file:
+    with closing(AppendFile(output.resolve())) as file:
 
         def write() -> None:
             while unwritten:

@@ -7,8 +7,6 @@ written after a part of a record; what a killed process left of one is cut off w
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 
 class AppendFile:
@@ -88,14 +86,6 @@ class AppendFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, data: bytes) -> None:
         left, place = memoryview(data), self.size

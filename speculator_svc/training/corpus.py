@@ -10,6 +10,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -119,7 +120,7 @@ def _encoded(labels: Labels) -> str:
 def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) -> int:
     """Append continuations by id as they come; return how many."""
     count = 0
-    with AppendFile(path) as file:
+    with closing(AppendFile(path)) as file:
         for job_id, item in rows:
             row = {"id": job_id, "p": list(item.prompt), "o": list(item.output)}
             labels = {"labels": _encoded(item.labels)} if item.labels is not None else {}

@@ -32,7 +32,7 @@ from specinfer.cli.local.redis_server import (
     redis_command,
     redis_url_from_environment,
 )
-from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, draft_group
+from specinfer.drafters.draft import AUTO_DRAFT, NO_DRAFT, check_named_draft, draft_group
 from specinfer.drafters.pools import (
     INDEPENDENT,
     MODEL_DRAFTERS,
@@ -107,7 +107,12 @@ class LocalOptions:
         Raises:
             InvalidInputError: if the draft does not fit the model, or cannot be read.
         """
-        return draft_group(self.model, self.hosted_draft, self.verifier.get("offload", "none") != "none")
+        return draft_group(self.model, self.hosted_draft, self.offloaded)
+
+    @property
+    def offloaded(self) -> bool:
+        """True if the verifier keeps the model's layers elsewhere than on its device."""
+        return self.verifier.get("offload", "none") != "none"
 
     @property
     def services(self) -> Mapping[str, Flags]:
@@ -214,8 +219,7 @@ class LocalSystem:
         check_model_folder(self._options.model)
         for flags in self._pool.values():
             check_speculator("speculator", flags, SERVICE_FLAGS)
-        if hosted := self._options.hosted:
-            check_speculator("draft", hosted)
+        check_named_draft(self._options.model, self._options.hosted_draft, self._options.offloaded)
         check_listen_address(self.address)
         if self._options.metrics:
             check_metrics_port()

@@ -32,7 +32,7 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
         IncompatibleError: if it is not right.
     """
     name, gguf = planned_executor(directory, options), kept_gguf(directory)
-    if is_checked(directory, options):
+    if _is_recorded(directory, name):
         yield True
     elif name is None or gguf is None:
         yield False
@@ -55,8 +55,11 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
 
 def is_checked(directory: Path, options: RunnerOptions) -> bool:
     """Return whether a model was found right before, as these options run it."""
-    name = planned_executor(directory, options)
-    return name is not None and record_path(directory, name).is_file()
+    return _is_recorded(directory, planned_executor(directory, options))
+
+
+def _is_recorded(directory: Path, executor: str | None) -> bool:
+    return executor is not None and record_path(directory, executor).is_file()
 
 
 def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
@@ -88,7 +91,7 @@ def load_checked(directory: Path, options: RunnerOptions, ranks: Ranks | None = 
             loaded = load_model(directory, options, accounted=checked)
     else:
         loaded, checked = load_model(directory, options, ranks), ranks.place.rank > 0
-    if not checked and not record_path(directory, loaded.executor.name).is_file():
+    if not checked and not _is_recorded(directory, loaded.executor.name):
         from specinfer.model.probe.check import require_right  # loads the models of transformers
 
         require_right(directory, loaded)
