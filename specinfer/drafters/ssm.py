@@ -17,7 +17,7 @@ from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
-from specinfer.model.probe.load import is_checked, load_checked
+from specinfer.model.probe.load import is_checked, load_checked, planned_executor
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
@@ -63,8 +63,10 @@ class SsmDrafter:
         directory = resolve_model(options.model)
         if is_draft_checkpoint(directory):
             return cls._trained(options, shape)
-        token_ids = drafted_tokens(directory, options.vocabulary)
-        runner = load_trimmed(directory, runner_options(options), token_ids)
+        own = runner_options(options)
+        # transformers' models have whole heads
+        token_ids = drafted_tokens(directory, options.vocabulary) if planned_executor(directory, own) else ()
+        runner = load_trimmed(directory, own, token_ids)
         name = f"{options.model}[:{options.layers}]" if options.layers else options.model
         description = DrafterDescription(
             name,

@@ -209,6 +209,16 @@ def test_a_whole_model_drafts_its_most_frequent_tokens_and_those_that_end_answer
     assert drafted_tokens(directory, 20) == (*range(19), 70)
 
 
+def test_a_model_of_transformers_drafts_all_its_tokens(tmp_path: Path) -> None:
+    options = {"model": str(write_model(tmp_path / "model")), "dtype": "float32", "executor": "generic"}
+    drafter = SsmDrafter.from_options(DrafterOptions.read({**options, "weights": "f32", "vocabulary": "20"}))
+    whole = SsmDrafter.from_options(DrafterOptions.read({**options, "weights": "f32", "vocabulary": "0"}))
+    jobs = jobs_for(TreeLimits(9, 4))
+    for found, expected in zip(draft(drafter, jobs), draft(whole, jobs), strict=True):
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+        assert max(expected.token_ids[1:]) >= 20, "tokens that a trimmed head lacks"
+
+
 def test_a_trimmed_model_drafts_as_the_whole_one_restricted_to_its_tokens(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "model")
     kept = drafted_tokens(directory, 20)
