@@ -62,6 +62,25 @@ def _measure_shape(shape: ModelShape, runner: ModelRunner, context: SectionConte
             runner.cache.release(sequence)
 
 
+def measure_executors(context: SectionContext, rows: Rows) -> None:
+    """Per shape and nodes, batch 1: seconds of a pass of the torch executor, beside those of `passes`."""
+    scale = context.scale
+    for shape in dict.fromkeys((scale.shapes[0], scale.shapes[-1])):
+        if context.budget.left <= 0:
+            return
+        context.say(f"executors: {shape.name}, torch")
+        room = scale.context + max(scale.nodes) + 2 * _CHUNK
+        runner = random_runner(shape, scale.dtype, context.device, scale.positions, room, "torch")
+        sequences = [read_context(runner, scale.context, 0)]
+        for nodes in (1, tree_nodes(context)):
+            found = measure_pass(shape, runner, sequences, nodes, context)
+            key = {"shape": shape.name, "batch": 1, "nodes": nodes}
+            ours = next((r for r in context.results.get("passes", ()) if key.items() <= r.items()), {})
+            rows.append(key | {"torch_s": found["pass_s"], "gpu_s": ours.get("pass_s")})
+        del runner, sequences
+        give_back_memory(context.device)
+
+
 def read_context(runner: ModelRunner, length: int, seed: int) -> KVSequence:
     """A sequence that holds so many random tokens."""
     sequence, rng = runner.open(), np.random.default_rng(seed)

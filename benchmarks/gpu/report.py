@@ -191,6 +191,18 @@ def _passes(rows: Rows) -> list[str]:
     return lines
 
 
+def _executors(rows: Rows) -> list[str]:
+    lines = [
+        "## The same passes by the torch executor",
+        "",
+        *head(["nodes", "gpu, ms", "torch, ms", "torch / gpu"], "shape"),
+    ]
+    for row in rows:
+        ratio = "-" if row["gpu_s"] is None else f"{row['torch_s'] / row['gpu_s']:.2f}x"
+        lines.append(line(row["shape"], [str(row["nodes"]), _ms(row["gpu_s"]), _ms(row["torch_s"]), ratio]))
+    return lines
+
+
 def _engine(rows: Rows) -> list[str]:
     columns = ["batch", "nodes", "step, ms", "device's pass, ms", "beside it", "tokens per step", "tokens/s"]
     lines = ["## Steps of the verifier's engine", "", f"**{WARNING}**", "", *head(columns, "shape")]
@@ -220,6 +232,7 @@ TABLES: Mapping[str, Callable[[Rows], list[str]]] = {
     "bandwidth": _bandwidth,
     "attention": _attention,
     "passes": _passes,
+    "executors": _executors,
     "engine": _engine,
     "drafting": _drafting,
 }

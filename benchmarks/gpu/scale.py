@@ -222,8 +222,10 @@ def _tensors(s: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (s.vocabulary, s.hidden)
 
 
-def random_runner(shape: ModelShape, dtype: str, device: str, positions: int, kv_tokens: int) -> ModelRunner:
-    """A runner of the gpu executor."""
-    options = RunnerOptions(dtype=dtype, device=device, executor="gpu", kv_tokens=kv_tokens)
+def random_runner(
+    shape: ModelShape, dtype: str, device: str, positions: int, kv_tokens: int, executor: str = "gpu"
+) -> ModelRunner:
+    """A runner of a model with random weights."""
+    options = RunnerOptions(dtype=dtype, device=device, executor=executor, kv_tokens=kv_tokens)
     weights = RandomWeights(shape, DTYPES[dtype], device)
     return ModelRunner.build(from_transformers(transformers_config(shape, positions)), weights, options)

@@ -5,21 +5,40 @@ The kernels and their picture are in `specinfer.model.gpu.tree_kernels`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from specinfer.model.cache.sequence import BLOCK_TOKENS
-from specinfer.model.gpu.description import LEAST_TILE, MOST_TILE, Bucket, power_above
+from specinfer.model.gpu.description import LEAST_TILE, Bucket, power_above
 from specinfer.model.gpu.tree_kernels import attend, reduce_parts
 
-LEAST_PART = 256
-"""Least positions of a part: joining parts costs, too. Not yet measured on a GPU."""
 MOST_PARTS = 32
-PROGRAMS_PER_PROCESSOR = 2
-"""Programs wanted for each multiprocessor. Not yet measured on a GPU."""
-MOST_STEP = 64
-_STEP_BYTES = 2**14
-"""Bytes of the keys of a step, before a tile of the largest size halves it: its registers are full."""
+
+
+class TileOptions(NamedTuple):
+    """Launch of the kernel for tiles of one size."""
+
+    step: int
+    """Most positions per step of the loop over keys."""
+    warps: int
+    """Warps of a program."""
+    programs: int
+    """Programs wanted for each multiprocessor."""
+    part: int
+    """Least positions of a part of a request."""
+
+
+_SMALL = TileOptions(128, 4, 4, 128)
+_BY_TILE = {16: _SMALL, 32: _SMALL, 64: TileOptions(64, 4, 2, 256), 128: TileOptions(128, 8, 1, 256)}
+"""Each within a fifth of the best of 456 settings in ten cells on an H200, on average within a tenth.
+
+Tiles of 32 were not measured; they take the options of 16.
+"""
+STAGES = 2
+"""Steps of the loop under way at once: 3 and 4 were slower with these steps in every tile."""
+_STEP_BYTES = 2**15
+"""Most bytes of the keys of a step: those of 128 positions of 128 numbers in 16 bits."""
 _LOG2_E = 1.4426950408889634
 TOLD = (
     *("write_slots", "visible", "first", "masks", "held", "context", "row_start", "block_start"),
@@ -36,20 +55,21 @@ def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -
     Args:
         positions: of the longest request.
     """
-    wanted = PROGRAMS_PER_PROCESSOR * processors // max(bucket.tiles * kv_heads, 1)
-    most = min(wanted, positions // LEAST_PART, MOST_PARTS)
+    options = _BY_TILE[bucket.tile]
+    wanted = options.programs * processors // max(bucket.tiles * kv_heads, 1)
+    most = min(wanted, positions // options.part, MOST_PARTS)
     return 1 << max(most, 1).bit_length() - 1
 
 
 def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
     """Return compile options of the kernel: positions per step (STEP), warps of a program, steps under way.
 
-    So that keys and values of the steps under way fit into the shared memory of sm_80 and registers hold the
-    rest (tests/unit/model/gpu/test_compiling.py).
+    Keys and values of the steps under way fit into the shared memory of sm_80
+    (tests/unit/model/gpu/test_compiling.py).
     """
-    large = tile == MOST_TILE
-    step = min(MOST_STEP, _STEP_BYTES // (width * element_bytes)) // (2 if large else 1)
-    return {"STEP": max(LEAST_TILE, step), "num_warps": 8 if large else 4, "num_stages": 3}
+    options = _BY_TILE[tile]
+    step = min(options.step, _STEP_BYTES // (width * element_bytes))
+    return {"STEP": max(LEAST_TILE, step), "num_warps": options.warps, "num_stages": STAGES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,17 +159,24 @@ def attend(
     size = tl.cdiv(tl.cdiv(length - least, SPLITS), STEP) * STEP
     low = least + split * size
     high = tl.minimum(low + size, length)
-    for at in range(low, tl.minimum(high, cached), STEP):
+    # every row of a tile sees all the context in the cache, but for a window: whole steps need no other mask
+    whole = low + tl.maximum(tl.minimum(high, tl.minimum(cached, base)) - low, 0) // STEP * STEP
+    for at in range(low, whole, STEP):
+        place = at + n
+        block = tl.load(table + place // BLOCK).to(tl.int64)
+        entry = head * head_stride.to(tl.int64) + (block * BLOCK + place % BLOCK) * D
+        k = tl.load(keys + entry[None, :] + d[:, None], mask=inside[:, None], other=0.0)
+        v = tl.load(values + entry[:, None] + d[None, :], mask=inside[None, :], other=0.0)
+        seen = place[None, :] >= since[:, None]
+        peak, total, mixed = _absorb(q, k, v, seen, scale, peak, total, mixed, PRECISION)
+    for at in range(whole, tl.minimum(high, cached), STEP):
         place = at + n
         there = place < tl.minimum(high, cached)
         block = tl.load(table + place // BLOCK, mask=there, other=0).to(tl.int64)
         entry = head * head_stride.to(tl.int64) + (block * BLOCK + place % BLOCK) * D
         k = tl.load(keys + entry[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
         v = tl.load(values + entry[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        if at + STEP > base:
-            seen = _seen(place, row, mine, masks, since, till, base, words)
-        else:
-            seen = (place[None, :] < till[:, None]) & (place[None, :] >= since[:, None])
+        seen = _seen(place, row, mine, masks, since, till, base, words)
         peak, total, mixed = _absorb(q, k, v, seen & there[None, :], scale, peak, total, mixed, PRECISION)
     for at in range(tl.maximum(low, cached), high, STEP):
         place = at + n
