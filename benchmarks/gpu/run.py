@@ -175,8 +175,8 @@ class Section:
 SECTIONS = (
     Section("check", "benchmarks.gpu.workload:check_kernels", 60),
     Section("bandwidth", "benchmarks.gpu.attention:measure_bandwidth", 10),
-    Section("attention", "benchmarks.gpu.attention:measure_attention", 110),
-    Section("passes", "benchmarks.gpu.engine:measure_passes", 130),
+    Section("attention", "benchmarks.gpu.attention:measure_attention", 90),
+    Section("passes", "benchmarks.gpu.engine:measure_passes", 170),
     Section("executors", "benchmarks.gpu.engine:measure_executors", 30),
     Section("engine", "benchmarks.gpu.engine:measure_engine", 40),
     Section("drafting", "benchmarks.gpu.engine:measure_drafting", 20),

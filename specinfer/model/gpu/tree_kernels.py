@@ -159,6 +159,8 @@ def attend(
     size = tl.cdiv(tl.cdiv(length - least, SPLITS), STEP) * STEP
     low = least + split * size
     high = tl.minimum(low + size, length)
+    if (split > 0) & (low >= length):
+        return  # its levels are -infinity: nothing of it is read
     # every row of a tile sees all the context in the cache, but for a window: whole steps need no other mask
     whole = low + tl.maximum(tl.minimum(high, tl.minimum(cached, base)) - low, 0) // STEP * STEP
     for at in range(low, whole, STEP):
