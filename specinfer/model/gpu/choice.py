@@ -23,7 +23,7 @@ from specinfer.sampling import Sampling
 from specinfer.tree.token_tree import Int32
 
 BLOCK = 2048
-"""Columns of a program of `scan`. Not yet measured on a GPU."""
+"""Columns of a program of `scan`. Other sizes were not measured."""
 CHUNK = 64
 NO_CUT = 2.0
 """A top-p that no sum of probabilities reaches."""

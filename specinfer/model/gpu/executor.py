@@ -1,8 +1,8 @@
 """The executor for GPUs: fused kernels in Triton, passes replayed as CUDA graphs.
 
 A pass is described by one array of numbers, copied once; small passes are rounded up to a bucket, whose graph
-was captured at start. Correct in Triton's interpreter and compiled for sm_80 and sm_90, but not yet run on a
-GPU, so it has to be chosen by name.
+was captured at start. Measured on an H200 (benchmarks/results/gpu.md). It has to be chosen by name: layers
+kept elsewhere and models unlike Llama are the torch executor's.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -41,7 +41,7 @@ LEAST_WIDTH = 32
 MOST_CANDIDATES = 4096
 """Most candidates of one level: the capacity of one program."""
 BLOCK = 1024
-"""Columns of a program of `favour`. Not yet measured on a GPU."""
+"""Columns of a program of `favour`. Other sizes were not measured."""
 
 Pass = Callable[[Bucket, dict[str, torch.Tensor]], torch.Tensor]
 """Runs a pass by its description; returns its logits [rows, V]."""
