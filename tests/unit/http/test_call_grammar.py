@@ -1,0 +1,131 @@
+"""Whatever the grammar of calls lets through, the reader reads as calls: random walks through its masks."""
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from http_svc.body.tools import Function
+from http_svc.calls.answer import AnswerForm, AnswerReader
+from http_svc.calls.grammar import Wanted, call_grammar
+from specinfer.chat.forms import BY_NAME, FORMS, CallForm
+from specinfer.constraints.compiler import Compiler
+from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.matcher import Matcher
+from tests.unit.http.test_tool_calls import joined, written
+
+_LONGEST = 2000
+END = 256
+SHADES = ["red", "a } ]", '", "arguments": {', "</tool_call>", "ü```"]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"shade": {"enum": SHADES}, "on": {"type": "boolean"}},
+    "required": ["shade", "on"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+FUNCTIONS = [Function(name="paint", parameters=PARAMETERS), Function(name="wait", parameters=NOTHING)]
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """A token for every byte, and one that ends."""
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fast = Tokenizer(models.BPE({sign: token for token, sign in enumerate(signs)}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens(["<end>"])
+    return fast
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+def text_of(tokens: list[int]) -> str:
+    return str(tokenizer().decode(tokens))
+
+
+@cache
+def compiler() -> Compiler:
+    return Compiler(tokenizer().to_str(), END + 1, [END])
+
+
+@cache
+def compiled(form: str, must_call: bool, several: bool) -> Matcher:
+    wanted = Wanted(FUNCTIONS, BY_NAME[form], must_call=must_call, several=several)
+    return compiler().compile(Constraint(ConstraintKind.GRAMMAR, call_grammar(wanted)))
+
+
+def walk(matcher: Matcher, choices: random.Random, begun: str = "") -> str:
+    """A random text that the matcher takes whole, with a beginning; where it may end, it does so half the time."""
+    tokens = tokens_of(begun)
+    assert matcher.try_read(tokens) == len(tokens)
+    while len(tokens) < _LONGEST:
+        allowed = np.flatnonzero(matcher.mask())
+        assert len(allowed), "a text that can neither go on nor end"
+        if END in allowed and (len(allowed) == 1 or choices.random() < 0.5):
+            return text_of(tokens)
+        token = int(choices.choice([each for each in allowed if each != END]))
+        assert matcher.try_read([token]) == 1
+        tokens.append(token)
+    raise AssertionError(f"no end: {text_of(tokens)[-200:]!r}")
+
+
+def calls_in(text: str) -> tuple[list[dict[str, Any]], str]:
+    """The calls of an answer, each as it was offered, and its words."""
+    reader = AnswerReader("id", AnswerForm([function.name for function in FUNCTIONS]))
+    calls = joined(reader.push(text) + reader.end())
+    for call in calls:
+        arguments = json.loads(call["arguments"])
+        if call["name"] == "wait":
+            assert arguments == {}
+        else:
+            assert call["name"] == "paint"
+            assert arguments.keys() == {"shade", "on"}
+            assert arguments["shade"] in SHADES
+    return calls, reader.message["content"] or ""
+
+
+@pytest.mark.parametrize("form", [form.name for form in FORMS])
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.booleans())
+def test_answers_that_must_call_are_read_as_calls(form: str, seed: int, several: bool) -> None:
+    text = walk(compiled(form, True, several).copy(), random.Random(seed))
+    calls, words = calls_in(text)
+    assert calls, text
+    assert several or len(calls) == 1
+    assert not words.strip(), text
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("words", ["", "I wait {here}:\n"])
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_call_that_has_begun_is_read_as_one(form: CallForm, words: str, seed: int, several: bool) -> None:
+    """Where the answer may be words, too, the arguments of what begins as a call are those of its function."""
+    begun = f"{words}{form.mark}{form.begin}{form.before}paint{form.middle}"
+    text = walk(compiled(form.name, False, several).copy(), random.Random(seed), begun)
+    calls, said = calls_in(text)
+    assert calls, text
+    assert calls[0]["name"] == "paint"
+    assert several or len(calls) == 1
+    assert said == words.strip()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("must_call", [True, False])
+def test_calls_as_models_write_them_are_taken(form: CallForm, must_call: bool) -> None:
+    arguments = [json.dumps({"shade": shade, "on": True}, ensure_ascii=False) for shade in SHADES]
+    text = written(form, [*(("paint", each) for each in arguments), ("wait", "{}")])
+    matcher = compiled(form.name, must_call, True).copy()
+    tokens = tokens_of(text)
+    taken = matcher.try_read(tokens)
+    assert taken == len(tokens), text_of(tokens[taken:])
+    assert matcher.mask()[END]
