@@ -162,12 +162,8 @@ def measure_bandwidth(context: SectionContext, rows: Rows) -> None:
         size = context.scale.copy_bytes // share
         source = torch.ones(size // 4, dtype=torch.float32, device=context.device)
         target = torch.empty_like(source)
-        copy = partial(torch.neg, source, out=target)
-        rows.append(_rate(2 * size, context.timer.launched([copy])))
-
-
-def _rate(moved: int, seconds: float) -> dict[str, float]:
-    return {"bytes": moved, "seconds": seconds, "bytes_per_s": moved / seconds}
+        seconds = context.timer.launched([partial(torch.neg, source, out=target)])
+        rows.append({"bytes": 2 * size, "seconds": seconds, "bytes_per_s": 2 * size / seconds})
 
 
 def bandwidth(context: SectionContext) -> float:

@@ -74,9 +74,9 @@ def measure_executors(context: SectionContext, rows: Rows) -> None:
         sequences = [read_context(runner, scale.context, 0)]
         for nodes in (1, tree_nodes(context)):
             found = measure_pass(shape, runner, sequences, nodes, context)
+            ours = pass_seconds(context, shape.name, 1, nodes, "pass_s")
             key = {"shape": shape.name, "batch": 1, "nodes": nodes}
-            ours = next((r for r in context.results.get("passes", ()) if key.items() <= r.items()), {})
-            rows.append(key | {"torch_s": found["pass_s"], "gpu_s": ours.get("pass_s")})
+            rows.append(key | {"torch_s": found["pass_s"], "gpu_s": ours})
         del runner, sequences
         give_back_memory(context.device)
 
@@ -193,7 +193,7 @@ def _steps(
             held[i] = outcome.held_len
             tokens += (1 + len(accepted)) * (step >= _WARM_UP)
     engine.release([f"r{i}" for i in range(batch)])
-    device_s = pass_seconds(context, shape.name, batch, nodes)
+    device_s = pass_seconds(context, shape.name, batch, nodes, "queued_s")
     row = {"shape": shape.name, "batch": batch, "nodes": nodes, "step_s": median(times)}
     row |= {"tokens_per_step": tokens / (batch * context.scale.steps), "tokens_per_s": tokens / sum(times)}
     return row | {"device_s": device_s, "beside_device": share_beside(device_s, row["step_s"])}
@@ -211,11 +211,11 @@ def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
     return builder.build()
 
 
-def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int) -> float | None:
-    """The device's time of such a pass, as measured before; None if it was not."""
+def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int, of: str) -> float | None:
+    """A time of such a pass under a name of `measure_pass`, as measured before; None if it was not."""
     key = {"shape": shape, "batch": batch, "nodes": nodes}
     found: Sequence[dict[str, Any]] = context.results.get("passes", [])
-    return next((row["queued_s"] for row in found if key.items() <= row.items() and "queued_s" in row), None)
+    return next((row[of] for row in found if key.items() <= row.items() and of in row), None)
 
 
 def share_beside(device_s: float | None, step_s: float) -> float | None:

@@ -136,7 +136,7 @@ def choose_backend(
         if not reason:
             if reasons:
                 log.warning("%s; using the %s executor", "; ".join(reasons), backend.name)
-            if backend.name == "torch" and torch.device(device).type == "cuda":
+            if name == "auto" and backend.name == "torch" and torch.device(device).type == "cuda":
                 log.info("--executor gpu runs passes faster on a GPU (4 to 7 times on an H200)")
             if backend.name != "native" and dtype != torch.float32:
                 why = (

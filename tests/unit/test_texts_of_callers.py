@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from specinfer.tokenizer import Tokenizer
+from tests.support.models.byte_tokenizer import byte_tokenizer
 
 MARKS = ("<|a|>", "<|b|>")
 PARTS = ["<|a|>", "<|b|>", "<", "|>", "hi", " ", "\n", "<|", "é", "\U0010ffff"]
@@ -22,12 +21,9 @@ USES = [
 
 def tokenizer(use: str) -> Tokenizer:
     """A tokenizer of bytes with two special tokens."""
-    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
-    fast = FastTokenizer(models.BPE({sign: number for number, sign in enumerate(signs)}, []))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast.decoder = decoders.ByteLevel()
-    fast.add_special_tokens(list(MARKS))
-    return Tokenizer(fast, f"{{% for m in messages %}}<|a|>{{{{ {use} }}}}<|b|>{{% endfor %}}", {})
+    return Tokenizer(
+        byte_tokenizer(MARKS), f"{{% for m in messages %}}<|a|>{{{{ {use} }}}}<|b|>{{% endfor %}}", {}
+    )
 
 
 @pytest.mark.parametrize("use", USES)

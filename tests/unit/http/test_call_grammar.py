@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from http_svc.body.tools import Function
 from http_svc.calls.answer import AnswerForm, AnswerReader
 from http_svc.calls.grammar import Wanted, call_grammar
-from specinfer.chat.forms import BY_NAME, FORMS, CallForm
+from specinfer.chat.forms import FORMS, CallForm
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.matcher import Matcher
+from tests.support.models.byte_tokenizer import byte_tokenizer
 from tests.unit.http.test_tool_calls import joined, written
 
 _LONGEST = 2000
@@ -35,13 +36,7 @@ FUNCTIONS = [Function(name="paint", parameters=PARAMETERS), Function(name="wait"
 
 @cache
 def tokenizer() -> Tokenizer:
-    """A token for every byte, and one that ends."""
-    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
-    fast = Tokenizer(models.BPE({sign: token for token, sign in enumerate(signs)}, []))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    fast.decoder = decoders.ByteLevel()
-    fast.add_special_tokens(["<end>"])
-    return fast
+    return byte_tokenizer(["<end>"])
 
 
 def tokens_of(text: str) -> list[int]:
@@ -58,8 +53,8 @@ def compiler() -> Compiler:
 
 
 @cache
-def compiled(form: str, must_call: bool, several: bool) -> Matcher:
-    wanted = Wanted(FUNCTIONS, BY_NAME[form], must_call=must_call, several=several)
+def compiled(form: CallForm, must_call: bool, several: bool) -> Matcher:
+    wanted = Wanted(FUNCTIONS, form, must_call=must_call, several=several)
     return compiler().compile(Constraint(ConstraintKind.GRAMMAR, call_grammar(wanted)))
 
 
@@ -93,10 +88,10 @@ def calls_in(text: str) -> tuple[list[dict[str, Any]], str]:
     return calls, reader.message["content"] or ""
 
 
-@pytest.mark.parametrize("form", [form.name for form in FORMS])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.booleans())
-def test_answers_that_must_call_are_read_as_calls(form: str, seed: int, several: bool) -> None:
+def test_answers_that_must_call_are_read_as_calls(form: CallForm, seed: int, several: bool) -> None:
     text = walk(compiled(form, True, several).copy(), random.Random(seed))
     calls, words = calls_in(text)
     assert calls, text
@@ -111,7 +106,7 @@ def test_answers_that_must_call_are_read_as_calls(form: str, seed: int, several:
 def test_a_call_that_has_begun_is_read_as_one(form: CallForm, words: str, seed: int, several: bool) -> None:
     """Where the answer may be words, too, the arguments of what begins as a call are those of its function."""
     begun = f"{words}{form.mark}{form.begin}{form.before}paint{form.middle}"
-    text = walk(compiled(form.name, False, several).copy(), random.Random(seed), begun)
+    text = walk(compiled(form, False, several).copy(), random.Random(seed), begun)
     calls, said = calls_in(text)
     assert calls, text
     assert calls[0]["name"] == "paint"
@@ -124,7 +119,7 @@ def test_a_call_that_has_begun_is_read_as_one(form: CallForm, words: str, seed: 
 def test_calls_as_models_write_them_are_taken(form: CallForm, must_call: bool) -> None:
     arguments = [json.dumps({"shade": shade, "on": True}, ensure_ascii=False) for shade in SHADES]
     text = written(form, [*(("paint", each) for each in arguments), ("wait", "{}")])
-    matcher = compiled(form.name, must_call, True).copy()
+    matcher = compiled(form, must_call, True).copy()
     tokens = tokens_of(text)
     taken = matcher.try_read(tokens)
     assert taken == len(tokens), text_of(tokens[taken:])

@@ -15,8 +15,10 @@ from tests.support.tiny_models import tiny_transformers
 CONFIG: ModelConfig = from_transformers(tiny_transformers("llama").config)
 
 
-def chosen(executor: str, weights: str = "auto", dtype: torch.dtype = torch.bfloat16) -> str:
-    return choose_backend(executor, CONFIG, FORMATS[weights], dtype, "cpu").name
+def chosen(
+    executor: str, weights: str = "auto", dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
+) -> str:
+    return choose_backend(executor, CONFIG, FORMATS[weights], dtype, device).name
 
 
 @pytest.fixture
@@ -48,6 +50,17 @@ def test_without_kernels_torch_runs_numbers_and_says_why(caplog: pytest.LogCaptu
         chosen("native")
     with pytest.raises(SettingError, match="weights = 'q4_k': the processor lacks avx2"):
         chosen("auto", "q4_k")
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_on_a_gpu_the_faster_executor_is_named_unless_torch_was_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert chosen("torch", device="cuda") == chosen("auto") == "torch"
+    assert "--executor gpu" not in caplog.text
+    assert chosen("auto", device="cuda") == "torch"
+    assert "--executor gpu" in caplog.text
 
 
 @pytest.mark.usefixtures("kernels")
