@@ -51,8 +51,11 @@ _TWO_BASES = {
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_TRAINABLE = torch.inference_mode(False)
+"""Tests share models: the first one may ask for its model in inference mode, the next one for gradients."""
 
 
+@_TRAINABLE
 def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A random model with weights large enough that its predictions differ from token to token."""
     shape = _SHAPE | {"initializer_range": 0.2} | overrides
@@ -131,6 +134,7 @@ def silence_attention(model: Any) -> None:
 GENERIC = ("opt", "gpt_neox", "gpt2", "phi", "stablelm", "gemma", "olmo2")
 
 
+@_TRAINABLE
 def tiny_generic(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A random model of a family for the generic executor; most are none that our own decoder knows."""
     shape = {k: v for k, v in _SHAPE.items() if k != "head_dim"}
