@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from all_in_one.metrics import united
-from all_in_one.settings import GATEWAY, VERIFIER, ServeSettings
+from all_in_one.settings import ServeSettings
 from gateway.api.callers import Callers
 from gateway.app import (
     Gateway,
@@ -24,6 +24,7 @@ from gateway.app import (
 )
 from gateway.settings import EMBEDDED, GatewaySettings
 from http_svc.app import HttpServer, bind, build_app
+from http_svc.settings import GatewayAccess
 from specinfer.drafters.draft import check_named_draft
 from specinfer.hub import model_name
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
@@ -31,10 +32,12 @@ from specinfer.service.in_process import SCHEME, InProcessServer
 from specinfer.service.metrics import service_registry
 from specinfer.service.server import NOT_SERVING, SERVING
 from specinfer.service.threads import EngineThread
+from specinfer.service.tls import ClientTls
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2_grpc, verifier_pb2_grpc
 
 PROGRAM = "specinfer serve"
+GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
 
 
 async def serve(settings: ServeSettings) -> None:
@@ -50,7 +53,8 @@ async def serve(settings: ServeSettings) -> None:
         gateway(own, tokenizer, registries[2], name) as one,
     ):
         one.running.add_done_callback(end_process_if_failed)
-        app = build_app(settings, registries[0], ending, shown=united(registries))
+        access = GatewayAccess((GATEWAY,), ClientTls())
+        app = build_app(settings, access, registries[0], ending, shown=united(registries))
         server = HttpServer(settings, app, ending)
         await start_and_wait_for_signal(server.start)
         await drain(one, server, settings.drain_seconds)

@@ -1,9 +1,9 @@
 """Settings of the server in one process (environment prefix SPECINFER_SERVE_)."""
 
 from pydantic import Field
-from pydantic_settings import CliSuppress, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
-from http_svc.settings import HttpSettings
+from http_svc.settings import ApiSettings
 from specinfer.drafters.draft import AUTO_DRAFT, DRAFT_HELP
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
@@ -12,17 +12,15 @@ from specinfer.model.formats.registry import AUTO, FORMATS, unknown_format, weig
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.system.threads import THREADS_HELP, thread_count
 
-GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
 _DTYPES = ("float32", "bfloat16", "float16")
 _LIMITS = SchedulerLimits()
 
 
-class ServeSettings(HttpSettings):
+class ServeSettings(ApiSettings):
     """OpenAI's API for one model, all in one process."""
 
-    model_config = SettingsConfigDict(**{**HttpSettings.model_config, "env_prefix": "SPECINFER_SERVE_"})
+    model_config = SettingsConfigDict(**{**ApiSettings.model_config, "env_prefix": "SPECINFER_SERVE_"})
 
-    gateways: CliSuppress[str] = GATEWAY
     model: str = Field(DEFAULT_MODEL, description="Model: registry name, hub id, directory or GGUF file.")
     chat_template: str = Field(
         "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
@@ -60,9 +58,7 @@ class ServeSettings(HttpSettings):
     )
 
     def check(self) -> None:
-        """Check also that nobody names gateways, or more threads than there are processors."""
-        if self.gateways != GATEWAY:
-            raise SettingError("gateways", self.gateways, "this process is the gateway")
+        """Check also the number of threads and the formats of numbers."""
         thread_count(self.threads)
         if self.dtype not in _DTYPES:
             raise SettingError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
