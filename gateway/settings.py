@@ -81,11 +81,6 @@ class GatewaySettings(SecuritySettings):
         description="Time that a request goes on after its last client has left, for the client to come "
         "back.",
     )
-    draft_deadline_ms: float = Field(
-        0.0,
-        ge=0,
-        description="Time the speculators get per iteration; 0: in proportion to what the verifier takes.",
-    )
     trust_draws: bool = Field(
         True,
         description="Let speculators draw for sampled requests. One that lies about what it drew from "

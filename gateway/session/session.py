@@ -191,10 +191,9 @@ class VerifierSession:
     def _build(self, description: verifier_pb2.DescribeVerifierReply) -> SessionLoop:
         settings, shared = self._shared.settings, self._shared
         policy = PoolPolicy(
-            settings.draft_deadline_ms / 1000,
             description.vocab_size,
             description.tokenizer_fingerprint,
-            settings.hung_seconds,
+            hung_s=settings.hung_seconds,
             trust_draws=settings.trust_draws,
             max_nodes=description.max_nodes,
             hidden_size=description.hidden_size,
