@@ -4,10 +4,13 @@ from collections.abc import Callable
 
 from specinfer.model.formats.base import BlockFormat
 from specinfer.model.formats.iq4 import quantise_iq4_nl, quantise_iq4_xs
-from specinfer.model.formats.q2_k import quantise_q2_k
-from specinfer.model.formats.q3_k import quantise_q3_k
-from specinfer.model.formats.q4_k import quantise_q4_k, quantise_q5_k
-from specinfer.model.formats.q6_k import quantise_q6_k
+from specinfer.model.formats.k_quants import (
+    quantise_q2_k,
+    quantise_q3_k,
+    quantise_q4_k,
+    quantise_q5_k,
+    quantise_q6_k,
+)
 from specinfer.model.formats.rounding import Bytes, Floats
 
 
