@@ -3,15 +3,15 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
 from threading import Thread
 
 from grpc_health.v1 import health, health_pb2_grpc
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
 
-from all_in_one.metrics import united
 from all_in_one.settings import ServeSettings
 from gateway.api.callers import Callers
 from gateway.app import (
@@ -149,6 +149,29 @@ async def gateway(
                 showing.cancel()
     finally:
         server.close()
+
+
+class Union(Collector):
+    """The metrics of several registries; what several have, as the version, is that of the first."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, each once."""
+        seen = set[str]()
+        for registry in self._registries:
+            for metric in registry.collect():
+                if metric.name not in seen:
+                    seen.add(metric.name)
+                    yield metric
+
+
+def united(registries: Sequence[CollectorRegistry]) -> CollectorRegistry:
+    """Return a registry that shows the metrics of these."""
+    whole = CollectorRegistry(auto_describe=False)
+    whole.register(Union(registries))
+    return whole
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from gateway.api.entrance import KeyInterceptor
 from gateway.api.request_service import RequestService
 from gateway.api.servicer import GenerationServicer
 from gateway.api.status import StatusReporter
-from gateway.api.watch.replies import WatchReplies
+from gateway.api.watch.pictures import WatchReplies
 from gateway.api.watch.watches import Watches
 from gateway.cluster.follower import Follower
 from gateway.cluster.lease_manager import LeaseManager

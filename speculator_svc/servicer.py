@@ -22,7 +22,7 @@ from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_limits
 from speculator_svc.clients import own_id, request_id_of
-from speculator_svc.learning.recording import record
+from speculator_svc.learning.replay import record
 from speculator_svc.metrics import SpeculatorMetrics
 
 if TYPE_CHECKING:

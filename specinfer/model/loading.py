@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.backends import Backend, Work, choose_backend
-from specinfer.model.cache.sequence import blocks_for
-from specinfer.model.cache.window import SINKS, KVWindow
+from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
 from specinfer.model.formats.registry import AUTO, find_format
