@@ -66,7 +66,6 @@ def build_engine(
             "kv_window = %d: the cache forgets, so the output is not the model's own", settings.kv_window
         )
     limits = EngineLimits(
-        max_requests=settings.max_requests,
         max_nodes=settings.max_nodes,
         max_step_tokens=settings.max_step_tokens,
         max_context_len=checked_context("max_context_len", settings.max_context_len, longest),
