@@ -17,10 +17,10 @@ from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.account import check_rope, check_tensors, load_whole
-from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
 from specinfer.model.weights.trimmed import trimmed

@@ -1,16 +1,16 @@
 """Count the formats in which an executor really takes a model's weights."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
 from specinfer.model.formats.quantised import QuantisedWeights
-from specinfer.model.weights.blocks import Blocks, BlockWeights
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
+from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
 
 _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -47,7 +47,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class HeldWeights(Mapping[str, torch.Tensor]):
+class HeldWeights(NamedTensors):
     """The weights that an executor takes, in a format; counts what it takes."""
 
     def __init__(
@@ -61,7 +61,7 @@ class HeldWeights(Mapping[str, torch.Tensor]):
         """Open weights for a backend, which holds numbers in `dtype`; `asked`: somebody chose the format."""
         self.format, self._backend, self._dtype, self._asked = chosen, backend, dtype, asked
         self._in_blocks = isinstance(weights, BlockWeights)
-        self._source: Mapping[str, torch.Tensor] = (
+        self._names = self._source = (
             QuantisedWeights(weights, chosen) if isinstance(chosen, BlockFormat) else weights
         )
         self._gives_blocks = (
@@ -99,15 +99,6 @@ class HeldWeights(Mapping[str, torch.Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
         return shape_of(self._source, name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._source
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._source)
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def formats(self) -> HeldFormats:
         """Return what has been taken so far."""

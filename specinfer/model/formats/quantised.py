@@ -4,36 +4,28 @@ The quantised model is another model: good for a speculator, whose mistakes cost
 quantised SSM), and a decision of the operator for a target.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from specinfer.model.formats.base import BlockFormat
 from specinfer.model.formats.registry import format_for_rows
-from specinfer.model.weights.blocks import Blocks, BlockWeights
 from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
 
 
-class QuantisedWeights(Mapping[str, torch.Tensor]):
+class QuantisedWeights(NamedTensors):
     """Weights with all matrices, the head too, in blocks of a format or its fallback.
 
     Embeddings to look up stay as they are.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], chosen: BlockFormat) -> None:
-        self._weights, self._format = weights, chosen
+        self._weights = self._names = weights
+        self._format = chosen
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._weights[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
