@@ -128,7 +128,7 @@ async def build_gateway(
     observer = Observer(GatewayMetrics(registry, named), traces, recorder.write)
     callers = Callers.load(settings.key_file)
     weights = settings.weights_file
-    trained = load_weights("planner_weights", weights) if weights is not None else {}
+    trained = load_weights("planner", weights) if weights is not None else {}
     store, leases, close_store = open_store(settings, gateway_id)
     constraints = Constraints(tokenizer)
     shared = Shared(settings, tokenizer, observer, store, token_streams, constraints, watches, trained)

@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from gateway.api.security import SecuritySettings
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.planning import PLANNERS
 from specinfer.remote.replicas import service_addresses
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
@@ -106,15 +107,10 @@ class GatewaySettings(SecuritySettings):
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
     )
     planner: str = Field(
-        "measured",
-        pattern="^(measured|learned)$",
+        PLANNERS[0],
         description="How steps are planned: measured, by a table of what steps brought and took; learned, by a "
-        "linear model of each request's text and steps, refined while serving.",
-    )
-    planner_weights: str = Field(
-        "",
-        description="File of the learned planner's weights, from `specinfer train scheduler`; without it the "
-        "learned planner begins with what each request accepted so far.",
+        "linear model of each request's text and steps, refined while serving; or a file of weights from "
+        "`specinfer train scheduler`, with which the learned one begins.",
     )
     record_steps: str = Field(
         "",
@@ -133,13 +129,14 @@ class GatewaySettings(SecuritySettings):
         super().check()
         split_targets("verifiers", self.verifiers)
         service_addresses(self.speculators)
-        if self.planner_weights and self.planner != "learned":
-            raise SettingError("planner_weights", self.planner_weights, "only for --planner learned")
+        if self.weights_file is not None and not self.weights_file.is_file():
+            names = ", ".join(PLANNERS)
+            raise SettingError("planner", self.planner, f"must be {names} or a file of weights")
 
     @property
     def weights_file(self) -> Path | None:
         """File of the learned planner's weights, if any were trained."""
-        return as_path(self.planner_weights)
+        return None if self.planner in PLANNERS else Path(self.planner)
 
     @property
     def embedded_store(self) -> Path | Literal[""] | None:

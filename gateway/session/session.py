@@ -229,7 +229,7 @@ class VerifierSession:
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
         planner: StepPlanner = TablePlanner(curve, budget, settings.adaptive)
-        if settings.planner == "learned":
+        if settings.planner != "measured":
             matches = TextMatches(lambda name: scheduler.states[name].tokens)
             trained = shared.trained, pool.names, matches
             planner = LearnedPlanner(curve, budget, settings.adaptive, *trained)

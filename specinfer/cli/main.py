@@ -20,7 +20,7 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, PlannerChoice
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, planner_name
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     Draft,
@@ -84,11 +84,12 @@ ServedModelName = Annotated[
     str | None,
     typer.Option(help="Names of the model over HTTP, separated by commas; answers carry the first."),
 ]
-Planner = Annotated[PlannerChoice | None, typer.Option(help="How the gateway expects accepted tokens.")]
-PlannerWeights = Annotated[
-    Path | None,
+Planner = Annotated[
+    str | None,
     typer.Option(
-        help="Weights of the learned planner, from `specinfer train scheduler`.", exists=True, dir_okay=False
+        parser=planner_name,
+        metavar="measured|learned|FILE",
+        help="How the gateway expects accepted tokens; FILE: learned, from weights of `specinfer train scheduler`.",
     ),
 ]
 TensorParallel = Annotated[
@@ -112,13 +113,10 @@ def up(
     chat_template: ChatTemplate = None,
     served_model_name: ServedModelName = None,
     planner: Planner = None,
-    planner_weights: PlannerWeights = None,
     tensor_parallel: TensorParallel = 1,
     explain: Explain = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
-    if planner_weights and planner is not PlannerChoice.LEARNED:
-        raise InvalidInputError("--planner-weights", str(planner_weights), "only for --planner learned")
     if served_model_name is not None and http_listen == "none":
         raise InvalidInputError("served_model_name", served_model_name, "only for the HTTP service")
     options = LocalOptions(
@@ -128,13 +126,8 @@ def up(
         listen=listen,
         verifier={"weights": weights, "offload": offload, "tensor-parallel": str(tensor_parallel)},
         gateway={
-            flag: value
-            for flag, value in (
-                ("planner", planner),
-                ("planner-weights", str(planner_weights.resolve()) if planner_weights else None),
-                ("chat-template", str(chat_template.resolve()) if chat_template else None),
-            )
-            if value is not None
+            **({"planner": planner} if planner else {}),
+            **({"chat-template": str(chat_template.resolve())} if chat_template else {}),
         },
         speculators=read_speculators(speculator),
         addresses=tuple(check_target("--speculator-address", each) for each in speculator_address or ()),
