@@ -88,12 +88,6 @@ def ranks(
     return found
 
 
-def evaluate(student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5) -> Success:
-    """Return the success on the target's own continuations."""
-    place = np.concatenate(ranks(student, examples, vocabulary, most))
-    return Success({k: float((place < k).mean()) for k in range(1, most + 1)})
-
-
 def success_by_depth(places: Sequence[NDArray[np.int64]], depths: int = 4, most: int = 5) -> list[Success]:
     """Return the success at each depth of a draft: of tokens before which its first guesses were right.
 
