@@ -22,7 +22,7 @@ from gateway.app import (
     open_store,
     show_health,
 )
-from gateway.settings import EMBEDDED, GatewaySettings
+from gateway.settings import EMBEDDED, GatewaySettings, RequestSettings
 from http_svc.app import HttpServer, bind, build_app
 from http_svc.settings import GatewayAccess
 from specinfer.drafters.draft import check_named_draft
@@ -31,6 +31,7 @@ from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
 from specinfer.service.metrics import service_registry
 from specinfer.service.server import NOT_SERVING, SERVING
+from specinfer.service.settings import ProcessSettings
 from specinfer.service.threads import EngineThread
 from specinfer.service.tls import ClientTls
 from specinfer.tokenizer import Tokenizer
@@ -89,17 +90,12 @@ def gateway_settings(settings: ServeSettings) -> GatewaySettings:
     Raises:
         SettingError: if one is wrong.
     """
-    shared = (
+    names = (
         "model",
-        "api_keys",
-        "chat_template",
-        "parse_special_tokens",
-        "max_batch",
-        "max_waiting",
         "drain_seconds",
-        "vllm_metrics",
+        *RequestSettings.model_fields.keys() - ProcessSettings.model_fields.keys(),
     )
-    given = {name: getattr(settings, name) for name in shared}
+    given = {name: getattr(settings, name) for name in names}
     own = GatewaySettings(**given, verifiers=VERIFIER, redis_url=f"{EMBEDDED}{settings.store}")
     own.check()
     return own

@@ -3,33 +3,24 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from gateway.settings import RequestSettings
 from http_svc.settings import ApiSettings
 from specinfer.drafters.draft import AUTO_DRAFT, DRAFT_HELP
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.registry import AUTO, FORMATS, unknown_format, weights_help
-from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.system.threads import THREADS_HELP, thread_count
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_LIMITS = SchedulerLimits()
 
 
-class ServeSettings(ApiSettings):
+class ServeSettings(ApiSettings, RequestSettings):
     """OpenAI's API for one model, all in one process."""
 
     model_config = SettingsConfigDict(**{**ApiSettings.model_config, "env_prefix": "SPECINFER_SERVE_"})
 
     model: str = Field(DEFAULT_MODEL, description="Model: registry name, hub id, directory or GGUF file.")
-    chat_template: str = Field(
-        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
-    )
-    parse_special_tokens: bool = Field(
-        False,
-        description="Read the names of special tokens in messages, results and functions as special tokens; else "
-        "they are text.",
-    )
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(AUTO, description=f"Format of weights: {weights_help()}.")
@@ -40,16 +31,6 @@ class ServeSettings(ApiSettings):
     )
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
-    )
-    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
-    max_waiting: int = Field(
-        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
-    )
-    vllm_metrics: bool = Field(
-        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
-    )
-    api_keys: str = Field(
-        "", description="File of API keys (`specinfer keys`); without it everybody is served."
     )
     store: str = Field(
         "",

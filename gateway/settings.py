@@ -12,16 +12,43 @@ from specinfer.planning import PLANNERS
 from specinfer.remote.replicas import service_addresses
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
-from specinfer.service.settings import ServiceSettings, as_path
+from specinfer.service.settings import ProcessSettings, ServiceSettings, as_path
 from specinfer.service.tls import ClientTls, redis_tls
 
+_LIMITS = SchedulerLimits()
 
-class SecuritySettings(ServiceSettings):
-    """API keys of clients; TLS towards verifiers, speculator services and Redis."""
 
+class RequestSettings(ProcessSettings):
+    """Settings of requests, of a gateway by itself or in one process with everything."""
+
+    chat_template: str = Field(
+        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
+    )
+    parse_special_tokens: bool = Field(
+        False,
+        description="Read the names of special tokens in messages, results and functions as special tokens; else "
+        "they are text.",
+    )
+    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
+    max_waiting: int = Field(
+        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
+    )
     api_keys: str = Field(
         "", description="File of API keys (`specinfer keys`); without it everybody is served."
     )
+    vllm_metrics: bool = Field(
+        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
+    )
+
+    @property
+    def key_file(self) -> Path | None:
+        """The file of API keys, if keys are needed."""
+        return as_path(self.api_keys)
+
+
+class SecuritySettings(ServiceSettings):
+    """TLS towards verifiers, speculator services and Redis."""
+
     services_tls_ca: str = Field(
         "", description="PEM file of the authorities of verifiers and speculators; with it TLS is used."
     )
@@ -41,11 +68,6 @@ class SecuritySettings(ServiceSettings):
     redis_tls_key: str = Field("", description="PEM file of that certificate's private key.")
 
     @property
-    def key_file(self) -> Path | None:
-        """The file of API keys, if keys are needed."""
-        return as_path(self.api_keys)
-
-    @property
     def services_tls(self) -> ClientTls:
         """Files with which channels to verifiers and speculators are opened."""
         ca, certificate, key = map(
@@ -63,7 +85,6 @@ class SecuritySettings(ServiceSettings):
         return redis_tls(url, *map(as_path, files))
 
 
-_LIMITS = SchedulerLimits()
 TRACE_RATIO = 0.01
 """Share of requests to trace if the caller does not decide by `traceparent`."""
 RETENTION_SECONDS = 600
@@ -72,7 +93,7 @@ EMBEDDED = "embedded:"
 """Scheme of `redis_url` without Redis."""
 
 
-class GatewaySettings(SecuritySettings):
+class GatewaySettings(SecuritySettings, RequestSettings):
     """Settings of the gateway, which owns every request, merges speculators' trees and calls the verifier."""
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
@@ -84,14 +105,6 @@ class GatewaySettings(SecuritySettings):
         9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
     )
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
-    chat_template: str = Field(
-        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
-    )
-    parse_special_tokens: bool = Field(
-        False,
-        description="Read the names of special tokens in messages, results and functions as special tokens; else "
-        "they are text.",
-    )
     verifiers: str = Field(
         "127.0.0.1:50052",
         description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a "
@@ -136,10 +149,6 @@ class GatewaySettings(SecuritySettings):
         "biases the "
         "output; --no-trust-draws takes only points.",
     )
-    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
-    max_waiting: int = Field(
-        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
-    )
     prefill_chunk: int = Field(_LIMITS.prefill_chunk, ge=1, description="Most prompt tokens per iteration.")
     tree_nodes: int = Field(
         0,
@@ -167,9 +176,6 @@ class GatewaySettings(SecuritySettings):
     )
     max_calls: int = Field(
         4096, ge=1, description="Most calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
-    )
-    vllm_metrics: bool = Field(
-        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
     )
 
     def check(self) -> None:
