@@ -243,8 +243,8 @@ class VerifierSession:
 class PrefixIndex:
     """Hashes of prompts, block by block."""
 
-    def __init__(self, block_tokens: int, most_blocks: int = _MOST_BLOCKS) -> None:
-        self._block, self._most = block_tokens, most_blocks
+    def __init__(self, block_tokens: int) -> None:
+        self._block = block_tokens
         self._known: OrderedDict[int, None] = OrderedDict()
 
     def note(self, tokens: Sequence[int]) -> None:
@@ -252,7 +252,7 @@ class PrefixIndex:
         for key in self._keys(tokens):
             self._known[key] = None
             self._known.move_to_end(key)
-        while len(self._known) > self._most:
+        while len(self._known) > _MOST_BLOCKS:
             self._known.popitem(last=False)
 
     def shared(self, tokens: Sequence[int]) -> int:
