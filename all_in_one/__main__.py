@@ -3,16 +3,16 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
 from threading import Thread
 
 from grpc_health.v1 import health, health_pb2_grpc
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
 
-from all_in_one.metrics import united
-from all_in_one.settings import GATEWAY, VERIFIER, ServeSettings
+from all_in_one.settings import ServeSettings
 from gateway.api.callers import Callers
 from gateway.app import (
     Gateway,
@@ -22,19 +22,23 @@ from gateway.app import (
     open_store,
     show_health,
 )
-from gateway.settings import EMBEDDED, GatewaySettings
+from gateway.settings import EMBEDDED, GatewaySettings, RequestSettings
 from http_svc.app import HttpServer, bind, build_app
+from http_svc.settings import GatewayAccess
 from specinfer.drafters.draft import check_named_draft
 from specinfer.hub import model_name
 from specinfer.service.entry_point import run_service, start_and_wait_for_signal
 from specinfer.service.in_process import SCHEME, InProcessServer
 from specinfer.service.metrics import service_registry
 from specinfer.service.server import NOT_SERVING, SERVING
+from specinfer.service.settings import ProcessSettings
 from specinfer.service.threads import EngineThread
+from specinfer.service.tls import ClientTls
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2_grpc, verifier_pb2_grpc
 
 PROGRAM = "specinfer serve"
+GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
 
 
 async def serve(settings: ServeSettings) -> None:
@@ -50,7 +54,8 @@ async def serve(settings: ServeSettings) -> None:
         gateway(own, tokenizer, registries[2], name) as one,
     ):
         one.running.add_done_callback(end_process_if_failed)
-        app = build_app(settings, registries[0], ending, shown=united(registries))
+        access = GatewayAccess((GATEWAY,), ClientTls())
+        app = build_app(settings, access, registries[0], ending, shown=united(registries))
         server = HttpServer(settings, app, ending)
         await start_and_wait_for_signal(server.start)
         await drain(one, server, settings.drain_seconds)
@@ -85,17 +90,12 @@ def gateway_settings(settings: ServeSettings) -> GatewaySettings:
     Raises:
         SettingError: if one is wrong.
     """
-    shared = (
+    names = (
         "model",
-        "api_keys",
-        "chat_template",
-        "parse_special_tokens",
-        "max_batch",
-        "max_waiting",
         "drain_seconds",
-        "vllm_metrics",
+        *RequestSettings.model_fields.keys() - ProcessSettings.model_fields.keys(),
     )
-    given = {name: getattr(settings, name) for name in shared}
+    given = {name: getattr(settings, name) for name in names}
     own = GatewaySettings(**given, verifiers=VERIFIER, redis_url=f"{EMBEDDED}{settings.store}")
     own.check()
     return own
@@ -145,6 +145,29 @@ async def gateway(
                 showing.cancel()
     finally:
         server.close()
+
+
+class Union(Collector):
+    """The metrics of several registries; what several have, as the version, is that of the first."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, each once."""
+        seen = set[str]()
+        for registry in self._registries:
+            for metric in registry.collect():
+                if metric.name not in seen:
+                    seen.add(metric.name)
+                    yield metric
+
+
+def united(registries: Sequence[CollectorRegistry]) -> CollectorRegistry:
+    """Return a registry that shows the metrics of these."""
+    whole = CollectorRegistry(auto_describe=False)
+    whole.register(Union(registries))
+    return whole
 
 
 def main(argv: Sequence[str] | None = None) -> None:

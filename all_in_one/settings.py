@@ -1,37 +1,26 @@
 """Settings of the server in one process (environment prefix SPECINFER_SERVE_)."""
 
 from pydantic import Field
-from pydantic_settings import CliSuppress, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
-from http_svc.settings import HttpSettings
+from gateway.settings import RequestSettings
+from http_svc.settings import ApiSettings
 from specinfer.drafters.draft import AUTO_DRAFT, DRAFT_HELP
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.formats.registry import AUTO, FORMATS, unknown_format, weights_help
-from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.system.threads import THREADS_HELP, thread_count
 
-GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
 _DTYPES = ("float32", "bfloat16", "float16")
-_LIMITS = SchedulerLimits()
 
 
-class ServeSettings(HttpSettings):
+class ServeSettings(ApiSettings, RequestSettings):
     """OpenAI's API for one model, all in one process."""
 
-    model_config = SettingsConfigDict(**{**HttpSettings.model_config, "env_prefix": "SPECINFER_SERVE_"})
+    model_config = SettingsConfigDict(**{**ApiSettings.model_config, "env_prefix": "SPECINFER_SERVE_"})
 
-    gateways: CliSuppress[str] = GATEWAY
     model: str = Field(DEFAULT_MODEL, description="Model: registry name, hub id, directory or GGUF file.")
-    chat_template: str = Field(
-        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
-    )
-    parse_special_tokens: bool = Field(
-        False,
-        description="Read the names of special tokens in messages, results and functions as special tokens; else "
-        "they are text.",
-    )
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(AUTO, description=f"Format of weights: {weights_help()}.")
@@ -43,16 +32,6 @@ class ServeSettings(HttpSettings):
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
     )
-    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
-    max_waiting: int = Field(
-        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
-    )
-    vllm_metrics: bool = Field(
-        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
-    )
-    api_keys: str = Field(
-        "", description="File of API keys (`specinfer keys`); without it everybody is served."
-    )
     store: str = Field(
         "",
         description="File that keeps requests and their tokens, so that streams go on after a restart; empty: "
@@ -60,9 +39,7 @@ class ServeSettings(HttpSettings):
     )
 
     def check(self) -> None:
-        """Check also that nobody names gateways, or more threads than there are processors."""
-        if self.gateways != GATEWAY:
-            raise SettingError("gateways", self.gateways, "this process is the gateway")
+        """Check also the number of threads and the formats of numbers."""
         thread_count(self.threads)
         if self.dtype not in _DTYPES:
             raise SettingError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")

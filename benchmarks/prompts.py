@@ -1,11 +1,13 @@
 """Evaluation prompts by source."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.prompts import group_prompts, spread
+from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 
 LONGEST = 1024
@@ -35,3 +37,38 @@ def mixed_texts(path: Path) -> list[str]:
     """All texts of a file, its sources in turn, so that any few of them in a row are of all sources."""
     in_turn = zip_longest(*group_prompts(path).values())
     return [row.text for rows in in_turn for row in rows if row is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One row of a file of prompts."""
+
+    text: str
+    source: str = ""
+    """Data set of the prompt; empty if the row has none."""
+
+
+def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:
+    """This many of a file's prompts, equally many of each `source` if it has them, spread over its rows, in turns."""
+    by_source = group_prompts(path)
+    longest = max(map(len, by_source.values()))
+    shares = (n for n in range(1, longest) if sum(min(n, len(rows)) for rows in by_source.values()) >= count)
+    each = next(shares, longest)
+    chosen = [spread(rows, each) for rows in by_source.values()]
+    in_turns = [prompt for of_turn in zip_longest(*chosen) for prompt in of_turn if prompt is not None]
+    return tuple(in_turns[:count])
+
+
+def group_prompts(path: Path) -> dict[str, list[PromptRow]]:
+    """All of a file's prompts by source."""
+    by_source: dict[str, list[PromptRow]] = {}
+    lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    for text, line in zip(read_prompts(path), lines, strict=True):
+        row = PromptRow(text, str(json.loads(line).get("source") or ""))
+        by_source.setdefault(row.source, []).append(row)
+    return by_source
+
+
+def spread(rows: Sequence[PromptRow], count: int) -> Sequence[PromptRow]:
+    """At most this many rows, at even distances."""
+    return rows[:: max(1, len(rows) // count)][:count]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 
+from benchmarks.prompts import read_prompts_by_source
 from benchmarks.publish import RESULTS
 from benchmarks.tables import head, line, origin, with_sections
 from specinfer.cli.about import about_this_run
@@ -20,7 +21,6 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
-from specinfer.prompts import read_prompts_by_source
 from specinfer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,7 +19,7 @@ from gateway.api.entrance import KeyInterceptor
 from gateway.api.request_service import RequestService
 from gateway.api.servicer import GenerationServicer
 from gateway.api.status import StatusReporter
-from gateway.api.watch.replies import WatchReplies
+from gateway.api.watch.pictures import WatchReplies
 from gateway.api.watch.watches import Watches
 from gateway.cluster.follower import Follower
 from gateway.cluster.lease_manager import LeaseManager
@@ -114,28 +114,21 @@ async def build_gateway(
     """Connect to Redis, verifiers and speculators, and run until the context is left.
 
     Args:
-        settings: of the gateway.
-        tokenizer: of the model.
-        registry: of its metrics.
-        tracer: None without tracing.
-        served_name: of the model in vLLM's metrics; empty: as in the settings.
+        served_name: the model's in vLLM's metrics; empty: as in the settings.
 
     Raises:
         UnavailableError: if Redis or every verifier does not answer in time.
         IncompatibleError: if a service does not fit the model's tokenizer.
         SettingError: if a setting is wrong.
     """
-    gateway_id = secrets.token_hex(8)
-    metrics = GatewayMetrics(
-        registry, (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
-    )
+    gateway_id, token_streams, watches = secrets.token_hex(8), TokenStreams(), Watches()
+    named = (served_name or model_name(settings.model)) if settings.vllm_metrics else ""
     recorder = StepRecorder(settings.recording)
-    observer = Observer(metrics, RequestTraces(tracer) if tracer else None, recorder.write)
-    token_streams = TokenStreams()
-    watches = Watches()
+    traces = RequestTraces(tracer) if tracer else None
+    observer = Observer(GatewayMetrics(registry, named), traces, recorder.write)
     callers = Callers.load(settings.key_file)
     weights = settings.weights_file
-    trained = load_weights("planner_weights", weights) if weights is not None else {}
+    trained = load_weights("planner", weights) if weights is not None else {}
     store, leases, close_store = open_store(settings, gateway_id)
     constraints = Constraints(tokenizer)
     shared = Shared(settings, tokenizer, observer, store, token_streams, constraints, watches, trained)
@@ -146,30 +139,18 @@ async def build_gateway(
     requests = RequestService(settings, store, token_streams, sessions, lease_manager, observer)
     try:
         await lease_manager.start()
-        target = sessions.target
-        context, longest = target.max_context_len, longest_request(target)
-        constraints.prepare(target.vocab_size, target.eos_token_ids)
-        _ = tokenizer.byte_decoder  # read now: it would hold up the first stream, and all steps beside it
-        decoder = RequestDecoder(
-            *(tokenizer, target.vocab_size, context, target.eos_token_ids),
-            longest=longest,
-            check_constraint=constraints.check,
-            is_checked=constraints.is_checked,
-            reads_references=lambda: sessions.read_references,
-            check_quota=store.check_quota,
-        )
+        decoder = _request_decoder(shared, sessions)
         status = StatusReporter(
-            gateway_id, sessions, lease_manager, target, lambda: observer.totals, tokenizer.chat_form
+            *(gateway_id, sessions, lease_manager, sessions.target),
+            lambda: observer.totals,
+            tokenizer.chat_form,
         )
         replies = WatchReplies(watches, tokenizer)
         servicer = GenerationServicer(
             requests, decoder, tokenizer, callers, status, replies, observer.metrics.requests.refused
         )
-        async with _running(
-            lease_manager,
-            Follower(token_streams, store, observer),
-            Gauges(observer, sessions, lease_manager),
-        ) as task:
+        follower, gauges = Follower(token_streams, store, observer), Gauges(observer, sessions, lease_manager)
+        async with _running(lease_manager, follower, gauges) as task:
             log.info("gateway %s", gateway_id)
             yield Gateway(
                 *(settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer),
@@ -182,6 +163,21 @@ async def build_gateway(
         await lease_manager.leave()
         await close_store()
         recorder.close()
+
+
+def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecoder:
+    """Return the decoder of requests to the target, and prepare constraints and the tokenizer for it."""
+    target, constraints = sessions.target, shared.constraints
+    constraints.prepare(target.vocab_size, target.eos_token_ids)
+    _ = shared.tokenizer.byte_decoder  # read now: it would hold up the first stream, and all steps with it
+    return RequestDecoder(
+        *(shared.tokenizer, target.vocab_size, target.max_context_len, target.eos_token_ids),
+        longest=longest_request(target),
+        check_constraint=constraints.check,
+        is_checked=constraints.is_checked,
+        reads_references=lambda: sessions.read_references,
+        check_quota=shared.store.check_quota,
+    )
 
 
 def open_store(

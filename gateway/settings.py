@@ -1,20 +1,90 @@
 """Settings of the gateway (environment prefix SPECINFER_GATEWAY_)."""
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from gateway.api.security import SecuritySettings
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.planning import PLANNERS
 from specinfer.remote.replicas import service_addresses
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
-from specinfer.service.settings import as_path
+from specinfer.service.settings import ProcessSettings, ServiceSettings, as_path
+from specinfer.service.tls import ClientTls, redis_tls
 
 _LIMITS = SchedulerLimits()
+
+
+class RequestSettings(ProcessSettings):
+    """Settings of requests, of a gateway by itself or in one process with everything."""
+
+    chat_template: str = Field(
+        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
+    )
+    parse_special_tokens: bool = Field(
+        False,
+        description="Read the names of special tokens in messages, results and functions as special tokens; else "
+        "they are text.",
+    )
+    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
+    max_waiting: int = Field(
+        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
+    )
+    api_keys: str = Field(
+        "", description="File of API keys (`specinfer keys`); without it everybody is served."
+    )
+    vllm_metrics: bool = Field(
+        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
+    )
+
+    @property
+    def key_file(self) -> Path | None:
+        """The file of API keys, if keys are needed."""
+        return as_path(self.api_keys)
+
+
+class SecuritySettings(ServiceSettings):
+    """TLS towards verifiers, speculator services and Redis."""
+
+    services_tls_ca: str = Field(
+        "", description="PEM file of the authorities of verifiers and speculators; with it TLS is used."
+    )
+    services_tls_certificate: str = Field(
+        "", description="PEM file of the gateway's certificate for services that ask for one."
+    )
+    services_tls_key: str = Field("", description="PEM file of that certificate's private key.")
+    services_tls_name: str = Field(
+        "", description="Name in the certificates of services; empty: the host of each address."
+    )
+    redis_tls_ca: str = Field(
+        "", description="PEM file of the authorities of a rediss:// server; empty: those of the system."
+    )
+    redis_tls_certificate: str = Field(
+        "", description="PEM file of the gateway's certificate for a Redis that asks for one."
+    )
+    redis_tls_key: str = Field("", description="PEM file of that certificate's private key.")
+
+    @property
+    def services_tls(self) -> ClientTls:
+        """Files with which channels to verifiers and speculators are opened."""
+        ca, certificate, key = map(
+            as_path, (self.services_tls_ca, self.services_tls_certificate, self.services_tls_key)
+        )
+        return ClientTls(ca, certificate, key, self.services_tls_name, prefix="services_tls")
+
+    def redis_tls(self, url: str) -> dict[str, Any]:
+        """Return keyword arguments for `Redis.from_url(url)`.
+
+        Raises:
+            SettingError: if a file is missing, cannot be read or does not fit, or the URL has no TLS.
+        """
+        files = (self.redis_tls_ca, self.redis_tls_certificate, self.redis_tls_key)
+        return redis_tls(url, *map(as_path, files))
+
+
 TRACE_RATIO = 0.01
 """Share of requests to trace if the caller does not decide by `traceparent`."""
 RETENTION_SECONDS = 600
@@ -23,7 +93,7 @@ EMBEDDED = "embedded:"
 """Scheme of `redis_url` without Redis."""
 
 
-class GatewaySettings(SecuritySettings):
+class GatewaySettings(SecuritySettings, RequestSettings):
     """Settings of the gateway, which owns every request, merges speculators' trees and calls the verifier."""
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
@@ -35,14 +105,6 @@ class GatewaySettings(SecuritySettings):
         9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
     )
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
-    chat_template: str = Field(
-        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
-    )
-    parse_special_tokens: bool = Field(
-        False,
-        description="Read the names of special tokens in messages, results and functions as special tokens; else "
-        "they are text.",
-    )
     verifiers: str = Field(
         "127.0.0.1:50052",
         description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a "
@@ -81,20 +143,11 @@ class GatewaySettings(SecuritySettings):
         description="Time that a request goes on after its last client has left, for the client to come "
         "back.",
     )
-    draft_deadline_ms: float = Field(
-        0.0,
-        ge=0,
-        description="Time the speculators get per iteration; 0: in proportion to what the verifier takes.",
-    )
     trust_draws: bool = Field(
         True,
         description="Let speculators draw for sampled requests. One that lies about what it drew from "
         "biases the "
         "output; --no-trust-draws takes only points.",
-    )
-    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
-    max_waiting: int = Field(
-        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
     )
     prefill_chunk: int = Field(_LIMITS.prefill_chunk, ge=1, description="Most prompt tokens per iteration.")
     tree_nodes: int = Field(
@@ -111,15 +164,10 @@ class GatewaySettings(SecuritySettings):
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
     )
     planner: str = Field(
-        "measured",
-        pattern="^(measured|learned)$",
+        PLANNERS[0],
         description="How steps are planned: measured, by a table of what steps brought and took; learned, by a "
-        "linear model of each request's text and steps, refined while serving.",
-    )
-    planner_weights: str = Field(
-        "",
-        description="File of the learned planner's weights, from `specinfer train scheduler`; without it the "
-        "learned planner begins with what each request accepted so far.",
+        "linear model of each request's text and steps, refined while serving; or a file of weights from "
+        "`specinfer train scheduler`, with which the learned one begins.",
     )
     record_steps: str = Field(
         "",
@@ -129,22 +177,20 @@ class GatewaySettings(SecuritySettings):
     max_calls: int = Field(
         4096, ge=1, description="Most calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
     )
-    vllm_metrics: bool = Field(
-        False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
-    )
 
     def check(self) -> None:
         """Check also the addresses of verifiers and speculator services."""
         super().check()
         split_targets("verifiers", self.verifiers)
         service_addresses(self.speculators)
-        if self.planner_weights and self.planner != "learned":
-            raise SettingError("planner_weights", self.planner_weights, "only for --planner learned")
+        if self.weights_file is not None and not self.weights_file.is_file():
+            names = ", ".join(PLANNERS)
+            raise SettingError("planner", self.planner, f"must be {names} or a file of weights")
 
     @property
     def weights_file(self) -> Path | None:
         """File of the learned planner's weights, if any were trained."""
-        return as_path(self.planner_weights)
+        return None if self.planner in PLANNERS else Path(self.planner)
 
     @property
     def embedded_store(self) -> Path | Literal[""] | None:

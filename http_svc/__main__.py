@@ -14,7 +14,7 @@ PROGRAM = "http_svc"
 async def serve(settings: HttpSettings) -> None:
     """Serve until signalled."""
     ending = asyncio.Event()
-    server = HttpServer(settings, build_app(settings, service_registry(), ending), ending)
+    server = HttpServer(settings, build_app(settings, settings.access, service_registry(), ending), ending)
     await server.run_until_signalled()
 
 

@@ -31,7 +31,7 @@ from http_svc.handlers import Door
 from http_svc.items.body import ResponsesBody
 from http_svc.models import GatewayHealth, Models
 from http_svc.page_routes import add_page
-from http_svc.settings import HttpSettings
+from http_svc.settings import ApiSettings, GatewayAccess
 from specinfer import __version__
 from specinfer.client import AsyncClient, Patience
 from specinfer.errors import SettingError
@@ -59,7 +59,7 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """A server of one application. `start`, then `stop`; or `run_until_signalled`."""
 
-    def __init__(self, settings: HttpSettings, app: ASGIApp, ending: asyncio.Event) -> None:
+    def __init__(self, settings: ApiSettings, app: ASGIApp, ending: asyncio.Event) -> None:
         """Create a server; setting `ending` makes the application end the calls that still run."""
         self._settings, self._ending = settings, ending
         tls = settings.tls
@@ -130,7 +130,8 @@ def bind(listen: str) -> socket.socket:
 
 
 def build_app(
-    settings: HttpSettings,
+    settings: ApiSettings,
+    gateways: GatewayAccess,
     registry: CollectorRegistry,
     ending: asyncio.Event,
     shown: CollectorRegistry | None = None,
@@ -139,6 +140,7 @@ def build_app(
 
     Args:
         settings: of the HTTP service.
+        gateways: those that answer.
         registry: of its metrics.
         ending: set when calls that still run must end.
         shown: metrics at `/metrics`, if they are not these alone.
@@ -146,10 +148,9 @@ def build_app(
     Raises:
         SettingError: if a file of TLS does not fit.
     """
-    addresses, metrics = settings.addresses, HttpMetrics(registry)
-    patience = Patience(settings.patience_seconds, for_room=False)
-    client = AsyncClient(addresses, tls=settings.gateway_tls, patience=patience)
-    health = GatewayHealth(addresses, settings.gateway_tls)
+    metrics, patience = HttpMetrics(registry), Patience(gateways.patience_seconds, for_room=False)
+    client = AsyncClient(gateways.addresses, tls=gateways.tls, patience=patience)
+    health = GatewayHealth(gateways.addresses, gateways.tls)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,5 +1,7 @@
 """Settings of the HTTP service (environment prefix SPECINFER_HTTP_)."""
 
+from dataclasses import dataclass
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -9,25 +11,27 @@ from specinfer.service.channel import split_address, split_targets
 from specinfer.service.settings import ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
+PATIENCE_SECONDS = 10.0
+"""Time that a lost gateway is tried again before a call fails."""
 
-class HttpSettings(ProcessSettings):
-    """Settings of the HTTP service, which speaks OpenAI's API and calls gateways."""
 
-    model_config = SettingsConfigDict(**{**ProcessSettings.model_config, "env_prefix": "SPECINFER_HTTP_"})
+@dataclass(frozen=True, slots=True)
+class GatewayAccess:
+    """Access to the gateways that answer calls."""
+
+    addresses: tuple[str, ...]
+    tls: ClientTls
+    patience_seconds: float = PATIENCE_SECONDS
+
+
+class ApiSettings(ProcessSettings):
+    """Settings of OpenAI's API over HTTP, in one process with its gateway or not."""
 
     listen: str = Field("127.0.0.1:8000", description="Address to listen on, host:port.")
-    gateways: str = Field(
-        "127.0.0.1:50051",
-        description="Gateways that share a Redis, host:port, separated by commas; the first that answers is "
-        "asked.",
-    )
     served_model_name: str = Field(
         "",
         description="Names by which callers call the model, separated by commas; answers carry the first. "
         "Empty: the gateways' name of it.",
-    )
-    patience_seconds: float = Field(
-        10.0, ge=0, description="Time that a lost gateway is tried again before a call fails."
     )
     cors_origins: str = Field(
         "",
@@ -41,30 +45,13 @@ class HttpSettings(ProcessSettings):
         "else all.",
     )
     max_calls: int = Field(4096, ge=1, description="Most calls at once; more are refused with 503.")
-    gateway_tls_ca: str = Field(
-        "", description="PEM file of the authorities of gateways; with it TLS is used."
-    )
-    gateway_tls_certificate: str = Field(
-        "", description="PEM file of this service's certificate for gateways that ask for one."
-    )
-    gateway_tls_key: str = Field("", description="PEM file of that certificate's private key.")
-    gateway_tls_name: str = Field(
-        "", description="Name in the certificates of gateways; empty: the host of each address."
-    )
 
     def check(self) -> None:
-        """Check also the gateways and TLS towards them."""
-        split_targets("gateways", self.gateways)
-        self.gateway_tls.check()
+        """Check also the model's names."""
         names = self.model_names
         if len(set(names)) < len(names) or (self.served_model_name and not all(names)):
             raise SettingError("served_model_name", self.served_model_name, "an empty name, or one twice")
         super().check()
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Addresses of the gateways."""
-        return tuple(split_targets("gateways", self.gateways))
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -87,10 +74,41 @@ class HttpSettings(ProcessSettings):
         listens = split_address("listen", self.listen, lowest_port=0)[0]
         return AllowedHosts(names or (["localhost"] if is_loopback(listens) else ["*"]))
 
+
+class HttpSettings(ApiSettings):
+    """Settings of the HTTP service, which speaks OpenAI's API and calls gateways."""
+
+    model_config = SettingsConfigDict(**{**ProcessSettings.model_config, "env_prefix": "SPECINFER_HTTP_"})
+
+    gateways: str = Field(
+        "127.0.0.1:50051",
+        description="Gateways that share a Redis, host:port, separated by commas; the first that answers is "
+        "asked.",
+    )
+    patience_seconds: float = Field(
+        PATIENCE_SECONDS, ge=0, description="Time that a lost gateway is tried again before a call fails."
+    )
+    gateway_tls_ca: str = Field(
+        "", description="PEM file of the authorities of gateways; with it TLS is used."
+    )
+    gateway_tls_certificate: str = Field(
+        "", description="PEM file of this service's certificate for gateways that ask for one."
+    )
+    gateway_tls_key: str = Field("", description="PEM file of that certificate's private key.")
+    gateway_tls_name: str = Field(
+        "", description="Name in the certificates of gateways; empty: the host of each address."
+    )
+
+    def check(self) -> None:
+        """Check also the gateways and TLS towards them."""
+        self.access.tls.check()
+        super().check()
+
     @property
-    def gateway_tls(self) -> ClientTls:
-        """Files with which channels to gateways are opened."""
+    def access(self) -> GatewayAccess:
+        """Addresses of the gateways, and how they are called."""
         ca, certificate, key = map(
             as_path, (self.gateway_tls_ca, self.gateway_tls_certificate, self.gateway_tls_key)
         )
-        return ClientTls(ca, certificate, key, self.gateway_tls_name, prefix="gateway_tls")
+        tls = ClientTls(ca, certificate, key, self.gateway_tls_name, prefix="gateway_tls")
+        return GatewayAccess(tuple(split_targets("gateways", self.gateways)), tls, self.patience_seconds)

@@ -2,21 +2,11 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice, zip_longest
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """One row of a file of prompts."""
-
-    text: str
-    source: str = ""
-    """Data set of the prompt; empty if the row has none."""
 
 
 def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
@@ -25,64 +15,29 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
     Raises:
         InvalidInputError: naming file and line.
     """
-    return tuple(prompt.text for prompt in islice(_read_rows(path), limit))
+    return tuple(islice(_read_turns(path), limit))
 
 
-def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:
-    """Return this many of a file's prompts, equally many of each `source` if it has them.
-
-    They are spread over its rows; sources take turns.
-
-    Raises:
-        InvalidInputError: naming file and line.
-    """
-    by_source = group_prompts(path)
-    longest = max(map(len, by_source.values()))
-    shares = (n for n in range(1, longest) if sum(min(n, len(rows)) for rows in by_source.values()) >= count)
-    each = next(shares, longest)
-    chosen = [spread(rows, each) for rows in by_source.values()]
-    in_turns = [prompt for of_turn in zip_longest(*chosen) for prompt in of_turn if prompt is not None]
-    return tuple(in_turns[:count])
-
-
-def group_prompts(path: Path) -> dict[str, list[PromptRow]]:
-    """Return all of a file's prompts by source.
-
-    Raises:
-        InvalidInputError: naming file and line.
-    """
-    by_source: dict[str, list[PromptRow]] = {}
-    for prompt in _read_rows(path):
-        by_source.setdefault(prompt.source, []).append(prompt)
-    return by_source
-
-
-def spread(rows: Sequence[PromptRow], count: int) -> Sequence[PromptRow]:
-    """Return at most this many rows, at even distances."""
-    return rows[:: max(1, len(rows) // count)][:count]
-
-
-def _read_rows(path: Path) -> Iterator[PromptRow]:
+def _read_turns(path: Path) -> Iterator[str]:
     """Yield all prompts of a file, which has at least one."""
     found = 0
     for number, line in enumerate(read_text("prompts", path).split("\n"), 1):  # JSON strings may hold others
         if line.strip():
             found += 1
-            yield _read_row(f"{path}:{number}", line)
+            yield _read_turn(f"{path}:{number}", line)
     if not found:
         raise InvalidInputError("prompts", str(path), "no prompts in it")
 
 
-def _read_row(place: str, line: str) -> PromptRow:
+def _read_turn(place: str, line: str) -> str:
     try:
-        row = json.loads(line)
-        turns = row["turns"]
+        turns = json.loads(line)["turns"]
         turn = turns[0] if isinstance(turns, list) else None
     except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
         raise InvalidInputError(place, line[:60], "needs `turns: [text]`") from error
     if not isinstance(turn, str):
         raise InvalidInputError(place, turn, "turns[0] must be text")
-    return PromptRow(check_text(place, turn), str(row.get("source") or ""))
+    return check_text(place, turn)
 
 
 def read_prompt(path: Path | None) -> str:

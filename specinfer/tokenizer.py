@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
-from specinfer.chat.forms import ChatForm
+from specinfer.chat.forms import TEXT_MARKS, ChatForm
 from specinfer.chat.hidden import Hider
-from specinfer.chat.marks import TEXT_MARKS
 from specinfer.chat.template import ChatEnd, ChatTemplate, Stored, stored_templates
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.guarded_tokenizer import GuardedTokenizer

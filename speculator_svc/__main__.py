@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specinfer.drafters import make_drafter
-from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.engine import SpeculatorEngine, warm_up
 from specinfer.drafters.pools import LEARNT, MODEL_DRAFTERS
-from specinfer.drafters.warm_up import warm_up
 from specinfer.remote.description import describe
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
@@ -10,19 +11,18 @@ import grpc
 from specinfer.drafters import TargetTopK
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
-from specinfer.drafters.failures import DraftFailures
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.remote.description import encode_draft
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.statuses import EntryStatus
-from specinfer.system.log_lines import about
+from specinfer.system.log_lines import LogPace, about
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_limits
 from speculator_svc.clients import own_id, request_id_of
-from speculator_svc.learning.recording import record
+from speculator_svc.learning.replay import record
 from speculator_svc.metrics import SpeculatorMetrics
 
 if TYPE_CHECKING:
@@ -185,3 +185,27 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
         drafts=[encode_draft(speculator, found) for speculator, found in outcome.drafts],
         held_len=outcome.held_len,
     )
+
+
+class DraftFailures:
+    """Failures of a service's speculators."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._count: Counter[int] = Counter()
+        self._paces: dict[int, LogPace] = defaultdict(LogPace)
+
+    def note(self, outcomes: Sequence[DraftOutcome], now: float) -> None:
+        """Log the latest failure of each speculator, the first one at once, the others at intervals."""
+        latest: dict[int, SpecInferError] = {}
+        for outcome in outcomes:
+            for speculator, found in outcome.drafts:
+                if isinstance(found, SpecInferError):
+                    self._count[speculator] += 1
+                    latest[speculator] = found
+        for speculator, error in latest.items():
+            if self._paces[speculator].due(now):
+                log.warning(
+                    "speculator %s failed to draft (%d so far): %s",
+                    *(self._names[speculator], self._count[speculator], error.for_logs),
+                )

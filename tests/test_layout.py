@@ -23,7 +23,7 @@ PRODUCT = (
 GENERATED = ROOT / "specinfer" / "v1"
 MOST_FILES_IN_A_FOLDER = 15
 """Beside `__init__.py`; drafters are one method per file, however many methods there are."""
-MOST_GATEWAY_FILES = 62
+MOST_GATEWAY_FILES = 57
 
 
 def python_files(*folders: str) -> list[Path]:

@@ -18,8 +18,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context
-from specinfer.verification.pass_costs import measure_passes
-from specinfer.verification.warm_up import warm_up
+from specinfer.verification.pass_costs import measure_passes, warm_up
 from verifier_svc.identity import Identity
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.ranks import join
@@ -67,7 +66,6 @@ def build_engine(
             "kv_window = %d: the cache forgets, so the output is not the model's own", settings.kv_window
         )
     limits = EngineLimits(
-        max_requests=settings.max_requests,
         max_nodes=settings.max_nodes,
         max_step_tokens=settings.max_step_tokens,
         max_context_len=checked_context("max_context_len", settings.max_context_len, longest),

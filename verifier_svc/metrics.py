@@ -41,6 +41,43 @@ class CacheView(NamedTuple):
     """Context tokens that windowed caches have dropped since the start."""
 
 
+class CacheMetrics:
+    """Shows the contents of the cache."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, documentation: str) -> Counter:
+            return Counter(f"specinfer_{name}", documentation, registry=registry)
+
+        self._usage = Gauge(
+            "specinfer_kv_cache_usage_ratio",
+            "Part of the cache's blocks that requests use, from 0 to 1.",
+            registry=registry,
+        )
+        self._capacity = Gauge(
+            "specinfer_kv_cache_tokens", "Tokens that fit into the cache.", registry=registry
+        )
+        self._queries = counter(
+            "prefix_cache_queries", "Prompt tokens, in whole blocks, that were looked for in the cache."
+        )
+        self._hits = counter("prefix_cache_hits", "Those of them that were found instead of computed.")
+        self._dropped = counter(
+            "verifier_window_dropped_tokens", "Context tokens that windowed caches (`--kv-window`) dropped."
+        )
+        self._held = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
+        self._queried = self._shared = self._dropped_before = 0
+
+    def observe(self, cache: CacheView) -> None:
+        """Show the contents of the cache, and count the tokens found in it."""
+        self._held.set(cache.requests)
+        self._capacity.set(cache.capacity_tokens)
+        self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
+        self._queries.inc(cache.queried_tokens - self._queried)
+        self._hits.inc(cache.shared_tokens - self._shared)
+        self._dropped.inc(cache.dropped_tokens - self._dropped_before)
+        self._queried, self._shared = cache.queried_tokens, cache.shared_tokens
+        self._dropped_before = cache.dropped_tokens
+
+
 class VerifierMetrics:
     """Counts the engine's work."""
 
@@ -71,22 +108,7 @@ class VerifierMetrics:
         self._batch = StepHistogram(
             "specinfer_verifier_batch_size", "Requests in a step.", COUNTS[1:], registry
         )
-        self._usage = Gauge(
-            "specinfer_kv_cache_usage_ratio",
-            "Part of the cache's blocks that requests use, from 0 to 1.",
-            registry=registry,
-        )
-        self._capacity = Gauge(
-            "specinfer_kv_cache_tokens", "Tokens that fit into the cache.", registry=registry
-        )
-        self._queries = counter(
-            "prefix_cache_queries", "Prompt tokens, in whole blocks, that were looked for in the cache."
-        )
-        self._hits = counter("prefix_cache_hits", "Those of them that were found instead of computed.")
-        self._dropped = counter(
-            "verifier_window_dropped_tokens", "Context tokens that windowed caches (`--kv-window`) dropped."
-        )
-        self._held = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
+        self.cache = CacheMetrics(registry)
         self.messages = counter("verifier_messages", "Messages of steps; a grant has several steps.")
         self.failed_steps = counter("verifier_failed_steps", "Steps that failed by a fault of the verifier.")
         self.fenced_steps = counter(
@@ -113,13 +135,11 @@ class VerifierMetrics:
             "Time of all ranks of a pipeline in passes: busy with their layers, or idle (the bubble).",
             "state",
         )
-        for state in ("busy", "idle"):
-            self._stages.labels(state)  # 0 from the start
+        for state in ("busy", "idle"):  # 0 from the start
+            self._stages.labels(state)
         self._drafts = DraftCounts(registry, "specinfer_resident", drafters) if drafters else None
-        self._told = StageSeconds()
+        self._told, self._masks = StageSeconds(), (0.0, 0, 0)
         self._model = declare_model_info(registry)
-        self._queried = self._shared = self._window_dropped = 0
-        self._masks: tuple[float, int, int] = (0.0, 0, 0)
         declare_build_info(registry)
 
     def describe(self, told: verifier_pb2.DescribeVerifierReply) -> None:
@@ -171,17 +191,6 @@ class VerifierMetrics:
     def refused(self, entries: int) -> None:
         """Count entries that could not be read, or came twice."""
         self._entries[EntryStatus.ERROR].inc(entries)
-
-    def observe_cache(self, cache: CacheView) -> None:
-        """Show the contents of the cache, and count the tokens found in it."""
-        self._held.set(cache.requests)
-        self._capacity.set(cache.capacity_tokens)
-        self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
-        self._queries.inc(cache.queried_tokens - self._queried)
-        self._hits.inc(cache.shared_tokens - self._shared)
-        self._dropped.inc(cache.dropped_tokens - self._window_dropped)
-        self._queried, self._shared = cache.queried_tokens, cache.shared_tokens
-        self._window_dropped = cache.dropped_tokens
 
 
 def _size_name(tokens: int) -> str:

@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 
 from specinfer.drafters.draft import draft_group
-from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.engine import SpeculatorEngine, warm_up
 from specinfer.drafters.pools import load_drafters
-from specinfer.drafters.warm_up import warm_up
 from specinfer.engine.local_pool import LocalPool
 from specinfer.errors import IncompatibleError
 from specinfer.model.runner import ModelRunner

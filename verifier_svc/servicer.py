@@ -214,7 +214,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
     def _observe_cache(self) -> None:
         cache = self._engine.runner.cache
-        self._metrics.observe_cache(
+        self._metrics.cache.observe(
             CacheView(
                 self._engine.held_requests,
                 cache.capacity_tokens,

@@ -70,7 +70,6 @@ class VerifierSettings(ServiceSettings):
         ge=0,
         description="Keep only so many context tokens per request (StreamingLLM); lossy; 0 keeps all.",
     )
-    max_requests: int = Field(_LIMITS.max_requests, ge=1, description="Most requests held at once.")
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
     )

@@ -16,10 +16,10 @@ from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
-from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import GgufWeights, shape_of
+from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import kept_gguf
 from specinfer.scheduling.limits import SchedulerLimits

@@ -21,6 +21,7 @@ import typer
 
 from benchmarks.planning.services import through_services
 from benchmarks.planning.world import Constant
+from benchmarks.prompts import read_prompts_by_source
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
@@ -33,7 +34,6 @@ from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import Choice
 from specinfer.planning.step_report import StepPlanner, StepReport
 from specinfer.planning.table_planner import TablePlanner
-from specinfer.prompts import read_prompts_by_source
 from specinfer.sampling import GREEDY
 from specinfer.scheduling.request import GenerationRequest
 from specinfer.tokenizer import Tokenizer

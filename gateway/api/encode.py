@@ -1,11 +1,13 @@
-"""Fields of replies to clients: log-probabilities of a piece of a stream, and why it ended."""
+"""Parts of replies to clients: log-probabilities, reasons of an end, and the planner's choice."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.session.token_stream import StreamChunk
+from specinfer.planning.choice import Choice
 from specinfer.statuses import FinishReason
 from specinfer.tokenizer import Tokenizer
-from specinfer.v1 import common_pb2
+from specinfer.v1 import common_pb2, generation_pb2
 
 
 def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -28,3 +30,16 @@ def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
 def encode_finish(reason: FinishReason) -> str:
     """Return the name of a finish reason on the wire, which messages take for its number."""
     return f"FINISH_REASON_{reason.name}"
+
+
+def planner_state(choice: Choice, names: Sequence[str]) -> generation_pb2.PlannerState:
+    """Return a step's choice and its reason; `names` are those of the speculators by number."""
+    return generation_pb2.PlannerState(
+        speculators=[names[speculator] for speculator in sorted(choice.speculators)],
+        tree_nodes=choice.nodes,
+        step_nodes=choice.step_nodes,
+        expected_tokens=choice.tokens,
+        expected_seconds=choice.seconds,
+        plain_tokens_per_second=choice.plain_speed,
+        reason=choice.reason,
+    )

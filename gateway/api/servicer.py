@@ -11,7 +11,7 @@ from gateway.api.decode import RequestDecoder, idempotency_key_of
 from gateway.api.encode import encode_finish, encode_logprobs
 from gateway.api.request_service import RequestService
 from gateway.api.status import StatusReporter
-from gateway.api.watch.replies import WatchReplies
+from gateway.api.watch.pictures import WatchReplies
 from gateway.session.token_stream import StreamChunk, TokenStream
 from specinfer.errors import SpecInferError
 from specinfer.scheduling.ending import Ending

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gateway.api.planner_state import planner_state
+from gateway.api.encode import planner_state
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
 from gateway.cluster.verifier_link import VerifierLink

@@ -65,7 +65,7 @@ class AcceptanceWatch:
             named = names[number]
             trend = self._trends[named]
             if did.drafts and trend.note(did.drafts, did.accepted):
-                self._metrics.collapse(named, trend.collapsed)
+                self._metrics.scores.collapse(named, trend.collapsed)
                 self._say(named, trend)
 
     def _say(self, named: Named, trend: AcceptanceTrend) -> None:

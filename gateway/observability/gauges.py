@@ -45,7 +45,7 @@ class Gauges:
         for session in self._sessions:
             self._metrics.steps.announce(named(session.loop.pool))
         for name, (said, corrected) in reliability_by_name(self._sessions).items():
-            self._metrics.steps.speculation.show_reliability(name, said, corrected)
+            self._metrics.steps.speculation.scores.show(name, said, corrected)
         self._metrics.system.show(self._view())
 
     def _view(self) -> SystemView:

@@ -7,7 +7,8 @@ When it ends, for whatever reason, its requests lose their owner in Redis and go
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -19,7 +20,6 @@ from gateway.session.constraints import Constraints
 from gateway.session.limits import node_budget, scheduler_limits
 from gateway.session.loop import SessionLoop
 from gateway.session.persist import Persistence
-from gateway.session.prefixes import PrefixIndex
 from gateway.session.token_stream import TokenStreams
 from gateway.session.verifier import VerifierClient, pass_curve
 from gateway.settings import GatewaySettings
@@ -42,6 +42,8 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
+_MOST_BLOCKS = 16384
+"""Remembered blocks; at 16 tokens each about as many tokens as caches hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +193,9 @@ class VerifierSession:
     def _build(self, description: verifier_pb2.DescribeVerifierReply) -> SessionLoop:
         settings, shared = self._shared.settings, self._shared
         policy = PoolPolicy(
-            settings.draft_deadline_ms / 1000,
             description.vocab_size,
             description.tokenizer_fingerprint,
-            settings.hung_seconds,
+            hung_s=settings.hung_seconds,
             trust_draws=settings.trust_draws,
             max_nodes=description.max_nodes,
             hidden_size=description.hidden_size,
@@ -228,7 +229,7 @@ class VerifierSession:
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
         planner: StepPlanner = TablePlanner(curve, budget, settings.adaptive)
-        if settings.planner == "learned":
+        if settings.planner != "measured":
             matches = TextMatches(lambda name: scheduler.states[name].tokens)
             trained = shared.trained, pool.names, matches
             planner = LearnedPlanner(curve, budget, settings.adaptive, *trained)
@@ -237,3 +238,34 @@ class VerifierSession:
             shared.constraints,
             settings.lease_seconds,
         )
+
+
+class PrefixIndex:
+    """Hashes of prompts, block by block."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block = block_tokens
+        self._known: OrderedDict[int, None] = OrderedDict()
+
+    def note(self, tokens: Sequence[int]) -> None:
+        """Note a prompt that the verifier reads."""
+        for key in self._keys(tokens):
+            self._known[key] = None
+            self._known.move_to_end(key)
+        while len(self._known) > _MOST_BLOCKS:
+            self._known.popitem(last=False)
+
+    def shared(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens at the beginning it has probably read."""
+        blocks = 0
+        for key in self._keys(tokens):
+            if key not in self._known:
+                break
+            blocks += 1
+        return blocks * self._block
+
+    def _keys(self, tokens: Sequence[int]) -> Iterator[int]:
+        key = 0
+        for start in range(0, len(tokens) - self._block + 1, self._block):
+            key = hash((key, tuple(tokens[start : start + self._block])))
+            yield key

@@ -110,11 +110,9 @@ class TokenStreams:
             self._token_streams[token_stream.request.request_id] = known = token_stream
         return known
 
-    def open_local(
-        self, request: GenerationRequest, idempotency_key: str, tokens: Sequence[int] = ()
-    ) -> TokenStream:
-        """Open the stream of a request that a session runs from now on, from these generated tokens."""
-        token_stream = self.add(TokenStream(request, idempotency_key, True, list(tokens)))
+    def open_local(self, request: GenerationRequest, idempotency_key: str) -> TokenStream:
+        """Open the stream of a request that a session runs from now on."""
+        token_stream = self.add(TokenStream(request, idempotency_key, local=True))
         token_stream.local = True
         return token_stream
 

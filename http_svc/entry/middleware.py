@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from http_svc.entry import bounds
 from http_svc.errors import ApiError
-from http_svc.settings import HttpSettings
+from http_svc.settings import ApiSettings
 from specinfer.client import new_request_id
 from specinfer.service.metrics import TO_MINUTES_S, declare_build_info
 from specinfer.service.settings import MEBIBYTE
@@ -69,7 +69,7 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        settings: HttpSettings,
+        settings: ApiSettings,
         metrics: HttpMetrics,
         admit: Callable[[Headers], Awaitable[None]],
     ) -> None:

@@ -1,9 +1,23 @@
-"""Forms in which models write calls of functions, and which of them a chat template teaches."""
+"""Marks and forms of calls of functions and thoughts, and those that a chat template teaches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from specinfer.chat.marks import THOUGHTS
+THOUGHTS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Marks around thoughts."""
+CALLS = (
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+)
+"""Marks around calls."""
+TEXT_MARKS = frozenset([*CALLS, *[mark for pair in THOUGHTS for mark in pair]])
+"""Marks that are a part of an answer's text even if they are special tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specinfer.system.processors import processor_name
+from specinfer.system.machine import processor_name
 
 
 def about_this_run(program: str = "") -> dict[str, Any]:

@@ -45,24 +45,27 @@ BenchTokens = Annotated[int, typer.Option(min=1, help="Tokens per prompt; end of
 ResultPath = Annotated[Path | None, typer.Option("--json", help="Where to write the result.")]
 
 
+PromptsPath = Annotated[
+    Path | None, typer.Option(help=r"JSONL file of objects with `turns: \[text]`; needed.")
+]
+Modes = Annotated[str, typer.Option(help="Some of incremental,sequence,tree.")]
+Batches = Annotated[str, typer.Option(help="Numbers of concurrent requests, for example 1,4.")]
+RunningGateway = Annotated[str | None, typer.Option(help="A running gateway; none starts a local system.")]
+Here = Annotated[bool, typer.Option("--local", help="Measure in this process, without services.")]
+
+
 def bench(
     context: typer.Context,
-    prompts: Annotated[
-        Path | None, typer.Option(help=r"JSONL file of objects with `turns: \[text]`; needed.")
-    ] = None,
+    prompts: PromptsPath = None,
     json_path: ResultPath = None,
-    modes: Annotated[
-        str, typer.Option(help="Some of incremental,sequence,tree.")
-    ] = "incremental,sequence,tree",
-    batch: Annotated[str, typer.Option(help="Numbers of concurrent requests, for example 1,4.")] = "1",
+    modes: Modes = "incremental,sequence,tree",
+    batch: Batches = "1",
     max_new_tokens: BenchTokens = 128,
     limit: Annotated[int | None, typer.Option(help="Use only the first prompts.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of every request.")] = 0,
     raw: Raw = False,
-    address: Annotated[
-        str | None, typer.Option(help="A running gateway; none starts a local system.")
-    ] = None,
+    address: RunningGateway = None,
     api_key: ApiKey = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -74,32 +77,19 @@ def bench(
     device: LocalDevice = None,
     speculator: Speculators = None,
     draft: Draft = None,
-    local: Annotated[
-        bool, typer.Option("--local", help="Measure in this process, without services.")
-    ] = False,
+    local: Here = False,
 ) -> None:
     """Measure modes and batch sizes, through the real services or in one process.
 
     The modes take turns, prompt by prompt, so that drift of the machine meets all alike.
     """
-    if local:
-        refuse_with(context, ("address", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway")
+    _check_together(context, address, local)
     if prompts is None:
         raise InvalidInputError("prompts", "", "needed: a JSONL file of objects with `turns: [text]`")
-    if address is not None:
-        refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway has its own")
-    else:
-        refuse_with(context, GATEWAY_OPTIONS, "needs --address: a local system has no TLS")
     connection = Connection(address or "", api_key, client_tls(tls_ca, tls_cert, tls_key))
-    plan = BenchPlan(
-        read_prompts(prompts, check_positive("limit", limit)),
-        read_modes("modes", modes),
-        read_numbers("batch", batch),
-        max_new_tokens,
-        temperature,
-        seed,
-        not raw,
-    )
+    texts = read_prompts(prompts, check_positive("limit", limit))
+    ways, sizes = read_modes("modes", modes), read_numbers("batch", batch)
+    plan = BenchPlan(texts, ways, sizes, max_new_tokens, temperature, seed, not raw)
     if json_path is not None:
         check_writable("--json", json_path)
     if local:
@@ -120,6 +110,15 @@ def bench(
     )
     with gateway(connection, options if address is None else None) as where:
         finish_bench(_run_with_bar(where.client(), plan), json_path)
+
+
+def _check_together(context: typer.Context, address: str | None, local: bool) -> None:
+    if local:
+        refuse_with(context, ("address", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway")
+    if address is not None:
+        refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway has its own")
+    else:
+        refuse_with(context, GATEWAY_OPTIONS, "needs --address: a local system has no TLS")
 
 
 def finish_bench(runs: Sequence[BenchRun], json_path: Path | None) -> None:

@@ -30,7 +30,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import is_pulled
 from specinfer.system.cache_directory import cache_directory
-from specinfer.system.memory import available_memory
+from specinfer.system.machine import available_memory
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",

@@ -77,10 +77,15 @@ from specinfer.model.formats.registry import AUTO
 from specinfer.prompts import check_text, read_prompt, read_text
 from specinfer.v1 import generation_pb2
 
+PromptText = Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")]
+Here = Annotated[
+    bool, typer.Option("--local", help="Answer in this process, without a gateway.", rich_help_panel=LOCAL)
+]
+
 
 def generate(
     context: typer.Context,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
+    prompt: PromptText = None,
     prompt_file: PromptFile = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
@@ -109,10 +114,7 @@ def generate(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
-    local: Annotated[
-        bool,
-        typer.Option("--local", help="Answer in this process, without a gateway.", rich_help_panel=LOCAL),
-    ] = False,
+    local: Here = False,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
     weights: Weights = AUTO,
@@ -145,16 +147,15 @@ def generate(
         references=[read_text("reference", path) for path in reference or ()],
         **read_constraint(constraint),
     )
-    trace = os.environ.get(TRACE_VARIABLE, "")
-    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)
-    patience = Patience(patience_seconds)
     if local:
         shared = {"dtype": dtype, "weights": weights, "offload": offload}
         options = {**shared, "device": device or "cpu", "draft": draft}
         answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
     else:
+        trace = os.environ.get(TRACE_VARIABLE, "")
+        connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)
         check_gateways(address)
-        client = connection.client(patience, print_retry)
+        client = connection.client(Patience(patience_seconds), print_retry)
         answer = asyncio.run(_generate(client, client.stream(request), quiet=json_output))
     print_answer(answer, json_output)
 

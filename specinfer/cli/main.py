@@ -20,7 +20,7 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, PlannerChoice
+from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, planner_name
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     Draft,
@@ -67,15 +67,41 @@ def root(
     """Show help or version, where there is no command."""
 
 
+Listen = Annotated[str, typer.Option(help="Address of the gateway.")]
+HttpListen = Annotated[
+    str,
+    typer.Option(
+        envvar="SPECINFER_HTTP_LISTEN", help="Address of OpenAI's API over HTTP; none: it is not served."
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of a chat template (Jinja) to use instead of the model's.", exists=True, dir_okay=False
+    ),
+]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(help="Names of the model over HTTP, separated by commas; answers carry the first."),
+]
+Planner = Annotated[
+    str | None,
+    typer.Option(
+        parser=planner_name,
+        metavar="measured|learned|FILE",
+        help="How the gateway expects accepted tokens; FILE: learned, from weights of `specinfer train scheduler`.",
+    ),
+]
+TensorParallel = Annotated[
+    int, typer.Option(min=1, help="Processes, each with a device, that share the verifier's model.")
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Say what was chosen by itself, and why.")]
+
+
 @app.command()
 def up(
-    listen: Annotated[str, typer.Option(help="Address of the gateway.")] = DEFAULT_ADDRESS,
-    http_listen: Annotated[
-        str,
-        typer.Option(
-            envvar="SPECINFER_HTTP_LISTEN", help="Address of OpenAI's API over HTTP; none: it is not served."
-        ),
-    ] = "127.0.0.1:8000",
+    listen: Listen = DEFAULT_ADDRESS,
+    http_listen: HttpListen = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
     weights: Weights = AUTO,
@@ -84,37 +110,13 @@ def up(
     speculator: Speculators = None,
     speculator_address: SpeculatorAddresses = None,
     draft: Draft = None,
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of a chat template (Jinja) to use instead of the model's.", exists=True, dir_okay=False
-        ),
-    ] = None,
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(help="Names of the model over HTTP, separated by commas; answers carry the first."),
-    ] = None,
-    planner: Annotated[
-        PlannerChoice | None, typer.Option(help="How the gateway expects accepted tokens.")
-    ] = None,
-    planner_weights: Annotated[
-        Path | None,
-        typer.Option(
-            help="Weights of the learned planner, from `specinfer train scheduler`.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        int, typer.Option(min=1, help="Processes, each with a device, that share the verifier's model.")
-    ] = 1,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what was chosen by itself, and why.")
-    ] = False,
+    chat_template: ChatTemplate = None,
+    served_model_name: ServedModelName = None,
+    planner: Planner = None,
+    tensor_parallel: TensorParallel = 1,
+    explain: Explain = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
-    if planner_weights and planner is not PlannerChoice.LEARNED:
-        raise InvalidInputError("--planner-weights", str(planner_weights), "only for --planner learned")
     if served_model_name is not None and http_listen == "none":
         raise InvalidInputError("served_model_name", served_model_name, "only for the HTTP service")
     options = LocalOptions(
@@ -124,13 +126,8 @@ def up(
         listen=listen,
         verifier={"weights": weights, "offload": offload, "tensor-parallel": str(tensor_parallel)},
         gateway={
-            flag: value
-            for flag, value in (
-                ("planner", planner),
-                ("planner-weights", str(planner_weights.resolve()) if planner_weights else None),
-                ("chat-template", str(chat_template.resolve()) if chat_template else None),
-            )
-            if value is not None
+            **({"planner": planner} if planner else {}),
+            **({"chat-template": str(chat_template.resolve())} if chat_template else {}),
         },
         speculators=read_speculators(speculator),
         addresses=tuple(check_target("--speculator-address", each) for each in speculator_address or ()),
@@ -139,6 +136,10 @@ def up(
         http=None if http_listen == "none" else http_listen,
         http_flags={} if served_model_name is None else {"served-model-name": served_model_name},
     )
+    _run(options, explain)
+
+
+def _run(options: LocalOptions, explain: bool) -> None:
     with local_system(options) as system:
         connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))
         ready = ready_line(system.address, options.http, get_status(connection), str(system.logs))

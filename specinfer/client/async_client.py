@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 import grpc
@@ -211,9 +210,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def _resume(self, request_id: str, attach_from: int | None = None) -> Resume:

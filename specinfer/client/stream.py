@@ -3,7 +3,6 @@
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from specinfer.client.answer import Answer, Summary
@@ -90,9 +89,7 @@ class AsyncStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     def _add(self, piece: Piece, seconds: float) -> None:

@@ -1,7 +1,6 @@
 """The client for code without an event loop: `AsyncClient` in a thread of its own."""
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self, Unpack
 
 from specinfer.client.answer import Answer
@@ -50,9 +49,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     async def _next(self) -> Piece | None:
@@ -116,7 +113,5 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

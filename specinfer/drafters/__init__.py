@@ -126,7 +126,6 @@ class DrafterOptions:
     """Options of all drafters; each drafter reads its own."""
 
     model: str = ""
-    layers: int = 0
     vocabulary: int = 32768
     dtype: str = "bfloat16"
     device: str = "cpu"

@@ -12,12 +12,17 @@ from specinfer.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.contexts import Contexts
 from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome, check_entry
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
-from specinfer.sampling import draft_seed
+from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LogPace
-from specinfer.tree import TokenTree, most_depth
+from specinfer.tree import TokenTree, TreeLimits, most_depth
 
 log = logging.getLogger(__name__)
+_NAME = "warm-up"
+_SIZES = (2, 4, 8, 16)
+_SAMPLED = Sampling(temperature=0.8, seed=1)
+_READ, _COMES = 8, 2
+"""Context tokens of the first step, and of each later one."""
 
 
 class SpeculatorEngine:
@@ -235,3 +240,26 @@ def _own_draws(job: DraftJob, speculator: int) -> DraftJob:
     if speculator == 0 or job.sampling.greedy:
         return job
     return replace(job, draw_seed=draft_seed(job.draw_seed, speculator))
+
+
+def warm_up(engine: SpeculatorEngine) -> None:
+    """Draft trees of several sizes, greedy and sampled, and forget the request.
+
+    A failure is only logged: requests meet the same one later, and report it.
+    """
+    started = time.perf_counter()
+    vocab = min([speculator.description.vocab_size or _READ for speculator in engine.drafters])
+    base, delta = 0, _READ
+    for sampling in (GREEDY, _SAMPLED):
+        for nodes in _SIZES:
+            tokens = [position % vocab for position in range(base, base + delta)]
+            limits = TreeLimits(min(nodes, engine.max_nodes), nodes)
+            entry = DraftEntry(_NAME, base, tokens, limits, sampling, sees_noise=False)
+            (outcome,) = engine.draft([entry])
+            if outcome.status is not EntryStatus.OK:
+                log.warning("cannot draft ahead: %s", outcome.message)
+                engine.release([_NAME])
+                return
+            base, delta = outcome.held_len, _COMES
+    engine.release([_NAME])
+    log.info("drafts were tried in %.0f ms", 1000 * (time.perf_counter() - started))

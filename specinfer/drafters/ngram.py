@@ -38,14 +38,6 @@ class NgramIndex:
                     self._ends.setdefault(tuple(context[end - length : end]), []).append(end)
         self.indexed = len(context)
 
-    def retract(self, context: Sequence[int], length: int) -> None:
-        """Forget the tokens of an indexed context behind its first ones."""
-        for end in range(len(context), length, -1):
-            for size in self._lengths:
-                if size <= end:
-                    self._ends[tuple(context[end - size : end])].pop()
-        self.indexed = length
-
     def matches(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
         """Return (end of match, its length): longest first, then latest; without the context's own end."""
         found: dict[int, int] = {}

@@ -54,7 +54,7 @@ class SsmDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "SsmDrafter":
-        """Load the model; `layers` keeps only its first ones.
+        """Load the model.
 
         Raises:
             SettingError: naming the bad option.
@@ -67,9 +67,8 @@ class SsmDrafter:
         # transformers' models have whole heads
         token_ids = drafted_tokens(directory, options.vocabulary) if planned_executor(directory, own) else ()
         runner = load_trimmed(directory, own, token_ids)
-        name = f"{options.model}[:{options.layers}]" if options.layers else options.model
         description = DrafterDescription(
-            name,
+            options.model,
             load_config(directory).vocab_size,
             tokenizer_facts(directory).fingerprint,
             runner.config.max_positions,
@@ -181,7 +180,6 @@ def runner_options(options: DrafterOptions) -> RunnerOptions:
         numbers_as=_DRAFT_FORMAT,
         executor=options.executor,
         kv_tokens=options.kv_tokens,
-        layers=options.layers or None,
     )
 
 

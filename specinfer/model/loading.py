@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.backends import Backend, Work, choose_backend
-from specinfer.model.cache.sequence import blocks_for
-from specinfer.model.cache.window import SINKS, KVWindow
+from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
 from specinfer.model.formats.registry import AUTO, find_format
@@ -18,10 +17,10 @@ from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.account import check_rope, check_tensors, load_whole
-from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
 from specinfer.model.weights.trimmed import trimmed

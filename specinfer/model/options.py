@@ -21,7 +21,7 @@ class RunnerOptions:
     dtype: str = "bfloat16"
     device: str = "cpu"
     executor: str = "auto"
-    """Attention backend of the torch executor."""
+    """Backend of passes; auto: the first that can."""
     kv_tokens: int = CACHE_TOKENS
     weights: str = AUTO
     """Format of the matrices, one of `FORMATS`."""

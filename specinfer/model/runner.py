@@ -12,8 +12,7 @@ from specinfer.errors import ExhaustedError, SettingError
 from specinfer.model.batch import PassFeatures, Segment, flatten
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.cache.kv_cache import PagedKVCache
-from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence
-from specinfer.model.cache.window import KVWindow
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
 from specinfer.model.executor import Executor, TorchExecutor

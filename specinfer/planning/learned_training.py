@@ -162,7 +162,7 @@ def train_scheduler(
     recording: Annotated[
         list[Path], typer.Option(help="Steps recorded by a gateway (--record-steps); may be given again.")
     ],
-    out: Annotated[Path, typer.Option(help="File of the weights, for --planner-weights.")],
+    out: Annotated[Path, typer.Option(help="File of the weights, for --planner.")],
 ) -> None:
     """Fit the learned planner's weights to recorded steps."""
     steps, names = read_steps("recording", recording)

@@ -57,11 +57,11 @@ _STEP_BYTES = 12 * 2**20
 class PoolPolicy:
     """Treatment of the pool's services."""
 
-    deadline_s: float
-    """Time speculators get in a step; 0: in proportion to what the verifier takes."""
     vocab_size: int
     tokenizer_fingerprint: str
     """Fingerprint of the verifier's tokenizer; a service with another one is refused."""
+    deadline_s: float = 0.0
+    """Time speculators get in a step; 0: in proportion to what the verifier takes."""
     hung_s: float = 10.0
     """Silence after which a service is taken for dead."""
     most_deadline_s: float = 5.0

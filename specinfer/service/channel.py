@@ -3,13 +3,11 @@
 import asyncio
 import logging
 import os
-import time
 from typing import cast
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specinfer.errors import SettingError, UnavailableError
+from specinfer.errors import SettingError
 from specinfer.service.in_process import SCHEME, InProcessChannel
 from specinfer.service.tls import ClientTls, channel_credentials
 
@@ -113,25 +111,6 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel
     if tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
-
-
-async def wait_until_serving(channel: grpc.aio.Channel, name: str, timeout_s: float) -> None:
-    """Wait until the health service says SERVING.
-
-    Raises:
-        UnavailableError: if it does not within the time given.
-    """
-    stub = health_pb2_grpc.HealthStub(channel)
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
-            if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                return
-        except grpc.aio.AioRpcError:
-            pass  # not up yet; the loop ends in UnavailableError
-        await asyncio.sleep(0.05)
-    raise UnavailableError(f"{name} is not serving after {timeout_s:.0f} s")
 
 
 async def resolve(entries: list[str]) -> list[str]:

@@ -39,12 +39,9 @@ KEYLESS_S = 3600.0
 class KeylessInterceptor(grpc.aio.ServerInterceptor):
     """Bounds the calls of health and reflection, so that they do not use up those of a server."""
 
-    def __init__(
-        self, most: int = KEYLESS_STREAMS, seconds: float = KEYLESS_S, max_calls: int | None = None
-    ) -> None:
-        if max_calls is not None:
-            most = max(1, min(most, max_calls // _KEYLESS_PART))
-        self._most, self._seconds, self._open = most, seconds, Counter[str]()
+    def __init__(self, max_calls: int | None = None) -> None:
+        part = KEYLESS_STREAMS if max_calls is None else max(1, max_calls // _KEYLESS_PART)
+        self._most, self._open = min(KEYLESS_STREAMS, part), Counter[str]()
 
     async def intercept_service(
         self,
@@ -60,7 +57,7 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
             return handler
         if name.startswith(OURS):
             return placed(handler, nullcontext)
-        return placed(handler, partial(self._place, name), self._seconds)
+        return placed(handler, partial(self._place, name), KEYLESS_S)
 
     @contextmanager
     def _place(self, name: str) -> Iterator[None]:

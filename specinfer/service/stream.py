@@ -12,6 +12,7 @@ import grpc
 from prometheus_client import Counter
 
 from specinfer.errors import UnavailableError
+from specinfer.service.faults import OURS
 
 Codec: TypeAlias = Callable[[Any], Any] | None
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
@@ -82,8 +83,8 @@ Channel: TypeAlias = grpc.aio.Channel | MeteredChannel
 class MeterInterceptor(grpc.aio.ServerInterceptor):
     """Counts the messages of a server's own methods; not those of health and reflection."""
 
-    def __init__(self, meter: WireMeter, prefix: str = "/specinfer.") -> None:
-        self._meter, self._prefix = meter, prefix
+    def __init__(self, meter: WireMeter) -> None:
+        self._meter = meter
 
     async def intercept_service(
         self,
@@ -92,7 +93,7 @@ class MeterInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler:
         """Return the method's handler, with counted codecs."""
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(self._prefix):
+        if handler is None or not handler_call_details.method.startswith(OURS):
             return handler
         codecs = (
             self._meter.deserializer(handler.request_deserializer),

@@ -17,7 +17,7 @@ from specinfer.verification.features import NO_FEATURES, FeatureSpan
 class EngineLimits:
     """Limits of one pass and one tree."""
 
-    max_requests: int = 64
+    max_requests: int = 1024
     max_nodes: int = 128
     max_step_tokens: int = 2048
     max_context_len: int = 8192

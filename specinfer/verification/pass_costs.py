@@ -1,15 +1,22 @@
-"""Seconds of passes by their tokens, measured before serving: the start of the gateway's planner."""
+"""Warm-up steps and seconds of passes by their tokens, before serving: the start of the gateway's planner.
+
+The first steps take several times as long as later ones.
+"""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from statistics import median
 
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.system.progress import progress
+from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
 
 log = logging.getLogger(__name__)
 
@@ -144,3 +151,35 @@ def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float])
     seconds = clock() - started
     runner.cache.commit(segment.sequence, ())
     return seconds
+
+
+_NAME = "warm-up"
+_WARM_ROUNDS = 3
+_WARM_UP_S = 0.5
+"""Seconds after which two steps are enough."""
+_SAMPLED = Sampling(temperature=0.8, seed=1)
+_TREE_NODES = (0, 2, 4, 8)
+
+
+def warm_up(engine: VerifierEngine, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Verify trees of several sizes, greedy and sampled.
+
+    Their prompt fills no block of the cache, so that nothing of it stays.
+    """
+    limits = engine.limits
+    most = min(limits.max_nodes, limits.max_step_tokens, limits.max_context_len) - 1
+    steps = product((GREEDY, _SAMPLED) * _WARM_ROUNDS, _TREE_NODES)
+    with progress("warming up"):
+        started = clock()
+        for number, (sampling, nodes) in enumerate(steps):
+            engine.verify([VerifyJob(_NAME, 0, [0], _chain(min(nodes, most)), sampling, prompt_len=1)])
+            engine.release([_NAME])
+            if number and clock() - started > _WARM_UP_S:
+                return
+
+
+def _chain(nodes: int) -> TokenTree:
+    builder, parent = TreeBuilder(0), 0
+    for _ in range(nodes):
+        (parent,) = builder.propose_points(parent, [0], [0.5])
+    return builder.build()

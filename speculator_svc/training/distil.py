@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import Tensor, nn
 
 from speculator_svc.training.corpus import B, Examples, Material, Teaching, TrainingBatch, batches
-from speculator_svc.training.losses import distillation_loss
 from speculator_svc.training.run import (
     InterruptionError,
     TrainingProgress,
@@ -33,6 +32,35 @@ from speculator_svc.training.run import (
     save_state,
 )
 from speculator_svc.training.student import Student
+
+_LEAST_ACCEPTED = 1e-6
+"""Acceptance below which only the cross-entropy teaches."""
+
+
+class Labelled(Protocol):
+    """Labels of R tokens by the target."""
+
+    @property
+    def label_ids(self) -> torch.Tensor:
+        """[R, K] indices into the draft vocabulary."""
+
+    @property
+    def label_probabilities(self) -> torch.Tensor:
+        """[R, K] renormalised over these tokens."""
+
+
+def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
+    """Return the mean of cross-entropy minus log acceptance, of logits [R, draft vocabulary] over the rows of a batch.
+
+    The cross-entropy of Q under P measures all of P. Minus log sum(min(P, Q)) measures the accepted part of Q
+    (an LK loss, arXiv 2602.23881): a model too small for all of P is to spend itself on that. Where the
+    draft vocabulary has nothing of P there is nothing to learn.
+    """
+    p = batch.label_probabilities
+    log_q = logits.gather(-1, batch.label_ids) - logits.logsumexp(-1, keepdim=True)
+    accepted = torch.minimum(p, log_q.exp()).sum(-1)
+    cross_entropy = -(p * log_q).sum(-1)
+    return (cross_entropy - (p.sum(-1) > 0) * accepted.clamp_min(_LEAST_ACCEPTED).log()).mean()
 
 
 def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
@@ -86,12 +114,6 @@ def ranks(
         for index, part in zip(indices, np.split(place, cuts), strict=True):
             found[index] = part
     return found
-
-
-def evaluate(student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5) -> Success:
-    """Return the success on the target's own continuations."""
-    place = np.concatenate(ranks(student, examples, vocabulary, most))
-    return Success({k: float((place < k).mean()) for k in range(1, most + 1)})
 
 
 def success_by_depth(places: Sequence[NDArray[np.int64]], depths: int = 4, most: int = 5) -> list[Success]:

@@ -25,9 +25,8 @@ from specinfer.model.torch.rotary import rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
 from speculator_svc.training.corpus import Continuation, Labels, batches
-from speculator_svc.training.distil import Success, rough
+from speculator_svc.training.distil import Success, distillation_loss, rough
 from speculator_svc.training.feature_students import FeatureStudent, UnrolledBatch, UnrolledRows
-from speculator_svc.training.losses import distillation_loss
 
 _LAYER = "model.layers.0."
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from all_in_one.settings import ServeSettings
 from gateway.settings import GatewaySettings
-from http_svc.settings import HttpSettings
+from http_svc.settings import ApiSettings, HttpSettings
 from specinfer.client.options import known_options
 from specinfer.integrations.vllm.settings import PREFIX, VllmSettings
 from specinfer.llm import SamplingParams
@@ -98,7 +98,7 @@ TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
     ("operations.md", "verifier"): lambda: settings(VerifierSettings, ServiceSettings),
     ("drafters.md", "speculator service"): lambda: settings(SpeculatorSettings, ServiceSettings),
     ("http.md", "http"): lambda: settings(HttpSettings, ProcessSettings),
-    ("http.md", "serve"): lambda: settings(ServeSettings, HttpSettings),
+    ("http.md", "serve"): lambda: settings(ServeSettings, ApiSettings),
     ("vllm.md", "vllm"): variables,
     ("python.md", "llm"): lambda: dataclass_fields(LLMOptions),
     ("python.md", "sampling"): lambda: dataclass_fields(SamplingParams),

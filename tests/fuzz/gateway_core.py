@@ -49,7 +49,7 @@ class GatewayCore:
     ) -> None:
         """Asks these of the speculator services; `drafts` and `verdicts` may change what services answer,
         `described` what speculator services say of themselves."""
-        policy = PoolPolicy(deadline_s=60.0, vocab_size=VOCABULARY, tokenizer_fingerprint=FINGERPRINT)
+        policy = PoolPolicy(VOCABULARY, FINGERPRINT, deadline_s=60.0)
         channels: dict[str, Any] = {
             f"speculator {i}": InlineChannel(services.speculators[i], drafts, described) for i in speculators
         }

@@ -5,7 +5,7 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from specinfer.chat.marks import TEXT_MARKS
+from specinfer.chat.forms import TEXT_MARKS
 from specinfer.tokenizer import Tokenizer
 
 DIRECTORY = Path(__file__).parents[1] / "data" / "templates"

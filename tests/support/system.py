@@ -33,6 +33,7 @@ from specinfer.engine.host import Host
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.remote.description import describe
+from specinfer.remote.policy import PoolPolicy
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import channel_options
 from specinfer.service.server import ServiceServer
@@ -314,7 +315,6 @@ async def running_system(
         verifiers=",".join(verifier_addresses),
         speculators=",".join(addresses),
         redis_url=redis_url,
-        draft_deadline_ms=1000 * deadline_s,
         verifier_patience_seconds=patience_s,
         lease_seconds=lease_s,
         adaptive=adaptive,
@@ -324,6 +324,7 @@ async def running_system(
         registry = registries["gateway"]
         with (
             patch.object(GatewaySettings, "hung_seconds", hung_s),
+            patch("gateway.session.session.PoolPolicy", partial(PoolPolicy, deadline_s=deadline_s)),
             patch("gateway.session.session.scheduler_limits", partial(limits_of, shape)),
         ):
             async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):

@@ -11,7 +11,7 @@ from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
-from specinfer.system.processors import processor_flags
+from specinfer.system.machine import processor_flags
 
 FAMILIES = (
     *("llama", "llama-rope3", "llama-untied", "llama-biased", "mistral", "qwen2", "qwen3"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.system.memory import available_memory
+from specinfer.system.machine import available_memory
 
 MACHINE = "MemTotal: 9000 kB\nMemAvailable:    2000 kB\n"
 UNLIMITED = {"memory.max": "max\n", "memory.current": "5\n"}

@@ -1,10 +1,12 @@
 """Pictures of steps for watches: `WatchReply` messages of finished steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
-from gateway.api.encode import encode_finish
-from gateway.api.planner_state import planner_state
-from gateway.api.watch.watches import Seen
+from gateway.api.callers import Caller
+from gateway.api.encode import encode_finish, planner_state
+from gateway.api.watch.watches import Pace, Seen, Watches
 from gateway.session.totals import PHASES
 from specinfer.detokenizer import Detokenizer
 from specinfer.planning.feedback import FinishedStep
@@ -156,3 +158,33 @@ def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple
             if place is not None:
                 found[speculator, place] = scores[node]
     return found
+
+
+class WatchReplies:
+    """Streams of replies for the watches of one gateway."""
+
+    def __init__(self, watches: Watches, tokenizer: Tokenizer) -> None:
+        self._watches, self._tokenizer = watches, tokenizer
+        self._pace, self._texts = Pace(), TokenTexts(tokenizer)
+
+    async def of(self, request_id: str, caller: Caller) -> AsyncGenerator[generation_pb2.WatchReply, None]:
+        """Yield the steps of a request until it ends, or of all requests of a caller.
+
+        Raises:
+            InvalidInputError, ExhaustedError: as for `Watches.open`.
+            UnavailableError: when this gateway ends.
+        """
+        texts: dict[str, RequestText] = {}
+        with self._watches.open(caller, request_id) as watch:
+            yield generation_pb2.WatchReply()
+            while True:
+                await watch.wait()
+                await asyncio.sleep(self._pace.turn(time.monotonic()))
+                seen, dropped = watch.take()
+                name = seen.item.request_id
+                text = texts.setdefault(name, RequestText(self._tokenizer))
+                yield reply_of(seen, dropped, self._texts, text)
+                if seen.item.final:
+                    del texts[name]
+                    if request_id:
+                        return

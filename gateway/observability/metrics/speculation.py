@@ -15,6 +15,7 @@ OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
 """Outcomes of drafts, as in `specinfer.remote.faults`."""
 VERIFIER = "verifier"
 """Value of `service` for the verifier's resyncs."""
+_SPECULATOR = ("service", "speculator")
 
 
 class SpeculationMetrics:
@@ -24,15 +25,14 @@ class SpeculationMetrics:
         def counter(name: str, documentation: str, *labels: str) -> StepCounter:
             return StepCounter(f"specinfer_{name}", documentation, labels, registry)
 
-        speculator = ("service", "speculator")
         self._drafts = counter(
-            "spec_decode_num_drafts", "Verified trees with nodes of a speculator's.", *speculator
+            "spec_decode_num_drafts", "Verified trees with nodes of a speculator's.", *_SPECULATOR
         )
         self._drafted = counter(
-            "spec_decode_num_draft_tokens", "Verified nodes that a speculator proposed.", *speculator
+            "spec_decode_num_draft_tokens", "Verified nodes that a speculator proposed.", *_SPECULATOR
         )
         self._accepted = counter(
-            "spec_decode_num_accepted_tokens", "Accepted nodes that a speculator proposed.", *speculator
+            "spec_decode_num_accepted_tokens", "Accepted nodes that a speculator proposed.", *_SPECULATOR
         )
         self._positions = counter(
             "spec_decode_num_accepted_tokens_per_pos",
@@ -72,28 +72,7 @@ class SpeculationMetrics:
             "service",
         )
         self._resyncs.add(0, VERIFIER)
-        self._collapsed = Gauge(
-            "specinfer_speculator_collapsed",
-            "Whether the last thousand drafts of a speculator brought nothing, or less than a tenth of what "
-            "they did.",
-            speculator,
-            registry=registry,
-        )
-
-        self._errors = Gauge(
-            "specinfer_speculator_calibration_error",
-            "Expected calibration error of a speculator's scores: `said` as they came, `corrected` as the tree is "
-            "cut by them.",
-            (*speculator, "scores"),
-            registry=registry,
-        )
-        self._auc = Gauge(
-            "specinfer_speculator_auc",
-            "Probability that of two of a speculator's candidates the accepted one had the higher score (area "
-            "under the ROC curve).",
-            speculator,
-            registry=registry,
-        )
+        self.scores = ScoreMetrics(registry)
 
     def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
         """Count a step; `names` are those of the speculators by number."""
@@ -118,22 +97,10 @@ class SpeculationMetrics:
         for name, count in quarantines.items():
             self._quarantines.add(count, name)
 
-    def collapse(self, named: Named, collapsed: bool) -> None:
-        """Show whether a speculator's drafts are accepted no more."""
-        self._collapsed.labels(*named).set(collapsed)
-
-    def show_reliability(self, named: Named, said: Reliability, corrected: Reliability) -> None:
-        """Show how well a speculator's scores foretell acceptance, once enough were counted."""
-        for kind, found in (("said", said), ("corrected", corrected)):
-            if (error := found.calibration_error) is not None:
-                self._errors.labels(*named, kind).set(error)
-        if (auc := corrected.auc) is not None:
-            self._auc.labels(*named).set(auc)
-
     def announce(self, names: Sequence[Named]) -> None:
         """Begin counts of the speculators that were reached at 0."""
         for named in names:
-            self._collapsed.labels(*named)
+            self.scores.collapse(named, collapsed=False)
             self._count_speculator(named, SpeculatorCounts())
             self._quarantines.add(0, named.speculator)
             self.service(named.service, dict.fromkeys(OUTCOMES, 0), 0, {})
@@ -147,3 +114,42 @@ class SpeculationMetrics:
         self._nodes.add(did.drafted, name, "kept")
         self._nodes.add(did.duplicate, name, "duplicate")
         self._wins.add(did.wins, name)
+
+
+class ScoreMetrics:
+    """Gauges of how well speculators and their scores foretell acceptance."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._collapsed = Gauge(
+            "specinfer_speculator_collapsed",
+            "Whether the last thousand drafts of a speculator brought nothing, or less than a tenth of what "
+            "they did.",
+            _SPECULATOR,
+            registry=registry,
+        )
+        self._errors = Gauge(
+            "specinfer_speculator_calibration_error",
+            "Expected calibration error of a speculator's scores: `said` as they came, `corrected` as the tree is "
+            "cut by them.",
+            (*_SPECULATOR, "scores"),
+            registry=registry,
+        )
+        self._auc = Gauge(
+            "specinfer_speculator_auc",
+            "Probability that of two of a speculator's candidates the accepted one had the higher score (area "
+            "under the ROC curve).",
+            _SPECULATOR,
+            registry=registry,
+        )
+
+    def collapse(self, named: Named, collapsed: bool) -> None:
+        """Show whether a speculator's drafts are accepted no more."""
+        self._collapsed.labels(*named).set(collapsed)
+
+    def show(self, named: Named, said: Reliability, corrected: Reliability) -> None:
+        """Show how well a speculator's scores foretell acceptance, once enough were counted."""
+        for kind, found in (("said", said), ("corrected", corrected)):
+            if (error := found.calibration_error) is not None:
+                self._errors.labels(*named, kind).set(error)
+        if (auc := corrected.auc) is not None:
+            self._auc.labels(*named).set(auc)

@@ -1,14 +1,52 @@
-"""Metrics of steps: their durations and failures."""
+"""Metrics of steps: durations, failures, the planner's choices and the error of its predictions."""
 
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.observability.metrics.planner import PlannerMetrics
 from gateway.observability.metrics.speculation import SpeculationMetrics
 from gateway.session.totals import PHASES, Named
+from specinfer.planning.choice import Reason
 from specinfer.planning.feedback import FinishedStep
 from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepCounter, StepHistogram
+
+
+class PlannerMetrics:
+    """Counts choices, and sums what was expected and what came."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, documentation: str, *labels: str) -> StepCounter:
+            return StepCounter(f"specinfer_planner_{name}", documentation, labels, registry)
+
+        self._choices = counter("steps", "Steps by why they were planned so.", "reason")
+        self._asked = counter("asked", "Steps in which the planner wanted a speculator.", "speculator")
+        self._nodes = StepHistogram(
+            "specinfer_planner_step_nodes", "Tree nodes verified in a step, roots excluded.", COUNTS, registry
+        )
+        self._expected_s = counter("expected_seconds", "Time expected of planned steps, summed.")
+        self._actual_s = counter("actual_seconds", "Time that those steps took, summed.")
+        self._expected_tokens = counter("expected_tokens", "Tokens expected of those steps, summed.")
+        self._actual_tokens = counter("actual_tokens", "Tokens that those steps brought, summed.")
+        for reason in Reason:
+            self._choices.add(0, reason)
+
+    def count(self, step: FinishedStep, names: Sequence[Named]) -> None:
+        """Count a step; `names` are those of the speculators by number."""
+        choice = step.choice
+        self._choices.add(1, choice.reason)
+        for number in choice.speculators:
+            self._asked.add(1, names[number].speculator)
+        self._nodes.observe(step.counts.drafted)
+        if choice.seconds:
+            self._expected_s.add(choice.seconds)
+            self._actual_s.add(step.seconds)
+            self._expected_tokens.add(choice.tokens)
+            self._actual_tokens.add(sum([1 + len(verdict.accepted) for verdict in step.verdicts.values()]))
+
+    def announce(self, names: Sequence[Named]) -> None:
+        """Begin counts of the speculators that were reached at 0."""
+        for named in names:
+            self._asked.add(0, named.speculator)
 
 
 class StepMetrics:

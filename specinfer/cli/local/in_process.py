@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from specinfer.client import Answer, make_request
@@ -54,9 +53,7 @@ class InProcessClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._llm.close()
 
     def _answer(self, output: RequestOutput, first_s: float, total_s: float) -> Answer:

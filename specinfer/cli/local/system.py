@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -160,16 +159,14 @@ class LocalSystem:
             self._start()
         except SpecInferError as error:
             self._failed = True
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
         except BaseException:  # also on Ctrl-C: nothing may stay behind
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
         if not self._failed:
             shutil.rmtree(self.logs, ignore_errors=True)

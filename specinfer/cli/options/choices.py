@@ -1,10 +1,12 @@
 """Values of options that have only a few: enums, which the shell completes and typer checks."""
 
 from enum import StrEnum
+from pathlib import Path
 
 import typer
 
 from specinfer.model.formats.registry import FORMATS, unknown_format
+from specinfer.planning import PLANNERS
 
 
 class SpeculationChoice(StrEnum):
@@ -51,8 +53,10 @@ class OffloadChoice(StrEnum):
     DISK = "disk"
 
 
-class PlannerChoice(StrEnum):
-    """Expectation of accepted tokens."""
-
-    MEASURED = "measured"
-    LEARNED = "learned"
+def planner_name(text: str) -> str:
+    """Return the name of a planner, or the whole path of a file of weights."""
+    if text in PLANNERS:
+        return text
+    if not Path(text).is_file():
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(PLANNERS)}, nor a file of weights")
+    return str(Path(text).resolve())

@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import TypeVar
 
 import torch
 
-from specinfer.drafters import DrafterOptions
-from specinfer.drafters.feature_rows import FeatureRowsDrafter
 from specinfer.drafters.published.block_model import BlockModel, BlockPath, BlockTask, MarkovPasses
 from specinfer.drafters.published.config import (
     PublishedConfig,
@@ -32,8 +30,7 @@ from specinfer.drafters.published.config import (
     naming,
     read_published,
 )
-from specinfer.drafters.published.rows import PublishedSource, in_llama_names, load_published, read_tensors
-from specinfer.drafters.ssm import shape_of
+from specinfer.drafters.published.rows import PublishedDrafter, PublishedSource, in_llama_names, read_tensors
 from specinfer.errors import IncompatibleError
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
@@ -232,31 +229,13 @@ class BlockRunner:
         ]
 
 
-class BlockDrafter(FeatureRowsDrafter):
-    """Drafts a tree over a block."""
-
-    kind: ClassVar[type[BlockSource]]
-
-    @classmethod
-    def from_options(cls, options: DrafterOptions) -> Self:
-        """Load a checkpoint of its kind.
-
-        Raises:
-            SettingError: naming the bad option.
-            IncompatibleError: naming what is not understood, or does not fit the target.
-        """
-        shape, found = shape_of(options), load_published(options, cls.kind)
-        runner = BlockRunner(BlockModel(found.draft, found.borrowed, *found.memory), found.blocks)
-        return cls(runner, found.description, shape, found.draft.token_ids)
-
-
-class DFlashDrafter(BlockDrafter):
+class DFlashDrafter(PublishedDrafter):
     """Drafts a tree of the tokens that are likely at each place of a block."""
 
-    kind = DFlashSource
+    kind, model, runner = DFlashSource, BlockModel, BlockRunner
 
 
-class DSparkDrafter(BlockDrafter):
+class DSparkDrafter(PublishedDrafter):
     """Drafts a tree over a block, level by level."""
 
-    kind = DSparkSource
+    kind, model, runner = DSparkSource, BlockModel, BlockRunner

@@ -164,10 +164,6 @@ def _attended(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
 
-_EMPTY = -1
-"""Place of the root, as parent of the first nodes."""
-
-
 class MarkovHead:
     """The head with its weights."""
 

@@ -18,24 +18,21 @@ Embeddings and output head are the target's.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from specinfer.drafters import DrafterOptions
 from specinfer.drafters.eagle import EagleRunner
-from specinfer.drafters.feature_rows import FeatureRowsDrafter
 from specinfer.drafters.published.config import Shapes, layer_shapes, must_be, naming, read_published, refused
 from specinfer.drafters.published.rows import (
     Borrowed,
+    PublishedDrafter,
     PublishedSource,
     RowMemory,
     in_llama_names,
-    load_published,
     read_tensors,
 )
-from specinfer.drafters.ssm import shape_of
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import Slots
 from specinfer.model.torch.layer import Layer
@@ -130,17 +127,7 @@ class MtpModel:
         self._memory.rotate(slots, delta)
 
 
-class MtpDrafter(FeatureRowsDrafter):
+class MtpDrafter(PublishedDrafter):
     """Drafts a tree level by level, one pass of the layer each."""
 
-    @classmethod
-    def from_options(cls, options: DrafterOptions) -> Self:
-        """Load a checkpoint.
-
-        Raises:
-            SettingError: naming the bad option.
-            IncompatibleError: naming what is not understood, or does not fit the target.
-        """
-        shape, found = shape_of(options), load_published(options, MtpSource)
-        runner = EagleRunner(MtpModel(found.draft, found.borrowed, *found.memory), found.blocks)
-        return cls(runner, found.description, shape, found.draft.token_ids)
+    kind, model, runner = MtpSource, MtpModel, EagleRunner

@@ -17,13 +17,11 @@ many positions among those of the context; a mask sees row n - 1, its anchor, in
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from specinfer.drafters import DrafterOptions
-from specinfer.drafters.feature_rows import FeatureRowsDrafter
 from specinfer.drafters.published.config import (
     EAGLE_LAYERS,
     PublishedConfig,
@@ -35,14 +33,13 @@ from specinfer.drafters.published.config import (
 )
 from specinfer.drafters.published.rows import (
     Borrowed,
+    PublishedDrafter,
     PublishedSource,
     RowMemory,
     in_llama_names,
     in_order,
-    load_published,
     read_tensors,
 )
-from specinfer.drafters.ssm import shape_of
 from specinfer.model.batch import Batch, Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.drafting.eagle_layer import EagleTask
@@ -223,17 +220,7 @@ class PEagleRunner:
         return trees
 
 
-class PEagleDrafter(FeatureRowsDrafter):
+class PEagleDrafter(PublishedDrafter):
     """Drafts a tree of the tokens that are likely at each depth."""
 
-    @classmethod
-    def from_options(cls, options: DrafterOptions) -> Self:
-        """Load a checkpoint.
-
-        Raises:
-            SettingError: naming the bad option.
-            IncompatibleError: naming what is not understood, or does not fit the target.
-        """
-        shape, found = shape_of(options), load_published(options, PEagleSource)
-        runner = PEagleRunner(PEagleModel(found.draft, found.borrowed, *found.memory), found.blocks)
-        return cls(runner, found.description, shape, found.draft.token_ids)
+    kind, model, runner = PEagleSource, PEagleModel, PEagleRunner

@@ -1,16 +1,18 @@
 """Common parts of published drafts: tensors, the memory of rows, what they borrow from the target."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 
 from specinfer.drafters import DrafterDescription, DrafterOptions
 from specinfer.drafters.checkpoint import load_trained
+from specinfer.drafters.feature_rows import FeatureRowsDrafter, RowRunner
 from specinfer.drafters.heads_layers import output_head
 from specinfer.drafters.published.config import DraftLayers, Shapes
+from specinfer.drafters.ssm import shape_of
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, blocks_for
@@ -161,11 +163,6 @@ class Published(Generic[P]):
     memory: tuple[torch.dtype, str, int]
     """Numbers, device and blocks of its cache."""
 
-    @property
-    def blocks(self) -> int:
-        """Blocks of its cache."""
-        return self.memory[2]
-
 
 def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
     """Load the checkpoint that `options.model` names, with the tensors that it shares with its target.
@@ -190,6 +187,28 @@ def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
         description,
         (DTYPES[options.dtype], options.device, blocks_for(options.kv_tokens)),
     )
+
+
+class PublishedDrafter(FeatureRowsDrafter):
+    """Drafts with a published checkpoint of one kind."""
+
+    kind: ClassVar[type[PublishedSource]]
+    model: ClassVar[Callable[..., Any]]
+    """Takes the checkpoint, what it borrows from the target, and its memory."""
+    runner: ClassVar[Callable[..., RowRunner]]
+    """Takes the model and the number of blocks of its cache."""
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> Self:
+        """Load a checkpoint.
+
+        Raises:
+            SettingError: naming the bad option.
+            IncompatibleError: naming what is not understood, or does not fit the target.
+        """
+        shape, found = shape_of(options), load_published(options, cls.kind)
+        runner = cls.runner(cls.model(found.draft, found.borrowed, *found.memory), found.memory[2])
+        return cls(runner, found.description, shape, found.draft.token_ids)
 
 
 def _check_torch(options: DrafterOptions, what: str) -> None:

@@ -120,7 +120,6 @@ class SpeculatorProposer:
 
     def _connect(self, model_config: Any) -> None:
         policy = PoolPolicy(
-            self._settings.draft_deadline_ms / 1000,
             int(model_config.get_vocab_size()),
             tokenizer_fingerprint(model_config),
             trust_draws=False,  # vLLM takes no distribution with a draft: speculators may only send points

@@ -14,14 +14,11 @@ PREFIX = "SPECINFER_VLLM_"
 
 
 class VllmSettings(BaseSettings):
-    """Addresses of the speculators, and their time limits."""
+    """Addresses of the speculators, and TLS towards them."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid")
 
     speculators: str = Field(min_length=1, description="Addresses of speculator services, with commas.")
-    draft_deadline_ms: float = Field(
-        0.0, ge=0, description="Time they get per step; 0: in proportion to what vLLM takes."
-    )
     tls_ca: str = Field("", description="PEM file of the authorities of the services; with it TLS is used.")
     tls_certificate: str = Field("", description="PEM file of our certificate for services that ask for one.")
     tls_key: str = Field("", description="PEM file of that certificate's private key.")

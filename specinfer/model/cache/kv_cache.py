@@ -29,8 +29,7 @@ from typing import Protocol
 import numpy as np
 
 from specinfer.errors import ExhaustedError, InvalidInputError
-from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, blocks_for
-from specinfer.model.cache.window import KVWindow
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, blocks_for
 
 CACHE_TOKENS = 32768
 """Default number of context tokens that a cache holds."""

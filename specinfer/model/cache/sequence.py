@@ -1,6 +1,9 @@
 """Contents of the paged cache for one request, and their blocks."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specinfer.errors import SettingError
 
 BLOCK_TOKENS = 16
 
@@ -60,3 +63,29 @@ class KVSequence:
 def blocks_for(tokens: int) -> int:
     """Return the number of blocks that hold this many tokens."""
     return -(-tokens // BLOCK_TOKENS)
+
+
+SINKS = 4
+"""First tokens of a request that a windowed cache never drops."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVWindow:
+    """Part of a request's context that a windowed cache keeps. Lossy."""
+
+    tokens: int
+    """Context tokens kept, sinks included; up to a block more."""
+    sinks: int
+    """First tokens that are never dropped, rounded up to whole blocks."""
+    max_positions: int
+    """Rotary positions that the model knows."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < self.sink_blocks * BLOCK_TOKENS + BLOCK_TOKENS:
+            least = (self.sink_blocks + 1) * BLOCK_TOKENS
+            raise SettingError("kv_window", self.tokens, f"must be at least {least} with {self.sinks} sinks")
+
+    @property
+    def sink_blocks(self) -> int:
+        """Blocks that are never dropped."""
+        return blocks_for(self.sinks)

@@ -1,16 +1,16 @@
 """Count the formats in which an executor really takes a model's weights."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
-from specinfer.model.formats.quantised import QuantisedWeights
-from specinfer.model.weights.blocks import Blocks, BlockWeights
+from specinfer.model.formats.registry import format_for_rows
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
+from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
 
 _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -47,7 +47,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class HeldWeights(Mapping[str, torch.Tensor]):
+class HeldWeights(NamedTensors):
     """The weights that an executor takes, in a format; counts what it takes."""
 
     def __init__(
@@ -61,7 +61,7 @@ class HeldWeights(Mapping[str, torch.Tensor]):
         """Open weights for a backend, which holds numbers in `dtype`; `asked`: somebody chose the format."""
         self.format, self._backend, self._dtype, self._asked = chosen, backend, dtype, asked
         self._in_blocks = isinstance(weights, BlockWeights)
-        self._source: Mapping[str, torch.Tensor] = (
+        self._names = self._source = (
             QuantisedWeights(weights, chosen) if isinstance(chosen, BlockFormat) else weights
         )
         self._gives_blocks = (
@@ -99,15 +99,6 @@ class HeldWeights(Mapping[str, torch.Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
         return shape_of(self._source, name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._source
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._source)
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def formats(self) -> HeldFormats:
         """Return what has been taken so far."""
@@ -147,3 +138,37 @@ class HeldWeights(Mapping[str, torch.Tensor]):
             return f"in {chosen.type_name}, {why}"
         where = f"rows that fill no blocks of {chosen.block} in {', '.join(fallbacks)}"
         return f"in {chosen.type_name}, {why}, {where}"
+
+
+class QuantisedWeights(NamedTensors):
+    """Weights with all matrices, the head too, in blocks of a format or its fallback.
+
+    Embeddings to look up stay as they are. The quantised model is another model: good for a speculator, whose mistakes
+    cost only time, and a decision of the operator for a target.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], chosen: BlockFormat) -> None:
+        self._weights = self._names = weights
+        self._format = chosen
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._weights[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return shape_of(self._weights, name)
+
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
+        """Return the matrix as the file has it, if it has this format, else quantised; None for numbers."""
+        if as_stored:
+            return self._weights.blocks(name, True) if isinstance(self._weights, BlockWeights) else None
+        shape = self.shape(name)
+        chosen = format_for_rows(self._format, shape[1]) if len(shape) == 2 else None
+        if chosen is None:
+            return None
+        if isinstance(self._weights, BlockWeights):
+            stored = self._weights.blocks(name)
+            if stored is not None and stored[0] == chosen.type_name:
+                return stored
+        numbers = self._weights[name].float().numpy()
+        return chosen.type_name, torch.from_numpy(chosen.quantise(numbers))

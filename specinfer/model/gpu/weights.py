@@ -3,7 +3,7 @@
 Quantised are the matrices of the layers, not embeddings, head, norms and biases: each weight is held in eight
 bits, each row has a scale (torchao). That halves the memory of bfloat16; every product turns them back first,
 so it is not meant to save time. The quantised model is another model, as those of
-`specinfer.model.formats.quantised` are.
+`specinfer.model.formats.held` are.
 """
 
 from collections.abc import Callable, Iterator, Mapping

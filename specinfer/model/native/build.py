@@ -37,7 +37,7 @@ from specinfer.model.native.compiler import (
     sources_digest,
 )
 from specinfer.system.cache_directory import cache_directory
-from specinfer.system.processors import processor_flags
+from specinfer.system.machine import processor_flags
 from specinfer.system.threads import usable_processors
 
 _AVX2 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")

@@ -8,10 +8,10 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
 from specinfer.model.torch.parts import Weights
-from specinfer.model.weights.blocks import BlockWeights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
 from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.interfaces import BlockWeights
 
 
 def matrix_shape(which: MatrixSlot, config: ModelConfig, states: int) -> tuple[int, int]:

@@ -1,6 +1,8 @@
 """The probe of one model: what runs it here, how far that is from `transformers`, and the refusal if too far."""
 
+import copy
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +22,13 @@ from specinfer.model.probe.reference import (
     layer_lists,
     quiet,
 )
-from specinfer.model.probe.sample import fewest_layers, read_sample, shorten_window
 from specinfer.model.probe.ways import WayDistance, compare_ways, prompt_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.generic import GenericExecutor, generic_config
 from specinfer.model.weights.account import check_tensors, model_of
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.families import in_llama_names
-from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.files import GgufWeights, TensorSlice
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import KEPT_GGUF, kept_gguf
 from specinfer.system.progress import progress
@@ -40,6 +41,12 @@ _ROUNDING_OF_HALVES = 0.2
 _CACHE_TOKENS = 512
 _FEWEST_TOKENS = 6
 """Greatest window of layers that are compared."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_ROWS = 2048
+"""Number of first tokens whose embeddings and logits are compared."""
+_FEWEST_LAYERS = 2
+_WINDOW = 16
+"""Greatest sliding window in a probe: its prompt is longer."""
 
 
 class Probe(NamedTuple):
@@ -224,3 +231,43 @@ def _judge(family: str, differences: Sequence[WayDistance], allowed: float, sile
     if silent:
         message += f"; layers without attention may keep memory beside the KV cache: {'; '.join(silent[:3])}"
     raise IncompatibleError(message)
+
+
+class Sample(NamedTuple):
+    """A model cut down."""
+
+    hf: Any
+    """Configuration of `transformers`."""
+    tensors: dict[str, torch.Tensor]
+
+
+def read_sample(path: Path, hf: Any) -> Sample:
+    """Read the first layers of a GGUF file, of every kind at least one, and the first rows of its vocabulary.
+
+    Args:
+        hf: configuration of the whole model.
+    """
+    small, count = copy.deepcopy(hf), fewest_layers(from_transformers(hf))
+    shorten_window(small)
+    small.num_hidden_layers, small.vocab_size = count, min(_ROWS, hf.vocab_size)
+    small.pad_token_id = None  # it may be a token beyond those
+    if getattr(small, "layer_types", None):
+        small.layer_types = small.layer_types[:count]
+    weights, rows = GgufWeights(path, blocks=False), TensorSlice(0, 0, small.vocab_size)
+    names = [name for name in weights if (found := _LAYER.search(name)) is None or int(found[1]) < count]
+    tensors = {
+        name: weights.part(name, rows) if weights.shape(name)[0] == hf.vocab_size else weights[name]
+        for name in names
+    }
+    return Sample(small, tensors)
+
+
+def fewest_layers(config: ModelConfig) -> int:
+    """Return the number of first layers to compare: of every kind at least one, two if there are two."""
+    return min(max(_FEWEST_LAYERS, config.varied_layers), config.layers)
+
+
+def shorten_window(hf: Any) -> None:
+    """Make a sliding window shorter than the prompt of a probe."""
+    if getattr(hf, "sliding_window", None):
+        hf.sliding_window = min(hf.sliding_window, _WINDOW)

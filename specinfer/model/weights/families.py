@@ -1,25 +1,26 @@
 """Weights of a family under the names that our decoder reads (`specinfer.model.families`)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families import base, family_of
-from specinfer.model.weights.blocks import Blocks, BlockWeights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
+from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
 from specinfer.model.weights.packed import open_checkpoint
 
 EMBEDDING, POSITIONS = "model.embed_tokens.weight", base.POSITIONS
 
 
-class RenamedWeights(Mapping[str, torch.Tensor]):
+class RenamedWeights(NamedTensors):
     """Weights under other names, or parts of them."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], sources: Mapping[str, base.TensorSource]) -> None:
-        self._weights, self._sources = weights, sources
+        self._weights = weights
+        self._sources = self._names = sources
 
     def __getitem__(self, name: str) -> torch.Tensor:
         source, pick = self._sources[name]
@@ -54,15 +55,6 @@ class RenamedWeights(Mapping[str, torch.Tensor]):
             return found
         kind, rows = found
         return kind, pick(rows)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._sources
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
 
 
 def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Tensor]:

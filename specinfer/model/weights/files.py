@@ -5,7 +5,7 @@ Tensors are read one at a time on request, so that a model never lies twice in m
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.families import gguf_layout
-from specinfer.model.weights.blocks import Blocks
 from specinfer.model.weights.gguf_files.metadata import ROPE_TENSORS, GgufFile, Metadata, hf_names, one_count
 from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.gguf_files.vocabulary import Vocabulary
+from specinfer.model.weights.interfaces import Blocks, NamedTensors
 
 MATRICES = frozenset(
     {
@@ -73,11 +73,12 @@ def read_part(weights: Mapping[str, torch.Tensor], name: str, span: TensorSlice)
     return weights[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
 
-class SafetensorsWeights(Mapping[str, torch.Tensor]):
+class SafetensorsWeights(NamedTensors):
     """All tensors of the `*.safetensors` files of a directory, read to a device."""
 
     def __init__(self, directory: Path, device: str = "cpu") -> None:
-        self._files, self._device = _index(directory), device
+        self._files = self._names = _index(directory)
+        self._device = device
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with safe_open(self._files[name], framework="pt", device=self._device) as file:
@@ -95,15 +96,6 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
             stored = file.get_slice(name)
             tensor: torch.Tensor = stored[:, span.within] if span.dim else stored[span.within]
             return tensor
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
 
 
 def _index(directory: Path) -> dict[str, Path]:
@@ -155,7 +147,7 @@ def _opened(path: Path) -> Any:
         raise IncompatibleError(f"{path}: not a safetensors file: {error}") from error
 
 
-class GgufWeights(Mapping[str, torch.Tensor]):
+class GgufWeights(NamedTensors):
     """All tensors of a GGUF file and its further parts, dequantised to float32, under Hugging Face names.
 
     Each tensor is read from the file on request: pages of a mapped file would count as memory of the process.
@@ -281,15 +273,6 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         if len(rows) % (2 * heads):
             raise IncompatibleError(f"{name} has {len(rows)} rows: must be twice a multiple of {heads} heads")
         return _unpermute(rows, heads)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:

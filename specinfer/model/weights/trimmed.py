@@ -1,20 +1,21 @@
 """Weights whose head has the rows of some tokens only, for drafts: a head is a third of a small model's bytes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from specinfer.model.weights.account import HEAD
-from specinfer.model.weights.blocks import Blocks, BlockWeights
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
+from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
 
 
-class TrimmedWeights(Mapping[str, torch.Tensor]):
+class TrimmedWeights(NamedTensors):
     """A model's weights, under the names of our decoder; the head has a row for some tokens."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> None:
         self._weights, self._token_ids = weights, torch.tensor(token_ids)
+        self._names = dict.fromkeys([*weights, HEAD])
         self._head = HEAD if HEAD in weights else EMBEDDING
         """Name of the tensor whose rows the head has."""
 
@@ -32,15 +33,6 @@ class TrimmedWeights(Mapping[str, torch.Tensor]):
         if name != HEAD:
             return shape_of(self._weights, name)
         return len(self._token_ids), *shape_of(self._weights, self._head)[1:]
-
-    def __contains__(self, name: object) -> bool:
-        return name == HEAD or name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._weights, HEAD]))
-
-    def __len__(self) -> int:
-        return len(self._weights) + (HEAD not in self._weights)
 
 
 class TrimmedBlockWeights(TrimmedWeights):

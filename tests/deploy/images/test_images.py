@@ -17,7 +17,7 @@ import pytest
 
 from specinfer.model.native.build import VARIANTS, fitting, variant_path
 from specinfer.system.cache_directory import cache_directory
-from specinfer.system.processors import processor_flags
+from specinfer.system.machine import processor_flags
 from tests.deploy.images.image_store import Container, ImageStore, make_base, why_not
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import tiny_transformers

@@ -48,9 +48,8 @@ async def test_recorded_steps_train_weights_that_a_gateway_takes(
     assert "token" not in steps.read_text()
     monkeypatch.setattr("sys.argv", ["train", "--recording", str(steps), "--out", str(weights)])
     main()
-    assert load_weights("planner_weights", weights).keys() >= {"half", "ngram", "half+ngram+wrong"}
-    learned = {"planner": "learned", "planner_weights": str(weights)}
-    async with running_system(redis_url, drafters(), adaptive=True, **learned) as system:
+    assert load_weights("planner", weights).keys() >= {"half", "ngram", "half+ngram+wrong"}
+    async with running_system(redis_url, drafters(), adaptive=True, planner=str(weights)) as system:
         answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=24) for prompt in PROMPTS))
     assert answers == [greedy(prompt, 24) for prompt in PROMPTS]
 
@@ -67,10 +66,7 @@ async def test_the_verifier_may_forget_requests(redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            {"planner": "learned", "planner_weights": "/none.json"},
-            r"planner_weights = '/none\.json': cannot",
-        ),
+        ({"planner": __file__}, r"planner = .*test_learned_planner\.py': not what"),
         ({"record_steps": "/none/steps.jsonl"}, r"record_steps = '/none/steps\.jsonl': cannot be written"),
     ],
 )

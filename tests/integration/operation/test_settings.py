@@ -35,6 +35,10 @@ BAD_SETTINGS = [
     (["verifier_svc", "--unheard-of", "1"], "--unheard-of"),
     (["speculator_svc", "--drafter", "crystal"], "drafter = 'crystal': must be one of ssm, eagle, medusa"),
     (["gateway", "--tree-nodes", "many"], "tree_nodes = 'many'"),
+    (
+        ["gateway", "--planner", "oracle"],
+        "planner = 'oracle': must be measured, learned or a file of weights",
+    ),
     (["gateway", "--log-level", "loud"], "log_level = 'loud'"),
     (["verifier_svc", "--threads", "100000"], "threads = 100000: must be 1 to "),
     (["verifier_svc", "--threads", "-1"], "threads = '-1'"),

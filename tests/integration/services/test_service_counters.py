@@ -27,7 +27,7 @@ from tests.support.service_messages import (
 )
 from tests.support.services import speculator_service, verifier_service
 from tests.support.system import ScriptedDrafter
-from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.metrics import CacheMetrics, VerifierMetrics
 
 
 def test_errors_have_statuses_of_their_own() -> None:
@@ -54,7 +54,7 @@ async def test_what_is_counted_is_counted_by_one_thread(monkeypatch: pytest.Monk
         open_channel(verifier) as to_verifier,
         open_channel(speculator) as to_speculator,
     ):
-        monkeypatch.setattr(VerifierMetrics, "observe_cache", noting("cache", VerifierMetrics.observe_cache))
+        monkeypatch.setattr(CacheMetrics, "observe", noting("cache", CacheMetrics.observe))
         monkeypatch.setattr(SpeculatorMetrics, "observe_held", noting("held", SpeculatorMetrics.observe_held))
         verify = verifier_pb2_grpc.VerifierStub(to_verifier)
         draft = speculator_pb2_grpc.SpeculatorStub(to_speculator)
@@ -78,8 +78,9 @@ async def test_a_fault_in_metrics_costs_a_line_in_the_log(
         open_channel(verifier) as to_verifier,
         open_channel(speculator) as to_speculator,
     ):
-        for name in ("observe", "observe_cache", "refused"):
+        for name in ("observe", "refused"):
             monkeypatch.setattr(VerifierMetrics, name, raises)
+        monkeypatch.setattr(CacheMetrics, "observe", raises)
         for name in ("observe", "observe_held"):
             monkeypatch.setattr(SpeculatorMetrics, name, raises)
         verify = verifier_pb2_grpc.VerifierStub(to_verifier)

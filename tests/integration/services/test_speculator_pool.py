@@ -31,7 +31,7 @@ from tests.support.services import VOCABULARY, speculator_service, step_entry
 from tests.support.system import ScriptedDrafter, until
 
 PROMPT = [5, 17, 3]
-POLICY = PoolPolicy(10.0, VOCABULARY, "ours", hung_s=5.0, retry_s=0.01, longest_retry_s=0.05)
+POLICY = PoolPolicy(VOCABULARY, "ours", deadline_s=10.0, hung_s=5.0, retry_s=0.01, longest_retry_s=0.05)
 SAMPLED = Sampling(seed=1)
 
 
@@ -313,7 +313,7 @@ async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
         assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, (
             "it was not asked for everything again"
         )
-    assert PoolPolicy(1.0, 1, "").client != PoolPolicy(1.0, 1, "").client
+    assert PoolPolicy(1, "").client != PoolPolicy(1, "").client
 
 
 async def test_the_deadline_follows_the_steps() -> None:

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.errors import IncompatibleError, MalformedTreeError, SettingError
 from specinfer.integrations.vllm import SpeculatorProposer
+from specinfer.remote.policy import PoolPolicy
 from specinfer.tree import TokenTree
 from speculator_svc.clients import own_id
 from tests.support.oracle import chain
@@ -102,10 +104,11 @@ def agreed(path: Sequence[int], last: int) -> int:
 
 @asynccontextmanager
 async def engine_with(
-    monkeypatch: pytest.MonkeyPatch, tokenizer: Path, addresses: str, rank: int = 0, **settings: str
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path, addresses: str, rank: int = 0, deadline_s: float = 5.0
 ) -> AsyncIterator[tuple[Engine, SpeculatorProposer]]:
     monkeypatch.setenv("SPECINFER_VLLM_SPECULATORS", addresses)
-    monkeypatch.setenv("SPECINFER_VLLM_DRAFT_DEADLINE_MS", settings.get("deadline_ms", "5000"))
+    policy = partial(PoolPolicy, deadline_s=deadline_s)
+    monkeypatch.setattr("specinfer.integrations.vllm.proposer.PoolPolicy", policy)
     pool = await asyncio.to_thread(SpeculatorProposer, vllm_config(tokenizer, rank))
     try:
         yield Engine(pool), pool
@@ -116,7 +119,7 @@ async def engine_with(
 
 @asynccontextmanager
 async def serving(
-    monkeypatch: pytest.MonkeyPatch, tokenizer: Path, *drafters: ScriptedDrafter, **settings: str
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path, *drafters: ScriptedDrafter, deadline_s: float = 5.0
 ) -> AsyncIterator[tuple[Engine, SpeculatorProposer]]:
     """An engine whose drafters are in services of their own."""
     async with AsyncExitStack() as stack:
@@ -125,7 +128,9 @@ async def serving(
             for i, drafter in enumerate(drafters)
         ]
         addresses = ", ".join(address for address, _ in services)
-        yield await stack.enter_async_context(engine_with(monkeypatch, tokenizer, addresses, **settings))
+        yield await stack.enter_async_context(
+            engine_with(monkeypatch, tokenizer, addresses, deadline_s=deadline_s)
+        )
 
 
 async def test_rows_get_their_own_continuations_though_they_move_and_end(
@@ -209,7 +214,7 @@ async def test_a_late_service_costs_its_drafts_and_comes_back(
         return script(job)
 
     late.script = waits
-    async with serving(monkeypatch, tokenizer, late, deadline_ms="50") as (engine, pool):
+    async with serving(monkeypatch, tokenizer, late, deadline_s=0.05) as (engine, pool):
         row = [20]
         assert await engine.propose([row]) == [[]]
         row = [*row, *told(row[-1], 1)]
@@ -312,7 +317,7 @@ async def test_a_late_answer_for_a_request_that_ended_leaves_nothing_behind(
         return script(job)
 
     late.script = waits
-    async with serving(monkeypatch, tokenizer, late, deadline_ms="50") as (engine, pool):
+    async with serving(monkeypatch, tokenizer, late, deadline_s=0.05) as (engine, pool):
         await engine.propose([[20]])
         for row in ([21], [21, 11], [21, 11, 58], [21, 11, 58, 38]):
             await engine.propose([row])
@@ -342,7 +347,6 @@ def _fails(*_: object) -> list[int]:
     [
         ({}, "SPECINFER_VLLM_SPECULATORS = None: Field required"),
         ({"SPECULATORS": "a:1", "DEADLINE": "5"}, "SPECINFER_VLLM_DEADLINE = '5': unknown setting"),
-        ({"SPECULATORS": "a:1", "DRAFT_DEADLINE_MS": "-1"}, "SPECINFER_VLLM_DRAFT_DEADLINE_MS = '-1': "),
         ({"SPECULATORS": "a:1", "TLS_KEY": "k.pem"}, "specinfer_vllm_tls_ca = None: needed"),
     ],
 )

@@ -11,8 +11,8 @@ from specinfer.model.formats.base import BlockFormat
 from specinfer.model.formats.registry import FORMATS
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.blocks import Blocks
 from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.interfaces import Blocks
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

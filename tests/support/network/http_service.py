@@ -50,7 +50,7 @@ async def http_service(
     """Serves at a free port until the context is left; `verify` is what the plain client trusts and shows."""
     given = {"listen": "127.0.0.1:0", "gateways": gateways, "drain_seconds": 1.0, **settings}
     registry, chosen, ending = CollectorRegistry(), HttpSettings(**given), asyncio.Event()
-    server = HttpServer(chosen, build_app(chosen, registry, ending), ending)
+    server = HttpServer(chosen, build_app(chosen, chosen.access, registry, ending), ending)
     scheme = "https" if chosen.tls.wanted else "http"
     url = f"{scheme}://127.0.0.1:{await server.start()}"
     try:

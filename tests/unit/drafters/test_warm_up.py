@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from specinfer.drafters import DrafterDescription, DraftJob
-from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.drafters.warm_up import warm_up
+from specinfer.drafters.engine import SpeculatorEngine, warm_up
 from specinfer.errors import InvalidInputError
 from specinfer.tree import TokenTree
 from tests.support.oracle import chain

@@ -37,7 +37,7 @@ def test_a_pause_grows_to_its_bound_after_however_many_failures(
     pause = backoff(first_s, failures, longest_s)
     assert pause == min(longest_s, first_s * 2**failures if failures < 64 else longest_s)
     assert backoff(first_s, failures + 1, longest_s) >= pause
-    assert PoolPolicy(1.0, 100, "", retry_s=first_s, longest_retry_s=longest_s).retry_after(failures) == pause
+    assert PoolPolicy(100, "", retry_s=first_s, longest_retry_s=longest_s).retry_after(failures) == pause
 
 
 async def test_an_outage_of_thousands_of_attempts_loses_no_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from http_svc.body.tools import CalledFunction, Function
 from http_svc.calls.answer import AnswerForm, AnswerReader
 from http_svc.calls.reader import MOST_CALLS
 from http_svc.tool_schemas import followed
-from http_svc.tools import message_of
 from specinfer.chat.forms import BY_NAME, FORMS, CallForm
 
 ARGUMENTS = '{"a": ", \\"arguments\\": }", "b": {"c": [{}, "]"]}}'
@@ -43,6 +42,17 @@ ANSWERS = {
 def pieces(text: str, cuts: Iterable[int]) -> list[str]:
     ends = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     return [text[start:end] for start, end in pairwise(ends)]
+
+
+ANY_FUNCTION = AnswerForm(functions=())
+
+
+def message_of(text: str, call_id: str, form: AnswerForm = ANY_FUNCTION) -> tuple[dict[str, Any], bool]:
+    """The message of a whole answer, and whether it has calls that have ended."""
+    reader = AnswerReader(call_id, form)
+    reader.push(text)
+    reader.end()
+    return reader.message, reader.called
 
 
 def joined(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -172,7 +172,7 @@ def test_requests_match_their_own_texts_and_are_forgotten() -> None:
 def test_a_file_brings_back_what_was_saved(tmp_path: Path) -> None:
     model = LinearModel(np.random.default_rng(0).random(len(NAMES)))
     save_weights(tmp_path / "w.json", {"a+b": model}, {"steps": 1})
-    found = load_weights("planner_weights", tmp_path / "w.json")
+    found = load_weights("planner", tmp_path / "w.json")
     assert found.keys() == {"a+b"}
     np.testing.assert_allclose(found["a+b"].weights, model.weights)
 
@@ -197,14 +197,14 @@ BAD: dict[str, str] = {
 def test_the_file_that_faults_are_put_into_is_a_good_one(tmp_path: Path) -> None:
     path = tmp_path / "weights.json"
     path.write_text(broken())
-    assert load_weights("planner_weights", path).keys() == {"a"}
+    assert load_weights("planner", path).keys() == {"a"}
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
 def test_what_is_wrong_in_a_file_is_said_with_setting_and_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "weights.json"
     path.write_text(text)
-    with pytest.raises(SettingError, match=r"planner_weights = .*weights\.json.*: not what"):
-        load_weights("planner_weights", path)
-    with pytest.raises(SettingError, match=r"planner_weights = .*none\.json.*: cannot be read"):
-        load_weights("planner_weights", tmp_path / "none.json")
+    with pytest.raises(SettingError, match=r"planner = .*weights\.json.*: not what"):
+        load_weights("planner", path)
+    with pytest.raises(SettingError, match=r"planner = .*none\.json.*: cannot be read"):
+        load_weights("planner", tmp_path / "none.json")

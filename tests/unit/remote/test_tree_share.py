@@ -49,7 +49,7 @@ def test_the_largest_trees_of_everybody_fit(requests: int, speculators: int) -> 
 
 def test_the_default_leaves_room_for_contexts() -> None:
     """2,048 context tokens of five bytes and 64 ids of 256 bytes are far below the other 4 MiB."""
-    assert PoolPolicy(1.0, 97, "").step_bytes + 2048 * 5 + 64 * 256 < 15 * 2**20
+    assert PoolPolicy(97, "").step_bytes + 2048 * 5 + 64 * 256 < 15 * 2**20
 
 
 def test_a_tree_over_its_share_is_malformed_by_name() -> None:

@@ -8,7 +8,6 @@ import pytest
 from specinfer.drafters import DraftJob
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.entries import DraftOutcome
-from specinfer.drafters.failures import DraftFailures
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.errors import SpecInferError
 from specinfer.remote.contract.examined import Examined
@@ -16,6 +15,7 @@ from specinfer.service.channel import open_channel
 from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LOG_EVERY_S
 from specinfer.tree import TokenTree
+from speculator_svc.servicer import DraftFailures
 from tests.support.services import speculator_service
 from tests.support.system import ScriptedDrafter
 

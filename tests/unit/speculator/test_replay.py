@@ -13,8 +13,7 @@ from specinfer.drafters.entries import DraftOutcome
 from specinfer.statuses import EntryStatus
 from specinfer.v1 import speculator_pb2
 from speculator_svc.clients import own_id
-from speculator_svc.learning.recording import record
-from speculator_svc.learning.replay import HELD_OUT, LEAST_OUTPUT, MOST_LENGTH, Replay
+from speculator_svc.learning.replay import HELD_OUT, LEAST_OUTPUT, MOST_LENGTH, Replay, record
 
 MOST, KEEP_S, ALL = 500, 100.0, 10**6
 

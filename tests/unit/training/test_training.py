@@ -37,7 +37,6 @@ from speculator_svc.training.corpus import (
 from speculator_svc.training.distil import (
     DistilOptions,
     distil,
-    evaluate,
     ranks,
 )
 from speculator_svc.training.generate import in_draft_vocabulary, label_corpus
@@ -129,18 +128,22 @@ def make_student(target: Path, vocabulary: object) -> Student:
     return Student.from_target(load_config(target), SafetensorsWeights(target), [0], chosen)
 
 
+def first_guesses(student: Student, examples: Examples, vocabulary: torch.Tensor) -> float:
+    """The share of the target's own tokens that are the student's first guess."""
+    return float((np.concatenate(ranks(student, examples, vocabulary, 1)) < 1).mean())
+
+
 def test_the_student_learns_what_the_target_says(
     target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object, tmp_path: Path
 ) -> None:
     student = make_student(target, vocabulary)
     chosen = torch.from_numpy(vocabulary)
-    before = evaluate(student, Examples(corpus, labels), chosen)
+    before = first_guesses(student, Examples(corpus, labels), chosen)
     options = DistilOptions(minutes=0.05, learning_rate=5e-3, tokens_per_batch=256)
     seen = distil(student, Examples(corpus, labels), options, tmp_path / "state.pt", lambda *_: None)
-    after = evaluate(student, Examples(corpus, labels), chosen)
+    after = first_guesses(student, Examples(corpus, labels), chosen)
     assert seen > 0
-    assert after.top[1] > before.top[1] + 0.2
-    assert list(after.top.values()) == sorted(after.top.values())
+    assert after > before + 0.2
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(

@@ -5,7 +5,7 @@ import pytest
 from specinfer.statuses import EntryStatus
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
-from specinfer.verification.warm_up import warm_up
+from specinfer.verification.pass_costs import warm_up
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama")

@@ -6,6 +6,7 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.interfaces import NamedTensors
 from specinfer.model.weights.packed.scheme import Scheme
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -15,7 +16,7 @@ _OF_ACTIVATIONS = ("input_scale", "activation_scale")
 """Scales of activations, which stay unrounded here."""
 
 
-class DequantisedWeights(Mapping[str, torch.Tensor]):
+class DequantisedWeights(NamedTensors):
     """Weights whose quantised matrices are read as float32."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], scheme: Scheme) -> None:
@@ -87,15 +88,6 @@ class DequantisedWeights(Mapping[str, torch.Tensor]):
         except (RuntimeError, IndexError) as error:  # shapes that do not go together
             shapes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in parts.items())
             raise IncompatibleError(f"{name}: cannot be dequantised from {shapes}: {error}") from error
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from specinfer.errors import SettingError
 from specinfer.model.formats.base import BlockFormat
-from specinfer.model.formats.blocks import BLOCK_FORMATS
-from specinfer.model.formats.held import HeldFormats, HeldWeights
-from specinfer.model.formats.quantised import QuantisedWeights
-from specinfer.model.formats.registry import FORMATS, find_format, format_for_rows, weights_help
-from specinfer.model.weights.blocks import Blocks
+from specinfer.model.formats.held import HeldFormats, HeldWeights, QuantisedWeights
+from specinfer.model.formats.registry import (
+    BLOCK_FORMATS,
+    FORMATS,
+    find_format,
+    format_for_rows,
+    weights_help,
+)
+from specinfer.model.weights.interfaces import Blocks
 from tests.support.models.block_models import FormattedWeights
 from tests.support.models.block_products import integer_blocks
 

@@ -11,7 +11,7 @@ import torch
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.formats.base import BlockFormat
-from specinfer.model.formats.quantised import QuantisedWeights
+from specinfer.model.formats.held import QuantisedWeights
 from specinfer.model.formats.registry import FORMATS
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked

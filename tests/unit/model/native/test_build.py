@@ -27,7 +27,7 @@ from specinfer.model.native.build import (
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.sampling import Sampling
 from specinfer.system.cache_directory import cache_directory
-from specinfer.system.processors import processor_flags
+from specinfer.system.machine import processor_flags
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", head_dim=16)

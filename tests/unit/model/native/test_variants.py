@@ -14,7 +14,7 @@ import pytest
 from specinfer.model.batch import Segment
 from specinfer.model.native.build import KERNELS_VARIABLE, VARIANTS, build_variants, fitting
 from specinfer.system.cache_directory import cache_directory
-from specinfer.system.processors import processor_flags
+from specinfer.system.machine import processor_flags
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[4]
