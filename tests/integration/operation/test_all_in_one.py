@@ -46,7 +46,7 @@ def server(model: Path, folder: Path, *flags: str) -> Service:
     """The server of a tiny model, not started yet."""
     (port,) = free_ports(1)
     given = ["--model", str(model), "--dtype", "float32", "--kv-tokens", "4096", *flags]
-    command = [sys.executable, "-m", "specinfer.cli", "serve", "--listen", f"127.0.0.1:{port}", *given]
+    command = [sys.executable, "-m", "all_in_one", "--listen", f"127.0.0.1:{port}", *given]
     return Service("server", "server", port, command, folder, {"OMP_NUM_THREADS": "1"})
 
 
