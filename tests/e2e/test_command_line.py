@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from specinfer.cli.local import system as local
 from specinfer.cli.local.processes import free_ports
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from tests.chaos.model_directory import write_model
+from tests.support.preloaded import ForkedChild, run_preloaded
 from tests.support.tiny_models import tiny_transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,16 +30,14 @@ def system(default_model: Path, redis_server: str) -> Iterator[LocalSystem]:
     """One system in float32 for the tests that only talk to it."""
     os.environ["REDIS_URL"] = redis_server
     os.environ["SPECINFER_GATEWAY_ADAPTIVE"] = "false"  # steps must not depend on how fast the machine is
-    with LocalSystem(LocalOptions(dtype="float32", gateway={"max-batch": "4"})) as system:
+    options = LocalOptions(dtype="float32", gateway={"max-batch": "4"})
+    with patch.object(local, "Child", ForkedChild), LocalSystem(options) as system:
         yield system
     del os.environ["REDIS_URL"], os.environ["SPECINFER_GATEWAY_ADAPTIVE"]
 
 
 def specinfer(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "specinfer.cli", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env={**os.environ, **environment}
-    )
+    return run_preloaded("specinfer.cli", *arguments, timeout_s=300, **environment)
 
 
 def test_generate_streams_text(system: LocalSystem) -> None:

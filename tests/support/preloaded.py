@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from specinfer.cli.local.processes import Child
+
 ROOT = Path(__file__).resolve().parents[2]
 FORK_SERVER = multiprocessing.get_context("forkserver")
 """There is one in a process: what is imported here is imported for everybody."""
@@ -29,6 +31,7 @@ FORK_SERVER.set_forkserver_preload(
         "tests.support.tiny_models",
     ]
 )
+FORKED = {*PROGRAMS, "tests.chaos.verifier"}
 _STREAMS = ("stdin", "stdout", "stderr")
 _DIES_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -80,6 +83,7 @@ class _Fork:
     """A fork as `subprocess.Popen` would show it."""
 
     def __init__(self, argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        log.touch()
         files = [Path(os.devnull), log, log]
         self._process = FORK_SERVER.Process(target=_serve, args=(argv, environment, files), daemon=True)
         self._process.start()
@@ -112,7 +116,7 @@ def start_service(command: Sequence[str], log: Path, environment: Mapping[str, s
     A program of ours that is started by `python -m` is a fork.
     """
     python, *arguments = command
-    if python == sys.executable and arguments[0] == "-m" and arguments[1] in PROGRAMS:
+    if python == sys.executable and arguments[0] == "-m" and arguments[1] in FORKED:
         return _Fork(arguments[1:], log, environment)
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -124,6 +128,14 @@ def start_service(command: Sequence[str], log: Path, environment: Mapping[str, s
             cwd=ROOT,
             start_new_session=True,
         )
+
+
+class ForkedChild(Child):
+    """A process of a `LocalSystem`; patch `specinfer.cli.local.system.Child` with it."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name, self._log = name, log
+        self._process = start_service(command, log, {**os.environ, **environment})  # type: ignore[assignment]
 
 
 def _serve(argv: Sequence[str], environment: Mapping[str, str], files: Sequence[Path]) -> None:
