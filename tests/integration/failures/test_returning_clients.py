@@ -9,7 +9,7 @@ from gateway.api.callers import ANYBODY
 from specinfer.errors import InvalidInputError
 from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
-from tests.integration.failures.test_gateways import LONG, PROMPT, Reader, begin, two_gateways
+from tests.integration.failures.test_gateways import LONG, PROMPT, Reader, begin, running, two_gateways
 from tests.support.oracle import greedy
 from tests.support.system import request_for, running_system, until
 
@@ -33,7 +33,7 @@ async def test_who_comes_back_to_a_gateway_that_only_follows_is_not_cancelled_la
         assert await again.finish() == greedy(PROMPT, 400)
         assert again.last is not None
         assert again.last.summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
-        assert not system.loop.scheduler.running
+        assert not running(system.gateway, other)
 
 
 async def test_the_linger_time_counts_from_the_last_client_that_left(redis_url: str) -> None:
