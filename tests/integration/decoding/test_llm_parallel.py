@@ -16,6 +16,7 @@ from specinfer.verification import pass_costs
 from tests.chaos.model_directory import write_model
 from tests.support.preloaded import FORK_SERVER
 
+
 def answers(model: str, tensor: int) -> str:
     """Return the tokens of two requests as JSON."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
