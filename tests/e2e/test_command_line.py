@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -13,9 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from specinfer.cli.local import system as local
-from specinfer.cli.local.processes import free_ports
 from specinfer.cli.local.system import LocalOptions, LocalSystem
-from tests.chaos.model_directory import write_model
+from tests.support.local_services import services_of
 from tests.support.preloaded import ForkedChild, run_preloaded
 from tests.support.tiny_models import tiny_transformers
 
@@ -171,37 +168,4 @@ def test_generate_local_leaves_nothing_behind(default_model: Path, tmp_path: Pat
     answer = json.loads(done.stdout)
     assert answer["new_tokens"] > 0
     assert answer["speculators"]["ssm"]["drafted"] > 0
-    assert _services(tmp_path) == set()
-
-
-def test_up_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
-    model, address = write_model(tmp_path / "model"), f"127.0.0.1:{free_ports(1)[0]}"
-    command = [sys.executable, "-m", "specinfer.cli", "up", "--listen", address, "--model", str(model)]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
-        try:
-            assert process.stderr is not None
-            lines = iter(process.stderr.readline, "")  # of work that takes long, too
-            assert any(line.startswith(f"ready at {address}: model, ") for line in lines)
-            assert specinfer("status", "--address", address).returncode == 0
-            assert len(_services(tmp_path)) >= 3, "those that must have ended below"
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(120) == 143
-        finally:
-            process.kill()
-    assert _services(tmp_path) == set()
-
-
-def _services(logs: Path) -> set[int]:
-    """Process ids of the services that write to a log in this folder: those of one local system. Tests
-    that run beside this one have others."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                output = os.readlink(entry / "fd/1")
-            except OSError:
-                continue  # it ended while we looked
-            if output.startswith(str(logs)):
-                found.add(int(entry.name))
-    return found
+    assert services_of(tmp_path) == set()
