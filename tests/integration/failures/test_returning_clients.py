@@ -122,10 +122,8 @@ async def test_a_client_that_hangs_up_while_it_is_recorded_leaves_for_good(redis
         with pytest.raises(asyncio.CancelledError):
             await call.read()
         await recorded.wait()
-        await until(lambda: system.loop.scheduler.running > 0)
-        await until(lambda: not system.loop.scheduler.running and not len(system.gateway.token_streams))
-        record = await store.load(request.request_id)
-        assert record is not None
+        record = await system.ended(request.request_id)
+        await until(lambda: not running(system.gateway) and not len(system.gateway.token_streams))
         assert record.ending is not None
         assert record.ending.finish is FinishReason.CANCELLED
 
