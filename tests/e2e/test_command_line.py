@@ -12,7 +12,7 @@ import pytest
 
 from specinfer.cli.local import system as local
 from specinfer.cli.local.system import LocalOptions, LocalSystem
-from tests.support.local_services import services_of
+from tests.support.background import services_of
 from tests.support.preloaded import ForkedChild, run_preloaded
 from tests.support.tiny_models import tiny_transformers
 

@@ -19,7 +19,7 @@ from specinfer.cli.local.processes import free_ports
 from specinfer.hub.resolve import cache_directory
 from specinfer.prompts import read_prompts
 from speculator_svc.settings import SpeculatorSettings
-from tests.support.local_services import services_of
+from tests.support.background import services_of
 from verifier_svc.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]

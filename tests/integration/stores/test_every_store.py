@@ -1,4 +1,4 @@
-"""What every store does for a gateway: on a real Redis, in memory, and in a file that the next process reads."""
+"""Requests and wishes in every store: on a real Redis, in memory, and in a file that the next process reads."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable
