@@ -45,7 +45,7 @@ def _all(files: Sequence[str], values: Mapping[str, Any] | None, release: str) -
     texts = chart().render(merged(given, values or {}), name=release, namespace="specinfer")
     for path, text in sorted(texts.items()):
         if path.endswith(".yaml"):
-            yield from (row for row in yaml.safe_load_all(text) if row)
+            yield from (row for row in yaml.load_all(text, yaml.CSafeLoader) if row)
 
 
 def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> Object:
