@@ -90,7 +90,7 @@ def flex(workload: Workload) -> Launcher:
         return (place < context) | tree[batch, row, node]
 
     mask = create_block_mask(seen, c.batch, None, nodes, context + nodes, device=workload.device)
-    torch._dynamo.reset()  # type: ignore[no-untyped-call]  # it remembers eight shapes, then gives up
+    torch._dynamo.reset()  # it remembers eight shapes, then gives up
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     grouped = c.heads.query != c.heads.kv
 
@@ -103,7 +103,7 @@ def flex(workload: Workload) -> Launcher:
 
 def flashinfer(workload: Workload) -> Launcher:
     """Return the launcher of the module's table."""
-    import flashinfer as library
+    import flashinfer as library  # type: ignore[import-not-found]
 
     c, rows, device = workload.cell, workload.batch.rows, workload.device
     starts = [0, *accumulate(len(each.blocks) for each in rows)]
@@ -125,7 +125,7 @@ def flashinfer(workload: Workload) -> Launcher:
 
     def launcher(b: Buffers) -> Call:
         pages = tuple(
-            memory.unflatten(1, (-1, BLOCK_TOKENS)).permute(1, 2, 0, 3).contiguous()
+            torch.unflatten(memory, 1, (-1, BLOCK_TOKENS)).permute(1, 2, 0, 3).contiguous()
             for memory in written(workload, b)
         )
         query = b.query.contiguous()
@@ -190,7 +190,7 @@ def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[st
     workload, size = Workload.of(cell, dtype, context.device), least_bytes(cell, dtype.itemsize)
     count = max(1, min(_MOST_SETS, -(-context.scale.distinct_bytes // size)))
     sets = [workload.buffers(seed) for seed in range(count)]
-    ours = context.timer.launched([lambda b=b: workload.launch(b) for b in sets])
+    ours = context.timer.launched([partial(workload.launch, b) for b in sets])
     bound = size / bandwidth(context)
     row = _cell(cell) | {"bytes": size, "bound_s": bound, "kernel_s": ours, "of_bound": bound / ours}
     expected = workload.launch(sets[0]).double()
@@ -201,7 +201,7 @@ def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[st
         elif name in COMPILED and not compiled:
             libraries[name] = {"skipped": "compiled for the first cells only"}
         else:
-            libraries[name] = _library(lambda prepare=prepare: prepare(workload), sets, expected, context)
+            libraries[name] = _library(partial(prepare, workload), sets, expected, context)
     times = [each["seconds"] for each in libraries.values() if "seconds" in each]
     return row | {"libraries": libraries, "over_best_library": min(times) / ours if times else None}
 

@@ -16,7 +16,8 @@ from benchmarks.gpu.workload import random_paths
 from benchmarks.synthetic import RULE_NAME, mark, measured, synthetic_rules
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import DTYPES
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY
@@ -194,9 +195,10 @@ def _steps(
             tokens += (1 + len(accepted)) * (step >= _WARM_UP)
     engine.release([f"r{i}" for i in range(batch)])
     device_s = pass_seconds(context, shape.name, batch, nodes, "queued_s")
-    row = {"shape": shape.name, "batch": batch, "nodes": nodes, "step_s": median(times)}
+    step_s = median(times)
+    row = {"shape": shape.name, "batch": batch, "nodes": nodes, "step_s": step_s}
     row |= {"tokens_per_step": tokens / (batch * context.scale.steps), "tokens_per_s": tokens / sum(times)}
-    return row | {"device_s": device_s, "beside_device": share_beside(device_s, row["step_s"])}
+    return row | {"device_s": device_s, "beside_device": share_beside(device_s, step_s)}
 
 
 def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:

@@ -102,9 +102,10 @@ class GpuTimer:
         return self._wall(call, _REPEATS)
 
     def _events(self, call: Call) -> float:
-        times = []
+        times = list[float]()
         for number in range(_WARM_UP + _REPEATS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            start, end = events
             start.record()
             call()
             end.record()

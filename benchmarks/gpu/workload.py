@@ -100,7 +100,7 @@ class Workload:
 
         rows = c.batch * c.nodes
         projected = numbers(rows, c.heads.query + 2 * c.heads.kv, c.heads.width)
-        query, key, value = projected.split([c.heads.query, c.heads.kv, c.heads.kv], 1)
+        query, key, value = torch.split(projected, [c.heads.query, c.heads.kv, c.heads.kv], 1)
         keys, values = (numbers(c.heads.kv, places, c.heads.width) for _ in range(2))
         return Buffers(query, key, value, (keys, values), torch.full_like(query, torch.nan).contiguous())
 

@@ -25,7 +25,7 @@ def throttle(bytes_per_second: float) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
         return data
 
-    DiskStore.fetch = fetch  # type: ignore[method-assign]
+    DiskStore.fetch = fetch  # type: ignore[method-assign,assignment]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Writes `benchmarks/results/figure-11.md` and `.png`, or others with `--out` (a widened target).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,7 +114,7 @@ def sequences_report(report: dict[str, Any], picture: str) -> str:
     return "\n".join([*lines, f"![tree against sequences by batch]({picture})", ""])
 
 
-_ROWS_11 = {
+_ROWS_11: dict[str, Callable[[Any], str]] = {
     "tree: ms per token": lambda each: f"{each['tree_ms']:.1f}",
     "sequences: ms per token": lambda each: f"{each['sequences_ms']:.1f}",
     "drafts of both: ms per token": lambda each: f"{each['draft_ms']:.1f}",

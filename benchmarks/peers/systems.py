@@ -73,7 +73,7 @@ async def _measure(
     found: dict[str, dict[str, Any]] = {}
     try:
         for mode, name in MODES.items():
-            speculation = generation_pb2.Speculation.Value(f"SPECULATION_{name.upper()}")
+            speculation = getattr(generation_pb2, f"SPECULATION_{name.upper()}")
             result: dict[str, Any] = {}
             for batch in batches:
                 first = int(batch == 1)  # like the peers, batch 1 leaves out the first prompt

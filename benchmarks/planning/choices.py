@@ -1,29 +1,33 @@
-"""The planner against constant choices, in one process, from a cold start on prompts that taught nothing.
+"""The planner against constant choices, from a cold start on prompts that taught nothing.
 
-    python -m benchmarks.planning.choices --prompts eval.jsonl [--weights auto,bfloat16] [--batches 1,4,16]
+    python -m benchmarks.planning.choices --prompts eval.jsonl [--model M --draft D] [--batches 1,4,16] [--services]
 
 One model is loaded; the modes, plain decoding, constants and the planner, take turns over the same groups of prompts,
-each with a planner and a calibration of its own that begin with the first group. All prompts are read once before,
-so that nobody's first token waits. A mode is compared with plain decoding in the same turns.
+each with a planner and a calibration of its own that begin with the first group; through services the modes share the
+verifier's calibration. All prompts are read once before, so that nobody's first token waits. A mode is compared with
+plain decoding in the same turns.
 """
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, stdev
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from benchmarks.planning.services import through_services
 from benchmarks.planning.world import Constant
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
+from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options.shared import read_numbers
-from specinfer.hub import DEFAULT_MODEL
-from specinfer.llm.build import LLMOptions, Speculators, build_engine
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.llm.build import LLMOptions, build_engine
 from specinfer.llm.engine import LocalEngine
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.choice import Choice
@@ -50,11 +54,15 @@ class Mode:
     rates: list[float] = field(default_factory=list)
     """Tokens per second by turn."""
     tokens: int = 0
-    steps: int = 0
     seconds: float = 0.0
     planning_s: float = 0.0
     reports: list[tuple[Kind, float, int]] = field(default_factory=list)
     """Kind, seconds and tokens of the steps without prompts."""
+
+    def count(self, tokens: int, seconds: float) -> None:
+        """Add a turn."""
+        self.rates.append(tokens / seconds)
+        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
 
     def enrol(self, services: Sequence[frozenset[int]]) -> None:
         """Set the speculators."""
@@ -76,6 +84,11 @@ class Mode:
         self.planner.observe(report)
         self.planning_s += time.thread_time() - started
 
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.reports)
+
     def typical_speed(self, usual: Mapping[Kind, float]) -> float:
         """Return the tokens per second if each step took the median of its kind."""
         seconds = sum(usual.get(kind, seconds) for kind, seconds, _ in self.reports)
@@ -91,40 +104,66 @@ def medians(modes: Iterable[Mode]) -> dict[Kind, float]:
     return {kind: median(values) for kind, values in found.items() if len(values) >= FEW}
 
 
+Run = Callable[[Mode, Sequence[Sequence[int]], int], Awaitable[None]]
+"""Answers a group of prompts at once in a mode, with so many new tokens each."""
+
+
 def main(
     prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")],
     model: Annotated[str, typer.Option(help="Target model.")] = DEFAULT_MODEL,
-    speculator: Annotated[str, typer.Option(help="Speculators; auto: those of the model.")] = "auto",
+    draft: Annotated[str, typer.Option(help="Draft; auto: that of the model.")] = "auto",
     weights: Annotated[str, typer.Option(help="Weight format.")] = "auto",
     nodes: Annotated[str, typer.Option(help="Constant numbers of nodes, with commas.")] = "2,4,8,16",
     new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 96,
     count: Annotated[int, typer.Option(help="Prompts of each batch size, at least.")] = 20,
     skip: Annotated[int, typer.Option(help="Prompts of the file to skip.")] = 0,
     batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
+    services: Annotated[
+        bool, typer.Option("--services", help="Through services, not in one process.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "planner-choices",
 ) -> None:
     """Compare the planner with constants."""
-    speculators: Speculators = speculator if speculator == "auto" else [speculator]
-    constants = read_numbers("nodes", nodes)
-    engine, tokenizer = build_engine(
-        model, speculators, LLMOptions(weights=weights, tree_nodes=max(constants))
-    )
-    first = engine.machine.planner
-    assert isinstance(first, TablePlanner)
-    sizes = read_numbers("batches", batches)
-    texts = read_prompts_by_source(prompts, skip + sum(max(count, 2 * size) for size in sizes))[skip:]
-    report: dict[str, Any] = {"about": about_this_run(), "count": count, "new_tokens": new_tokens, "runs": {}}
-    for size in sizes:
-        modes: dict[str, Mode] = {"plain": Mode(Constant(0))}
-        modes |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
-        modes[PLANNER] = Mode(TablePlanner(first.curve, first.budget))
-        own = max(count, 2 * size)
-        asked = [encode(tokenizer, text.text) for text in texts[:own]]
-        texts = texts[own:]
-        in_turns(engine, modes, [asked[i : i + size] for i in range(0, own, size)], new_tokens)
-        report["runs"][str(size)] = modes
-    engine.close()
-    publish(out, markdown(report))
+    constants, sizes = read_numbers("nodes", nodes), read_numbers("batches", batches)
+    own = {size: max(count, 2 * size) for size in sizes}
+    texts = [text.text for text in read_prompts_by_source(prompts, skip + sum(own.values()))[skip:]]
+    tokenizer = Tokenizer.load(resolve_model(model))
+    asked = {size: [encode(tokenizer, texts.pop(0)) for _ in range(own[size])] for size in sizes}
+
+    def modes(first: StepPlanner) -> dict[str, Mode]:
+        assert isinstance(first, TablePlanner)
+        found: dict[str, Mode] = {"plain": Mode(Constant(0))}
+        found |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
+        return found | {PLANNER: Mode(TablePlanner(first.curve, first.budget))}
+
+    async def every_size(run: Run, first: StepPlanner) -> dict[int, dict[str, Mode]]:
+        runs = {size: modes(first) for size in sizes}
+        for size, group in asked.items():
+            await in_turns(
+                run, runs[size], [group[i : i + size] for i in range(0, len(group), size)], new_tokens
+            )
+        return runs
+
+    async def in_services() -> dict[int, dict[str, Mode]]:
+        options = LocalOptions(model=model, speculators={}, draft=draft, verifier={"weights": weights})
+        async with through_services(options, max(sizes)) as system:
+
+            async def run(mode: Mode, group: Sequence[Sequence[int]], new_tokens: int) -> None:
+                system.machine.planner = mode
+                mode.count(*await system.tokens_and_seconds(group, new_tokens))
+
+            return await every_size(run, system.planner)
+
+    if services:
+        runs = asyncio.run(in_services())
+    else:
+        options = LLMOptions(weights=weights, tree_nodes=max(constants))
+        engine, _ = build_engine(model, draft, None, options)
+        runs = asyncio.run(every_size(in_process(engine), engine.machine.planner))
+        engine.close()
+    place = "through services" if services else "one process"
+    what = f"{model} with the draft {draft}, {weights} weights; {count} prompts or two batches at each batch size"
+    publish(out, markdown(f"{what}, {new_tokens} tokens each, greedy, {place}", runs))
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -132,40 +171,39 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode_chat([{"role": "user", "content": text}]))
 
 
-def in_turns(
-    engine: LocalEngine, modes: dict[str, Mode], groups: Sequence[Sequence[Sequence[int]]], new_tokens: int
+async def in_turns(
+    run: Run, modes: dict[str, Mode], groups: Sequence[Sequence[Sequence[int]]], new_tokens: int
 ) -> None:
     """Answer every group in every mode, in an order that rotates."""
     names = list(modes)
     for turn, group in enumerate(groups):
-        run(engine, Mode(Constant(4)), group, 1)
+        await run(Mode(Constant(4)), group, 1)
         place = turn % len(names)
         for name in names[place:] + names[:place]:
-            run(engine, modes[name], group, new_tokens)
+            await run(modes[name], group, new_tokens)
 
 
-def run(engine: LocalEngine, mode: Mode, group: Sequence[Sequence[int]], new_tokens: int) -> None:
-    """Answer a group at once."""
-    engine.machine.planner, engine.host.calibration = mode, mode.calibration
-    for number, prompt in enumerate(group):
-        engine.submit(GenerationRequest(f"r{number}", tuple(prompt), new_tokens, GREEDY))
-    tokens, steps, started = 0, 0, time.perf_counter()
-    while engine.busy:
-        tokens += sum(len(item.tokens) for item in engine.step())
-        steps += 1
-    seconds = time.perf_counter() - started
-    mode.rates.append(tokens / seconds)
-    mode.tokens, mode.steps, mode.seconds = mode.tokens + tokens, mode.steps + steps, mode.seconds + seconds
+def in_process(engine: LocalEngine) -> Run:
+    """Return what answers in this process."""
+
+    async def run(mode: Mode, group: Sequence[Sequence[int]], new_tokens: int) -> None:
+        engine.machine.planner, engine.host.calibration = mode, mode.calibration
+        for number, prompt in enumerate(group):
+            engine.submit(GenerationRequest(f"r{number}", tuple(prompt), new_tokens, GREEDY))
+        tokens, started = 0, time.perf_counter()
+        while engine.busy:
+            tokens += sum(len(item.tokens) for item in engine.step())
+        mode.count(tokens, time.perf_counter() - started)
+
+    return run
 
 
-def markdown(report: dict[str, Any]) -> str:
+def markdown(what: str, runs: Mapping[int, dict[str, Mode]]) -> str:
     """Return one table: speeds by batch size, over plain decoding and over the best constant."""
-    runs: dict[str, dict[str, Mode]] = report["runs"]
-    what = f"{report['count']} prompts or two batches at each batch size, {report['new_tokens']} tokens each"
     lines = [
         "# The planner beside constant choices",
         "",
-        f"{origin(report['about'])}; {what}, greedy, one process; the planner starts cold. Tokens per second; over "
+        f"{origin(about_this_run())}; {what}; the planner starts cold. Tokens per second; over "
         "plain decoding ± the standard error over turns; tokens a step of a request.",
         "",
         *head([f"batch {size}" for size in runs]),
@@ -185,7 +223,7 @@ def _cell(mode: Mode, plain: Mode) -> str:
     ratios = [a / b for a, b in zip(mode.rates, plain.rates, strict=True)]
     error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
     gain = mode.tokens / mode.seconds / (plain.tokens / plain.seconds)
-    length = mode.tokens / mode.steps * plain.steps / plain.tokens
+    length = mode.tokens / mode.steps / (plain.tokens / plain.steps)
     return f"{mode.tokens / mode.seconds:.0f} ({gain:.2f}x ± {error:.2f}, {length:.2f})"
 
 

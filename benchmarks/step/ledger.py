@@ -51,7 +51,7 @@ def metric_values(port: int) -> dict[str, float]:
 
 def redis_counters(redis: "Redis") -> dict[str, float]:
     """Commands that Redis ran, by name, and its seconds in them; scripts count the commands that they run, too."""
-    stats: dict[str, Any] = redis.info("commandstats")  # type: ignore[assignment]
+    stats: dict[str, Any] = redis.info("commandstats")
     named = {key.removeprefix("cmdstat_"): value for key, value in stats.items()}
     found = {
         f"redis.{name}": float(value["calls"]) for name, value in named.items() if name not in _OWN_COMMANDS
@@ -213,8 +213,8 @@ def table(batch: int, columns: Mapping[str, Turns]) -> list[str]:
             lines.append(line(label, ["" if cell is None else _written(cell) for cell in cells]))
     base = columns[IN_PROCESS]
     speeds = [ratios(turns, base) for turns in columns.values()]
-    cells = [f"{median(found):.2f}x ± {standard_error(found):.2f}" for found in speeds]
-    return [*lines, line(f"speed over {IN_PROCESS} (median of turns)", cells), ""]
+    gains = [f"{median(found):.2f}x ± {standard_error(found):.2f}" for found in speeds]
+    return [*lines, line(f"speed over {IN_PROCESS} (median of turns)", gains), ""]
 
 
 def _written(value: float) -> str:

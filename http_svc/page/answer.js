@@ -2,7 +2,9 @@
 
 import { paint } from "./colours.js";
 import { make } from "./dom.js";
+import { firstDifference, markdown, pieces } from "./markdown.js";
 import { guessers } from "./recording.js";
+import { speculatorName } from "./words.js";
 
 /** Shows the steps of a recording up to one, and the text that no step tells; goes on where it was. */
 export class AnswerText {
@@ -11,19 +13,22 @@ export class AnswerText {
     this.rest = document.createTextNode("");
     element.append(this.rest);
     this.shown = 0;
-    this.length = 0;
+    this.text = "";
+    this.tokens = []; // { element, start, text }
+    this.ranges = [];
     this.chosen = null;
   }
 
   show(recording, upTo = recording.steps.length, withRest = true) {
+    const first = this.text.length;
     for (; this.shown < upTo; this.shown++) {
       const step = recording.steps[this.shown];
       const text = step.tokens.map((token) => token.text).join("");
-      if (recording.dropped && !recording.text.startsWith(text, this.length)) break;
-      this.rest.before(markedStep(step, this.shown));
-      this.length += text.length;
+      if (recording.dropped && !recording.text.startsWith(text, this.text.length)) break;
+      this.rest.before(make("span", { class: "step", "data-step": this.shown }, ...this.#add(step)));
     }
-    this.rest.data = withRest ? recording.text.slice(this.length) : "";
+    if (this.text.length > first) this.#style(first);
+    this.rest.data = withRest ? recording.text.slice(this.text.length) : "";
   }
 
   /** Marks the tokens of one step; null: of none. */
@@ -32,13 +37,30 @@ export class AnswerText {
     this.chosen = index === null ? null : this.element.querySelector(`[data-step="${index}"]`);
     this.chosen?.classList.add("chosen");
   }
-}
 
-function markedStep(step, index) {
-  const tokens = step.tokens.map((token, place) => {
-    const names = guessers(step, place);
-    const title = names.length ? `guessed by ${names.join(" and ")}` : "the model's own";
-    return make("span", { class: names.length ? "token guessed" : "token", title, ...paint(names) }, token.text);
-  });
-  return make("span", { class: "step", "data-step": index }, ...tokens);
+  /** Takes the tokens of a step; returns their elements, which are empty until they are styled. */
+  #add(step) {
+    return step.tokens.map(({ text }, place) => {
+      const names = guessers(step, place);
+      const who = names.map(speculatorName).join(" and ");
+      const title = names.length ? `guessed by ${who}` : "the model's own";
+      const element = make("span", { class: names.length ? "token guessed" : "token", title, ...paint(names) });
+      this.tokens.push({ element, start: this.text.length, text });
+      this.text += text;
+      return element;
+    });
+  }
+
+  /** Writes the tokens from a character on, and those before it that look different by what came. */
+  #style(first) {
+    const ranges = markdown(this.text);
+    const from = Math.min(first, firstDifference(this.ranges, ranges));
+    this.ranges = ranges;
+    for (let i = this.tokens.length - 1; i >= 0; i--) {
+      const { element, start, text } = this.tokens[i];
+      if (start < first && start + text.length <= from) break;
+      element.replaceChildren(...pieces(text, start, ranges).map(([piece, kind]) =>
+        kind ? make("span", { class: kind }, piece) : piece));
+    }
+  }
 }

@@ -1,6 +1,7 @@
 // One colour for each speculator, in the order in which they are met.
 
 import { make } from "./dom.js";
+import { speculatorName } from "./words.js";
 
 const COLOURS = 6;
 const known = new Map();
@@ -22,6 +23,6 @@ export function showLegend(list, names) {
   names.forEach(colourOf);
   if (list.childElementCount === known.size + 1) return;
   const entries = [...known.keys()].map((name) =>
-    make("li", {}, make("span", { class: "swatch", ...paint([name]) }), name));
+    make("li", {}, make("span", { class: "swatch", ...paint([name]) }), speculatorName(name)));
   list.replaceChildren(...entries, make("li", {}, make("span", { class: "swatch own" }), "the model itself"));
 }

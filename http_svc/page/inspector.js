@@ -4,7 +4,7 @@ import { paint, showLegend } from "./colours.js";
 import { byId, make } from "./dom.js";
 import { guessers } from "./recording.js";
 import { drawTree, inWords, tableOf } from "./tree.js";
-import { count, milliseconds, percent, reason, rounded, visible } from "./words.js";
+import { count, milliseconds, percent, reason, rounded, speculatorName, visible } from "./words.js";
 
 /** Shown before anything was asked: the tree of the documentation. */
 const EXAMPLE = {
@@ -124,7 +124,7 @@ export class Inspector {
 function facts(step, recording) {
   const { planner } = step;
   const chosen = planner.speculators.length
-    ? `${planner.speculators.join(" and ")}, trees of up to ${count(planner.tree_nodes, "node")} (${reason(planner.reason)})`
+    ? `${planner.speculators.map(speculatorName).join(" and ")}, trees of up to ${count(planner.tree_nodes, "node")} (${reason(planner.reason)})`
     : `plain decoding (${reason(planner.reason)})`;
   const hopes = planner.expected_seconds
     ? `${rounded(planner.expected_tokens)} tokens in ${milliseconds(planner.expected_seconds)}` +

@@ -4,7 +4,7 @@ import { colourOf, paint } from "./colours.js";
 import { make, makeSvg } from "./dom.js";
 import { HEIGHT, SIDE, grown, layOut } from "./layout.js";
 import { proposers } from "./recording.js";
-import { count, percent, visible } from "./words.js";
+import { count, percent, speculatorName, visible } from "./words.js";
 
 const MARGIN = 6;
 const SMALLEST = 0.7;
@@ -60,7 +60,7 @@ function explain(node) {
   if (node.kind === "root") return `${word}: the last token before the step`;
   if (node.kind === "bonus") return `${word}: the model's own token`;
   if (node.forced) return `${word}, ${node.kind}: the constraint allows nothing else`;
-  const said = node.proposals.map(({ speculator, chance }) => `${speculator} says ${percent(chance)}`);
+  const said = node.proposals.map(({ speculator, chance }) => `${speculatorName(speculator)}: ${percent(chance)}`);
   return `${word}, ${node.kind}: ${said.join(", ")}; the gateway expects ${percent(node.chance)}`;
 }
 
@@ -83,7 +83,7 @@ export function tableOf(step) {
     visible(node.text),
     node.parent ? `${node.parent} ${visible(step.nodes[node.parent].text)}` : "the root",
     node.forced ? "the constraint" : node.proposals.map(({ speculator, kind, chance }) =>
-      `${speculator} ${percent(chance)}${kind === "point" ? "" : " (drawn)"}`).join(", "),
+      `${speculatorName(speculator)} ${percent(chance)}${kind === "point" ? "" : " (drawn)"}`).join(", "),
     percent(node.chance),
     path.has(index + 1) ? "accepted" : "rejected",
   ]);

@@ -19,6 +19,16 @@ const REASONS = {
 };
 export const reason = (name) => REASONS[name] ?? name;
 
+/** Speculators by the kinds of drafters; others have names of their own. */
+const SPECULATORS = {
+  ngram: "n-grams",
+  suffix: "suffixes",
+  ssm: "draft model",
+  eagle: "EAGLE",
+  medusa: "Medusa",
+};
+export const speculatorName = (name) => SPECULATORS[name] ?? name;
+
 const LONGEST = 18;
 
 /** A token so that its blanks and line breaks are seen, cut if it is long. */

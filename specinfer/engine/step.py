@@ -144,7 +144,7 @@ class StepMachine:
             committed.append((entries, progress))
         began, done = self._last_done or started, time.perf_counter()
         self._last_done = done
-        times = _times(StepTimes(began, started, drafted, merged, verified, done), answer)
+        times = step_times(StepTimes(began, started, drafted, merged, verified, done), answer)
         return [
             Committed(
                 _finished(plan.choice, entries, found if place == 0 else _NONE, each, when, progress),
@@ -180,8 +180,11 @@ class StepMachine:
 _NONE = Drafted({})
 
 
-def _times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
-    """Return the times of each step: its own seconds at the host, and an equal part of all the rest."""
+def step_times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
+    """Return the times of each step: its own seconds at the host, and an equal part of all the rest.
+
+    The host's drafts are drafts, not verification.
+    """
     if len(steps) == 1:
         merged = min(whole.merged + steps[0].draft_s, whole.verified)
         return [whole._replace(drafted=merged - (whole.merged - whole.drafted), merged=merged)]

@@ -56,10 +56,8 @@ class FinishedStep:
 
     @property
     def phases(self) -> list[float]:
-        """Seconds of drafting, merging, verifying and committing; drafts of the verifier's process are drafts."""
-        found = [end - start for start, end in pairwise(self.times[1:])]
-        resident = min(sum([draft.total_s for draft in self.draft_times if draft.resident]), found[2])
-        return [found[0] + resident, found[1], found[2] - resident, found[3]]
+        """Seconds of drafting, merging, verifying and committing."""
+        return [end - start for start, end in pairwise(self.times[1:])]
 
     @property
     def seconds(self) -> float:

@@ -23,6 +23,7 @@ from specinfer.model.weights.draft_checkpoint import fingerprint_in, target_conf
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
+from speculator_svc.training.comparison import advice, compare
 from speculator_svc.training.corpus import finished_jobs, read_corpora
 from speculator_svc.training.distil import console
 from speculator_svc.training.feature_training import think_aloud
@@ -201,7 +202,11 @@ def train_speculator(
     _TRAINERS[chosen.method](**given, overwrite=overwrite)
     (work / "progress.json").unlink()
     trained = json.loads((out / "config.json").read_text())["trained"]
-    for line in report(chosen.method, model, out, work, trained):
+    for line in report(chosen.method, out, work, trained):
+        typer.echo(line)
+    _, held_out = read_corpora([corpus])
+    console.print("measuring what it brings end to end")
+    for line in advice(model, compare(model, str(out), [item.prompt for item in held_out], place)):
         typer.echo(line)
 
 
@@ -276,10 +281,8 @@ def _check_time(runner: ModelRunner, minutes: float) -> None:
         raise SettingError("minutes", minutes, why)
 
 
-def report(
-    method: SpeculatorMethod, model: str, out: Path, work: Path, trained: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield the lines of the report: success on held-out continuations, and how to serve the checkpoint."""
+def report(method: SpeculatorMethod, out: Path, work: Path, trained: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the report: success on held-out continuations, and where the checkpoint is."""
     given = (
         "where the guesses before it were right"
         if method is SpeculatorMethod.SSM
@@ -290,5 +293,4 @@ def report(
     for depth, found in enumerate(trained["success_held_out"], 1):
         yield f"{depth:5}" + "".join(f" {100 * found[f'top{k}']:5.1f} %" for k in (1, 2, 3, 5))
     yield f"{trained['tokens_seen']:,} tokens seen; the checkpoint is {out}, and can be moved anywhere"
-    yield f"serve it: specinfer serve --model {model} --draft {out}"
     yield f"{work} has its corpus and may be removed"

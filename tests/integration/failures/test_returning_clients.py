@@ -33,7 +33,8 @@ async def test_who_comes_back_to_a_gateway_that_only_follows_is_not_cancelled_la
         assert await again.finish() == greedy(PROMPT, 400)
         assert again.last is not None
         assert again.last.summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
-        assert not system.loop.scheduler.running
+        sessions = [session for gateway in (system.gateway, other) for session in gateway.sessions]
+        assert not any(session.loop.scheduler.running for session in sessions)
 
 
 async def test_the_linger_time_counts_from_the_last_client_that_left(redis_url: str) -> None:

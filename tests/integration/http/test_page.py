@@ -1,7 +1,10 @@
 """The page at `/` in a real browser, in front of a real system with a tiny model."""
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -120,6 +123,68 @@ async def see_trees(page: Page) -> None:
     await expect(rows.first).to_contain_text("near 90 %, far 90 %")
     await page.locator(".step").first.click()
     await expect(page.locator("#steps-title")).to_have_text(f"Step 1 of {STEPS}")
+
+
+MARKDOWN = """# Merge
+Use **two** pointers, `i` and `j`, in **this
+way**:
+
+```python
+while i < len(a):  # **not bold**
+    out.append(a[i])
+```
+
+| list | `n` |
+|------|-----|
+and `open"""
+STYLED = [
+    ["heading", "# Merge"],
+    ["strong", "**two**"],
+    ["code", "`i`"],
+    ["code", "`j`"],
+    ["fence", "```python"],
+    ["code", "while i < len(a):  # **not bold**"],
+    ["code", "    out.append(a[i])"],
+    ["fence", "```"],
+    ["code", "| list | `n` |"],
+    ["code", "|------|-----|"],
+]
+"""Classes of what looks otherwise than words; text that is open or runs over lines stays as it is."""
+SHOW = """async ([texts, at]) => {
+    const { AnswerText } = await import("/page/answer.js");
+    const step = (tokens) => ({ tokens: tokens.map((text) => ({ text })), nodes: [], accepted: [] });
+    const element = document.createElement("div");
+    const answer = new AnswerText(element);
+    const recording = { steps: [], dropped: 0, text: texts.join("") };
+    for (let i = 0; i < texts.length; i += at) {
+        recording.steps.push(step(texts.slice(i, i + at)));
+        answer.show(recording);
+    }
+    const styled = [...element.querySelectorAll(".token > span")].map((one) => [one.className, one.textContent]);
+    return [element.textContent, styled, element.querySelectorAll(".token").length];
+}"""
+"""Shows tokens, `at` of them in a step; returns the text, what is styled, and the number of tokens."""
+
+
+async def test_markdown_looks_like_what_it_means_however_it_comes(chromium: Browser) -> None:
+    draws = random.Random(0)
+    async with http_service("127.0.0.1:1") as http:
+        context = await chromium.new_context()
+        page = await context.new_page()
+        await page.goto(http.url)
+        for number in range(40):
+            cuts = sorted(draws.sample(range(1, len(MARKDOWN)), draws.choice([5, 30, 90])))
+            tokens = [MARKDOWN[a:b] for a, b in pairwise([0, *cuts, len(MARKDOWN)])]
+            text, styled, count = await page.evaluate(SHOW, [tokens, 1 + number % 4])
+            assert text == MARKDOWN
+            assert count == len(tokens), "a token stays one element"
+            whole = [
+                [kind, "".join(one[1] for one in pieces)] for kind, pieces in groupby(styled, itemgetter(0))
+            ]
+            expected = [
+                [k, "".join(one[1] for one in pieces)] for k, pieces in groupby(STYLED, itemgetter(0))
+            ]
+            assert whole == expected, tokens
 
 
 async def test_nobody_is_kept_out(redis_url: str, chromium: Browser) -> None:

@@ -170,20 +170,23 @@ async def test_a_stream_waits_while_the_disk_of_the_store_is_full(model: Path, t
             whole = (
                 await client.post("/v1/completions", json={**asked, "stream": False, "resumable": None})
             ).json()
-            text, lines = "", list[str]()
-            async with client.stream("POST", "/v1/completions", json=asked) as reply:
-                async for line in reply.aiter_lines():
-                    lines.append(line)
-                    if line.startswith("data: {"):
-                        event = json.loads(line.removeprefix("data: "))
-                        text += event["choices"][0]["text"] if event["choices"] else ""
-                        if len(lines) < 10:
-                            allow(store.stat().st_size + 10)
-                            await health_is(503)
-                            refused = await client.post("/v1/completions", json=body())
-                            assert refused.status_code == 503
-                            allow(resource.RLIM_INFINITY)
-                            await health_is(200)
+
+            async def stream() -> list[str]:
+                async with client.stream("POST", "/v1/completions", json=asked) as reply:
+                    return [line async for line in reply.aiter_lines()]
+
+            # room for the request, and for some of its tokens
+            allow(store.stat().st_size + max(map(len, store.read_bytes().split(b"\n"))) + 100)
+            streaming = asyncio.create_task(stream())
+            await health_is(503)
+            refused = await client.post("/v1/completions", json=body())
+            assert refused.status_code == 503
+            assert not streaming.done()
+            allow(resource.RLIM_INFINITY)
+            await health_is(200)
+            lines = await streaming
+            events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
             assert lines[-2:] == ["data: [DONE]", ""]
     finally:
         await served.stop()

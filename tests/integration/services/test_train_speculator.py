@@ -58,7 +58,9 @@ async def test_what_it_trains_is_served_and_accepted(
     for row in rows:
         shares = [float(value) for value in row[1::2]]
         assert shares == sorted(shares)
-    assert f" --draft {out}\n" in shown
+    assert "end to end: 2 held-out prompts" in shown
+    assert f"\n{out}: " in shown
+    assert shown.splitlines()[-1].removeprefix("do not ").startswith("serve it: ")
     assert draft_group("any", str(out)) == {"drafter": f"ngram+{name}", "model": str(out)}
     drafter = make_drafter(name, DrafterOptions(model=str(out), dtype="float32", kv_tokens=2048))
     prompt = ascii_tokenizer().encode(PROMPTS[3])

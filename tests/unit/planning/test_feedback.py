@@ -61,17 +61,6 @@ def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> Finis
     )
 
 
-def test_drafts_of_the_verifiers_process_count_as_drafts() -> None:
-    plain = step([entry("a", [4, 5, 8])], [DraftTime(BOTH, {0: 0.001}, 0.0005)])
-    assert sum(plain.phases) == pytest.approx(plain.times.done - plain.times.started)
-    hosted = step([entry("a", [4, 5, 8])], [DraftTime(BOTH, {0: 0.001}, 0.0005, resident=True)])
-    differences = [a - b for a, b in zip(hosted.phases, plain.phases, strict=True)]
-    assert differences == pytest.approx([0.0015, 0, -0.0015, 0])
-    endless = step([entry("a", [4, 5, 8])], [DraftTime(BOTH, {0: 99.0}, 0.0, resident=True)])
-    assert endless.phases[2] == 0
-    assert sum(endless.phases) == pytest.approx(sum(plain.phases))
-
-
 def test_the_planner_learns_what_a_step_cost_and_brought() -> None:
     planner = Listening()
     own = [DraftTime(BOTH, {0: 0.001, 1: 0.0005}, 0.0005)]

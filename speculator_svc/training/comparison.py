@@ -1,0 +1,81 @@
+"""Measure what a trained speculator brings end to end: beside plain decoding and the draft that `auto` takes."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from specinfer.drafters.draft import automatic_draft
+from specinfer.llm import LLM, SamplingParams
+
+PROMPTS, NEW_TOKENS = 8, 48
+"""Number of held-out prompts, and tokens of each answer."""
+LEAST_GAIN = 1.02
+"""Speed over plain decoding from which a speculator is worth serving: less is within the noise of one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Speeds with a draft, over those of plain decoding in the same turns."""
+
+    draft: str
+    """Name as `--draft` takes it."""
+    plain: float
+    """Tokens per second of plain decoding."""
+    ratios: tuple[float, ...]
+    """By prompt; the first ones are those of a planner that has not learned yet."""
+
+    @property
+    def gain(self) -> float:
+        """Median ratio."""
+        return median(self.ratios)
+
+    def line(self) -> str:
+        """Return it as a line of a report."""
+        return (
+            f"{self.draft}: {self.gain:.2f}x of plain decoding ({min(self.ratios):.2f} to {max(self.ratios):.2f}), "
+            f"{self.gain * self.plain:.1f} of {self.plain:.1f} tokens/s"
+        )
+
+
+def compare(model: str, out: str, prompts: Sequence[Sequence[int]], device: str) -> list[Gains]:
+    """Measure a checkpoint, and the draft that the model has without it if there is one.
+
+    Args:
+        model: the target.
+        out: directory of the checkpoint.
+        prompts: token ids of held-out prompts, the first `PROMPTS` of which are answered.
+        device: torch device of the models.
+    """
+    drafts = [out, *filter(None, [automatic_draft(model)])]
+    return [measure(model, draft, prompts[:PROMPTS], device) for draft in drafts]
+
+
+def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: str) -> Gains:
+    """Answer prompts greedily, one at a time, plainly and with trees in turns."""
+    rates: dict[str, list[float]] = {"off": [], "tree": []}
+    with LLM(model, draft=draft, device=device, max_num_seqs=1) as llm:
+        for number, prompt in enumerate(prompts):
+            for speculation in list(rates)[:: -1 if number % 2 else 1]:
+                params = SamplingParams(
+                    temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, speculation=speculation
+                )
+                began = time.perf_counter()
+                llm.generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
+                rates[speculation].append(NEW_TOKENS / (time.perf_counter() - began))
+    ratios = [tree / plain for tree, plain in zip(rates["tree"], rates["off"], strict=True)]
+    return Gains(draft, median(rates["off"]), tuple(ratios))
+
+
+def advice(model: str, found: Sequence[Gains]) -> Iterator[str]:
+    """Yield the lines of the report: every draft, and whether to serve the first one."""
+    own, *others = found
+    yield f"end to end: {len(own.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each, one at a time, in turns"
+    yield from (each.line() for each in found)
+    better = max(others, key=lambda each: each.gain, default=own)
+    if own.gain < LEAST_GAIN and better.gain < LEAST_GAIN:
+        yield f"do not serve it: it brings nothing over plain decoding; specinfer serve --model {model} --draft none"
+    elif better.gain > own.gain:
+        yield f"do not serve it: {better.draft} brings more; specinfer serve --model {model} --draft {better.draft}"
+    else:
+        yield f"serve it: specinfer serve --model {model} --draft {own.draft}"
