@@ -14,6 +14,7 @@ import typer
 
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.llm.draft_gains import advice, compare
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
@@ -23,7 +24,6 @@ from specinfer.model.weights.draft_checkpoint import fingerprint_in, target_conf
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
-from speculator_svc.training.comparison import advice, compare
 from speculator_svc.training.corpus import finished_jobs, read_corpora
 from speculator_svc.training.distil import console
 from speculator_svc.training.feature_training import think_aloud

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from speculator_svc.training.comparison import Gains, advice
+from specinfer.llm.draft_gains import Gains, advice
 
 SIBLING = Gains("small", 20.0, (1.1, 1.5, 1.4))
 

@@ -1,4 +1,4 @@
-"""Measure what a trained speculator brings end to end: beside plain decoding and the draft that `auto` takes."""
+"""Measure what a draft brings end to end: beside plain decoding and the draft that `auto` takes."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from specinfer.drafters.draft import automatic_draft
-from specinfer.llm import LLM, SamplingParams
+from specinfer.llm.params import SamplingParams
+from specinfer.llm.sync import LLM
 
 PROMPTS, NEW_TOKENS = 8, 48
 """Number of held-out prompts, and tokens of each answer."""
