@@ -13,7 +13,7 @@ SEES_GPU   := import sys, torch, triton; sys.exit(not torch.cuda.is_available())
 GPU_PYTHON ?= $(shell for name in $(BIN)/python python3 $(CANDIDATES); do "$$name" -c "$(SEES_GPU)" 2>/dev/null && echo "$$name" && break; done)
 PROMPTS    ?= tests/data/prompts.jsonl
 
-.PHONY: help demo test test-fast test-thorough test-images lint types sbom proto bench bench-acceptance bench-figures bench-gpu chaos clean
+.PHONY: help demo test test-fast test-thorough test-images lint types sbom proto bench bench-acceptance bench-figures bench-gpu chaos soak clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -84,6 +84,11 @@ CHAOS_FAULTS ?= 100
 CHAOS_SEED   ?=
 chaos: $(STAMP)  ## Kill, stop and cut off services while clients check every token (CHAOS_FAULTS=N, CHAOS_SEED=S)
 	$(BIN)/python -m tests.chaos --faults $(CHAOS_FAULTS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
+
+SOAK_MODEL   ?= smollm2-135m
+SOAK_MINUTES ?= 60
+soak: $(STAMP)  ## Agents' conversations with `serve`: no answer without an end, no 500 (SOAK_MODEL=FILE.gguf, SOAK_MINUTES=N)
+	$(BIN)/python -m tests.soak --model $(SOAK_MODEL) --minutes $(SOAK_MINUTES)
 
 proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
 	$(BIN)/python proto/generate.py

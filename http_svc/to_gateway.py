@@ -10,6 +10,7 @@ from http_svc.body.forms import ANY_OBJECT
 from http_svc.body.messages import Message
 from http_svc.body.tokens import TokenizeBody
 from http_svc.calls.answer import AnswerForm
+from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar, form_named
 from specinfer.chat.forms import ChatForm
 from specinfer.client import make_request
@@ -284,4 +285,5 @@ def answer_form(body: Body, form: ChatForm) -> AnswerForm:
     asked = [variables[name] for name in ("enable_thinking", "thinking") if name in variables]
     begins = form.begins_in_thoughts if not asked else form.begins_in_thoughts_if_asked and all(asked)
     thinks = not body.resumable and (functions is not None or not _form(body))
-    return AnswerForm(functions, form.thoughts if thinks else ("", ""), begins and thinks)
+    kinds = {function.name: kinds_of(function.parameters) for function in body.callable}
+    return AnswerForm(functions, form.thoughts if thinks else ("", ""), begins and thinks, kinds)

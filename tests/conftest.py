@@ -92,6 +92,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Look for garbage from now on, and never among what was imported."""
     gc.freeze()
+    gc.set_threshold(700, 10, 10)  # where `sitecustomize` has set another
     gc.enable()
 
 

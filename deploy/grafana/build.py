@@ -9,7 +9,7 @@ from deploy.grafana.overview import OVERVIEW
 from deploy.grafana.speculation import SPECULATION
 from deploy.grafana.verifier import VERIFIER_DASHBOARD
 
-DIRECTORY = Path(__file__).parent / "dashboards"
+DIRECTORY = Path(__file__).parents[1] / "helm" / "specinfer" / "dashboards"
 DASHBOARDS = (OVERVIEW, SPECULATION, VERIFIER_DASHBOARD, HTTP_DASHBOARD)
 
 

@@ -1,9 +1,10 @@
 """Reads an answer as it comes: thoughts, words and calls."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from http_svc.calls.elements import Kinds
 from http_svc.calls.reader import CallReader, Delta
 
 
@@ -16,6 +17,8 @@ class AnswerForm:
     thoughts: tuple[str, str] = ("", "")
     """Marks around thoughts; empty: there are none."""
     begins_in_thoughts: bool = False
+    kinds: Mapping[str, Kinds] = field(default_factory=dict)
+    """Types of parameters by function."""
 
     @property
     def plain(self) -> bool:
@@ -86,7 +89,9 @@ class AnswerReader:
     def __init__(self, call_id: str, form: AnswerForm) -> None:
         """Create a reader; `call_id` distinguishes the ids of its calls."""
         self._thoughts = _ThoughtReader(form.thoughts, form.begins_in_thoughts)
-        self._calls = None if form.functions is None else CallReader(call_id, form.functions or None)
+        self._calls = (
+            None if form.functions is None else CallReader(call_id, form.functions or None, form.kinds)
+        )
         self._blank = bool(form.thoughts[0])
         """True while line breaks are left out: those between thoughts and words."""
         self.message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from http_svc.body.tools import Function
+from http_svc.calls.elements import ELEMENT_TEXT, are_elements, element_rules
 from http_svc.calls.heads import JSON_MIDDLE, JSON_NEAR_OPENING, JSON_OPENING, SPACE
 from http_svc.calls.reader import MOST_CALLS
 from http_svc.tool_schemas import followed
-from specinfer.chat.forms import BY_NAME, JSON, CallForm
+from specinfer.chat.forms import BY_NAME, HERMES, JSON, PYTHON_TAG, CallForm
 
 _QUOTED = r'"\w+"'
-_PYTHON = "<|python_tag|>"
-"""May stand in front of calls of Llama 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +69,27 @@ def call_grammar(wanted: Wanted) -> str:
 
 def _section(wanted: Wanted) -> list[str]:
     """Return rules of calls as the form has them, behind its mark."""
-    form = wanted.form
+    form, arguments, rules = wanted.form, "args", list[str]()
+    if any(form.parameters):
+        schemas = [followed(function) for function in wanted.functions]
+        if all(
+            are_elements(schema, bool(one.strict))
+            for schema, one in zip(schemas, wanted.functions, strict=True)
+        ):
+            arguments = "elements"
+            rules = [rule for i, schema in enumerate(schemas) for rule in element_rules(i, schema)]
+            rules += [ELEMENT_TEXT] * any("element_text" in rule for rule in rules)
+        else:
+            form = HERMES
     calls = [
-        f"call_{i}: {wanted.text(form.before + one.name + form.middle)} args_{i} {wanted.text(form.after)}"
+        f"call_{i}: {wanted.text(form.before + one.name + form.middle)} {arguments}_{i} {wanted.text(form.after)}"
         for i, one in enumerate(wanted.functions)
     ]
     either = " | ".join([f"call_{i}" for i in range(len(calls))])
     more = f"({wanted.text(form.between)} call){{0,{MOST_CALLS - 1}}}" if wanted.several else ""
     blank = '" "?' if form.begin.startswith(" ") else ""
     section = f"section: {blank} {wanted.text(form.begin.lstrip(' '))} call {more} {wanted.text(form.end)}"
-    return [*calls, f"call: {either}", section]
+    return [*rules, *calls, f"call: {either}", section]
 
 
 def _strict(wanted: Wanted) -> list[str]:
@@ -150,7 +160,9 @@ def _spelled(wanted: Wanted) -> list[str]:
 
 def _python(wanted: Wanted) -> str:
     return (
-        f"({wanted.text(_PYTHON)})?" if wanted.form.name == "llama" and _PYTHON in wanted.mark_tokens else ""
+        f"({wanted.text(PYTHON_TAG)})?"
+        if wanted.form.name == "llama" and PYTHON_TAG in wanted.mark_tokens
+        else ""
     )
 
 

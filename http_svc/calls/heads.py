@@ -3,9 +3,13 @@
 import re
 from collections.abc import Sequence
 
+from specinfer.chat.forms import BY_NAME, DEEPSEEK, FORMS, PYTHON_TAG, TOOL_CALL
+
 SPACE = r"[ \t\r\n]{0,20}"
 """White space between parts of a head, as a regular expression of Rust's and of Python's."""
 _NAME = "[a-zA-Z0-9_-]"
+ELEMENT = BY_NAME["qwen3_coder"].before
+"""Begins a call whose arguments are elements, not JSON."""
 
 
 JSON_OPENING = r"[ \t\r\n]*".join([r"\{", '(?:"type"', ":", '"function"', ',)?"name"', ":", '"'])
@@ -15,36 +19,27 @@ JSON_NEAR_OPENING = JSON_OPENING.replace("*", "{0,4}")
 JSON_MIDDLE = r"[ \t\r\n]{0,4}".join(['"', ",", '"(?:arguments|parameters)"', ":"])
 """A call in JSON between its name and its arguments."""
 _BLANKS = r"[ \t\r\n]*"
-_TYPED = ('{"type":"function","name":"', '","arguments":')
+_TYPED = '{"type":"function","name":"'
+_IN_JSON = [form for form in FORMS if form.before.startswith("{")]
 _HEADS = (
+    *dict.fromkeys(
+        (first, form.middle.replace(" ", "")) for first in ('{"name":"', _TYPED) for form in _IN_JSON
+    ),
     *[
-        (first, f'","{field}":')
-        for first in ('{"name":"', _TYPED[0])
-        for field in ("arguments", "parameters")
+        (form.before or form.mark, form.middle.rstrip("\n") if any(form.parameters) else form.middle)
+        for form in FORMS
+        if form not in _IN_JSON
     ],
-    ("[TOOL_CALLS]", "[ARGS]"),
-    ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),
-    ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
 )
 """Texts around names of functions; between parts of JSON there may be white space."""
+_FENCES = ("```json", "```tool_call", "```tool_code", "```")
 _OPENERS = (
-    *("```json", "```tool_call", "```tool_code", "```", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"),
-    *("<｜tool▁calls▁begin｜>", "<function_call>", "[", ",", ";"),
+    *_FENCES,
+    *dict.fromkeys(form.mark for form in FORMS if form.mark),
+    *(PYTHON_TAG, "<function_call>", "[", ",", ";"),
 )
 """Texts that stand directly in front of a call and belong to it."""
-_CLOSERS = (
-    *(
-        "```json",
-        "```tool_call",
-        "```tool_code",
-        "```",
-        "</tool_call>",
-        "</function_call>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁calls▁end｜>",
-    ),
-    *("]", ",", ";", "}"),
-)
+_CLOSERS = (*_FENCES, TOOL_CALL[1], "</function_call>", *DEEPSEEK[1:], "]", ",", ";", "}")
 """Texts that stand directly behind a call and belong to it."""
 
 
@@ -73,12 +68,15 @@ def _any(texts: Sequence[str]) -> str:
 
 
 def _whole(before: str, after: str, number: int) -> str:
-    return f"{''.join(_spaced(before))}(?P<name_{number}>{_NAME}{{1,64}}){''.join(_spaced(after, True))}"
+    behind = "" if before == ELEMENT else r"(?=[ \t\r\n]*\{)"
+    return (
+        f"{''.join(_spaced(before))}(?P<name_{number}>{_NAME}{{1,64}}){''.join(_spaced(after, True))}{behind}"
+    )
 
 
 HEAD = re.compile(
     rf"(?P<opener>(?:[ \t\r\n]|{_any(_OPENERS)})*)"
-    rf"(?:{'|'.join([_whole(*head, number) for number, head in enumerate(_HEADS)])})(?=[ \t\r\n]*\{{)"
+    rf"(?:{'|'.join([_whole(*head, number) for number, head in enumerate(_HEADS)])})"
 )
 """A call up to its arguments, with what belongs to it in front."""
 _OPENED = "|".join([_beginnings([*map(re.escape, opener)]) for opener in _OPENERS])
@@ -101,9 +99,9 @@ END = re.compile(rf'{SPACE}(?:,{SPACE}"id"{SPACE}:{SPACE}"[^"]*"{SPACE})?\}}')
 """The end of a call in JSON behind its arguments."""
 
 
-def name_of(found: "re.Match[str]") -> tuple[str, bool]:
-    """Return the name in a head, and whether the call is a JSON object, which ends behind its arguments."""
+def name_of(found: "re.Match[str]") -> tuple[str, str]:
+    """Return the name in a head, and the text before it."""
     number, name = next(
         (number, name) for number in range(len(_HEADS)) if (name := found[f"name_{number}"]) is not None
     )
-    return name, _HEADS[number][0].startswith("{")
+    return name, _HEADS[number][0]

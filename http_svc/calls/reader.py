@@ -1,10 +1,13 @@
 """Reads calls in the text of one answer as it comes, in whatever form they are written."""
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from http_svc.calls.heads import CLOSER, CLOSING, END, FENCE, HEAD, UNDECIDED, name_of
+from http_svc.calls.elements import ELEMENT_END, Kinds, next_parameter, read_value
+from http_svc.calls.heads import CLOSER, CLOSING, ELEMENT, END, FENCE, HEAD, UNDECIDED, name_of
 from specinfer.chat.turns import call_id_of
 
 MOST_CALLS = 32
@@ -44,26 +47,37 @@ class _Call:
     """A call whose arguments come."""
 
     name: str
-    in_object: bool
-    """True if a brace ends the call behind its arguments."""
+    before: str
+    """Text before its name."""
     arguments: str = ""
     shown: int = 0
     """Characters of the arguments that were returned."""
     closed: bool = False
     """True once the arguments are whole."""
 
+    @property
+    def in_object(self) -> bool:
+        """True if a brace ends the call behind its arguments."""
+        return self.before.startswith("{")
+
 
 class CallReader:
     """Reads the text of one choice."""
 
-    def __init__(self, call_id: str, names: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        call_id: str,
+        names: Collection[str] | None = None,
+        kinds: Mapping[str, Kinds] = MappingProxyType({}),
+    ) -> None:
         """Create a reader.
 
         Args:
             call_id: distinguishes the ids of this choice's calls.
             names: of functions that may be called; None: any.
+            kinds: types of parameters by function, for values that are not written in JSON.
         """
-        self._call_id, self._names = call_id, names
+        self._call_id, self._names, self._kinds = call_id, names, kinds
         self._text = ""
         """Text that is not decided yet."""
         self._calls = list[_Call]()
@@ -114,9 +128,9 @@ class CallReader:
     def _read_words(self) -> list[Delta]:
         start = 0
         while (head := HEAD.search(self._text, start)) is not None:
-            name, in_object = name_of(head)
+            name, before = name_of(head)
             if self._names is None or name in self._names:
-                return self._begin(head.start(), head.end(), _Call(name, in_object))
+                return self._begin(head.start(), head.end(), _Call(name, before))
             start = head.end()
         undecided = UNDECIDED.search(self._text, start)
         assert undecided is not None
@@ -137,11 +151,9 @@ class CallReader:
     def _read_arguments(self, call: _Call) -> list[Delta]:
         if call.closed:
             return self._read_end(call)
-        place = self._object.find(self._text)
-        cut = len(self._text) if place < 0 else place + 1
-        call.arguments, self._text = call.arguments + self._text[:cut], self._text[cut:]
-        if place < 0:
-            return [] if self._may_repeat(call) else self._shown(call)
+        whole = self._read_elements(call) if call.before == ELEMENT else self._read_json(call)
+        if not whole:
+            return [] if not call.arguments or self._may_repeat(call) else self._shown(call)
         if any(
             (call.name, call.arguments) == (one.name, one.arguments) for one in self._calls if one is not call
         ):
@@ -152,6 +164,27 @@ class CallReader:
         if not call.in_object:
             self._finish()
         return shown
+
+    def _read_json(self, call: _Call) -> bool:
+        """Read arguments in JSON; return whether they are whole."""
+        place = self._object.find(self._text)
+        cut = len(self._text) if place < 0 else place + 1
+        call.arguments, self._text = call.arguments + self._text[:cut], self._text[cut:]
+        return place >= 0
+
+    def _read_elements(self, call: _Call) -> bool:
+        """Read arguments that are elements, as JSON; return whether they are whole."""
+        kinds = self._kinds.get(call.name, {})
+        while (found := next_parameter(self._text)) is not None:
+            name, value = found["name"], read_value(found["value"], kinds.get(found["name"], frozenset()))
+            call.arguments += (
+                f"{', ' if call.arguments else '{'}{json.dumps(name, ensure_ascii=False)}: {value}"
+            )
+            self._text = self._text[found.end() :]
+        end = ELEMENT_END.match(self._text)
+        if end is not None:
+            call.arguments, self._text = (call.arguments or "{") + "}", self._text[end.end() :]
+        return end is not None
 
     def _read_end(self, call: _Call) -> list[Delta]:
         if (end := END.match(self._text)) is not None:

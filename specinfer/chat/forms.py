@@ -39,36 +39,52 @@ class CallForm:
     """Between two calls."""
     end: str
     """Behind the last call."""
+    parameters: tuple[str, str, str] = ("", "", "")
+    """Before a parameter's name, between it and its value, and behind the value; empty where arguments are JSON."""
 
 
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
-_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+TOOL_CALL = ("<tool_call>", "</tool_call>")
+PYTHON_TAG = "<|python_tag|>"
+"""May stand in front of calls of Llama 3."""
+DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 JSON = CallForm("json", "", "", _NAME, _ARGUMENTS, "}", "\n", "")
 """Plain JSON, one call a line: our own words ask for it where a template knows no tools."""
+HERMES = CallForm(
+    *("hermes", TOOL_CALL[0], "\n", _NAME, _ARGUMENTS, f"}}\n{TOOL_CALL[1]}"),
+    between=f"\n{TOOL_CALL[0]}\n",
+    end="",
+)
 FORMS = (
     CallForm("mistral_args", "[TOOL_CALLS]", "", "", "[ARGS]", "", "[TOOL_CALLS]", ""),
     CallForm("mistral", "[TOOL_CALLS]", " [", _NAME, _ARGUMENTS, "}", ", ", "]"),
     CallForm(
         "deepseek",
-        _DEEPSEEK[0],
+        DEEPSEEK[0],
         "",
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
         "\n```json\n",
-        f"\n```{_DEEPSEEK[1]}",
+        f"\n```{DEEPSEEK[1]}",
         "\n",
-        _DEEPSEEK[2],
+        DEEPSEEK[2],
     ),
     CallForm(
         "deepseek_flat",
-        _DEEPSEEK[0],
+        DEEPSEEK[0],
         "",
         "<｜tool▁call▁begin｜>",
         "<｜tool▁sep｜>",
-        _DEEPSEEK[1],
+        DEEPSEEK[1],
         "",
-        _DEEPSEEK[2],
+        DEEPSEEK[2],
     ),
-    CallForm("hermes", "<tool_call>", "\n", _NAME, _ARGUMENTS, "}\n</tool_call>", "\n<tool_call>\n", ""),
+    CallForm(
+        *("qwen3_coder", TOOL_CALL[0], "\n", "<function=", ">\n", f"</function>\n{TOOL_CALL[1]}"),
+        between=f"\n{TOOL_CALL[0]}\n",
+        end="",
+        parameters=("<parameter=", ">\n", "\n</parameter>\n"),
+    ),
+    HERMES,
     CallForm("llama", "", "", _NAME, _PARAMETERS, "}", "; ", ""),
     JSON,
 )
@@ -79,8 +95,9 @@ _TAUGHT: Mapping[str, Callable[[str], bool]] = {
     "mistral": lambda text: "[TOOL_CALLS]" in text,
     "deepseek": lambda text: "<｜tool▁sep｜>" in text and "```json" in text,
     "deepseek_flat": lambda text: "<｜tool▁sep｜>" in text,
-    "hermes": lambda text: "<tool_call>" in text,
-    "llama": lambda text: "<|python_tag|>" in text or '"parameters": dictionary' in text,
+    "qwen3_coder": lambda text: "<function=" in text and "<parameter=" in text,
+    "hermes": lambda text: TOOL_CALL[0] in text,
+    "llama": lambda text: PYTHON_TAG in text or '"parameters": dictionary' in text,
 }
 
 

@@ -32,7 +32,7 @@ _CATCH_UP = 1024
 """Most context tokens read at once: the service may hold many that this drafter has not read."""
 _DRAFT_FORMAT = "q8_0"
 """Format that `auto` is for a draft without blocks of its own, as a draft may be rough."""
-_PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
+PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
 """Kinds of children for stochastic requests."""
 
 
@@ -189,13 +189,13 @@ def shape_of(options: DrafterOptions) -> GrowthShape:
     Raises:
         SettingError: naming the bad one.
     """
-    if options.proposal not in _PROPOSALS:
-        raise SettingError("proposal", options.proposal, f"must be one of {', '.join(_PROPOSALS)}")
+    if options.proposal not in PROPOSALS:
+        raise SettingError("proposal", options.proposal, f"must be one of {', '.join(PROPOSALS)}")
     expansion = ExpansionVector.parse(options.expansion) if options.expansion else None
     return GrowthShape(
         expansion=expansion,
         beam=options.beam,
         deepest=options.depth,
         min_path_probability=options.min_path_probability,
-        kind=_PROPOSALS[options.proposal],
+        kind=PROPOSALS[options.proposal],
     )

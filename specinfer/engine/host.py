@@ -109,8 +109,6 @@ class Host:
         self.failed_steps = 0
         """Steps of grants that failed behind others."""
         self._clock = clock
-        self._put_off: dict[str, tuple[int, list[tuple[int, TokenTree]]]] = {}
-        """Tokens and drafts of requests that the verifier put off: to draft them anew could select by token."""
 
     def step(self, plan: HostPlan) -> HostStep:
         """Draft, merge and verify one step."""
@@ -121,7 +119,7 @@ class Host:
         self._keep_features(plan.asked, own)
         jobs = [job_of(entry, trees.get(entry.request_id), plan.asked, own) for entry in plan.entries]
         outcomes = self.verifier.verify(jobs)
-        self._note(plan, outcomes, drafts, trees, own)
+        self._keep_outputs(outcomes, trees, own)
         if plan.asked is not NOTHING_WANTED or own is not NOTHING_WANTED:
             kept = self.verifier.runner.features.layers
             outcomes = [as_asked(each, plan.asked, kept) for each in outcomes]
@@ -180,8 +178,6 @@ class Host:
     def forget(self, request_ids: Sequence[str]) -> None:
         """Forget what the drafters hold of requests; the verifier may still hold them."""
         self.pool.release(request_ids)
-        for name in request_ids:
-            self._put_off.pop(name, None)
 
     def _draft(self, plan: HostPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree]]:
         """Return drafts, their times, and the trees to verify; a fault costs the step its drafts, not its tokens."""
@@ -192,7 +188,7 @@ class Host:
         if not own:
             return {}, [], trees
         try:
-            drafts, times = self._drafts(own, plan.speculators)
+            drafts, times = self.pool.draft(own, plan.speculators)
             give_matchers([entry.state for entry in own], self.compiler)
             merged = trees_to_verify(own, drafts, self.calibration, plan.keeps, given)
         except Exception:
@@ -201,37 +197,15 @@ class Host:
             return {}, [], trees | {e.request_id: TokenTree.root_only(e.delta[-1]) for e in own if e.final}
         return drafts, times, trees | merged
 
-    def _drafts(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> tuple[Drafts, list[DraftTime]]:
-        """Draft, but for requests that were put off: they keep the drafts that they had."""
-        if not self._put_off:
-            return self.pool.draft(entries, chosen)
-        kept = {}
-        for entry in entries:
-            length, drafts = self._put_off.pop(entry.request_id, (0, []))
-            if length == len(entry.state.tokens) and entry.drafts:
-                kept[entry.request_id] = drafts
-        others = [entry for entry in entries if entry.request_id not in kept]
-        found, times = self.pool.draft(others, chosen)
-        return found | kept, times
-
     def _keep_features(self, asked: WantedOutputs, own: WantedOutputs) -> None:
         """Let the model keep the hidden states that anybody reads."""
         layers = sorted({*asked.features.layers, *own.features.layers})
         self.verifier.runner.keep_features(layers)
 
-    def _note(
-        self,
-        plan: HostPlan,
-        outcomes: Sequence[VerifyOutcome],
-        drafts: Drafts,
-        trees: Mapping[str, TokenTree],
-        own: WantedOutputs,
+    def _keep_outputs(
+        self, outcomes: Sequence[VerifyOutcome], trees: Mapping[str, TokenTree], own: WantedOutputs
     ) -> None:
-        """Keep what the next drafts need: outputs of the target, and drafts that were put off."""
-        for entry, outcome in zip(plan.entries, outcomes, strict=True):
-            name = entry.request_id
-            if outcome.status is EntryStatus.EXHAUSTED and name in drafts:
-                self._put_off[name] = len(entry.state.tokens), list(drafts[name])
+        """Keep the outputs of the target that the next drafts read."""
         if own.features.since or own.top_k:
             verdicts = {each.request_id: self._own_outputs(each, own) for each in outcomes}
             self.pool.keep(own, trees, verdicts)

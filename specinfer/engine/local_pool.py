@@ -18,6 +18,7 @@ from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.step_report import DraftTime, tokens_read
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.latest_drafts import LatestDrafts
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, check_draft
@@ -58,6 +59,7 @@ class DrafterGroup:
     """Context tokens that the engine holds, by request."""
     features_held: dict[str, int] = field(default_factory=dict)
     """Context positions up to which the group has received hidden states, by request."""
+    latest: LatestDrafts = field(default_factory=LatestDrafts)
     failed: set[int] = field(default_factory=set)
     """Members whose failures were logged; later ones are only counted."""
 
@@ -119,6 +121,9 @@ class LocalPool:
         # a first token does not wait for drafters that read its prompt
         asked = [entry for entry in entries if entry.drafts and len(entry.delta) == 1]
         for group in self._groups:
+            for entry in entries:
+                if entry.drafts and (kept := group.latest.of(entry)):
+                    found.setdefault(entry.request_id, []).extend(kept)
             wanted = chosen & frozenset(group.members)
             if not wanted or not asked:
                 continue
@@ -131,8 +136,11 @@ class LocalPool:
             started = time.perf_counter()
             outcomes = group.engine.draft(list(jobs.values()))
             seconds = time.perf_counter() - started
+            by_name = {entry.request_id: entry for entry in asked}
             for outcome in outcomes:
-                if trees := self._accept(group, jobs[outcome.request_id], outcome):
+                trees = self._accept(group, jobs[outcome.request_id], outcome)
+                group.latest.note(by_name[outcome.request_id], trees)
+                if trees:
                     found.setdefault(outcome.request_id, []).extend(trees)
             own = {n: s for n, s in zip(group.members, group.engine.seconds, strict=True) if s}
             read = tokens_read([len(job.delta) for job in jobs.values()])
@@ -162,11 +170,12 @@ class LocalPool:
             for name in request_ids:
                 group.held.pop(name, None)
                 group.features_held.pop(name, None)
+            group.latest.forget(request_ids)
 
     def _entry(
         self, group: DrafterGroup, entry: StepEntry, wanted: SpeculatorSet, most: int
     ) -> DraftEntry | None:
-        """Return the group's part of a step for one request; None if no member may draft for it.
+        """Return the group's part of a step for one request; None if no member may draft, or the group has drafted.
 
         At most so many context tokens are read; nothing is drafted before they all are.
         """
@@ -177,6 +186,8 @@ class LocalPool:
         if not wanted:
             return None
         held = group.held.get(name, 0)
+        if held == len(state.tokens):
+            return None
         if held == 0:
             group.features_held[name] = 0
         start, features = self.outputs.features.take(

@@ -133,8 +133,3 @@ class AcceptedTokens:
             total += expected
             found.append(Gain(expected, trees))
         return found
-
-    def age(self, asked: SpeculatorSet, step: int) -> float:
-        """Return the part of the weight of a set's trees that their age leaves."""
-        sums = self._sums.get((asked, None))
-        return 0.5 ** ((step - sums.step) / _HALF) if sums is not None else 1.0

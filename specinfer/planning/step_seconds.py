@@ -17,8 +17,8 @@ from specinfer.planning.step_report import DraftTime
 
 _WINDOW = 24
 """Number of latest values of a row that count."""
-_HALF, _OLD = 400.0, 1000
-"""Steps after which values are half as certain, and after which they are dropped when new ones come."""
+_HALF = 400.0
+"""Steps after which values are half as certain."""
 _FEW = 5
 """Number of values below which the lowest counts as the middle: disturbances only prolong."""
 _DOUBTED = 3
@@ -39,8 +39,9 @@ _DRAFT_PART = 0.25
 """Seconds of a draft before any was measured, as part of a pass over one token."""
 _NOISE, _GUESS = 0.1, 0.2
 """Relative error of one measured step, and of an estimate."""
-_SURE, _TRUSTED = 12, 200.0
-"""Number of values from which a row is believed although estimates are lower; steps after which it halves."""
+_TRUSTED = 2000.0
+"""Steps without a value after which a row may turn out to take half its seconds, and only its latest value is kept
+when new ones come: all may have been disturbed."""
 _LEAST_S = 1e-6
 
 
@@ -79,8 +80,9 @@ class RowSeconds:
     def add(self, value: float, step: int, known: float = 0.0) -> None:
         """Count a value, of which a part is known."""
         values = self._values
-        while values and values[0][2] < step - _OLD:
-            values.popleft()
+        if values and self.age_at(step) > _TRUSTED:
+            while len(values) > 1:
+                values.popleft()
         values.append((value - known, known, step))
         self._new += 1
 
@@ -112,9 +114,13 @@ class RowSeconds:
         """Mean of the whole."""
         return self.rest + self._known
 
-    def weight_at(self, step: int, half: float) -> float:
-        """Return the number of values, halved for so many steps since the latest."""
-        return len(self._values) * float(0.5 ** ((step - self._values[-1][2]) / half))
+    def weight_at(self, step: int) -> float:
+        """Return the number of values, halved for every `_HALF` steps since the latest."""
+        return len(self._values) * float(0.5 ** (self.age_at(step) / _HALF))
+
+    def age_at(self, step: int) -> int:
+        """Return the steps since the latest value."""
+        return step - self._values[-1][2]
 
 
 class StepSeconds:
@@ -210,13 +216,8 @@ class StepSeconds:
                 found.append(Estimate(pace * seconds, error, pace * seconds * (1 - error), False))
                 continue
             seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
-            error = min(_NOISE / sqrt(row.weight_at(self._step, _HALF)), _GUESS)
-            least = seconds * (1 - error)
-            weight = row.weight_at(self._step, _TRUSTED)
-            if weight < _SURE:  # all of its values may have been disturbed
-                others = {n: other for n, other in rows.items() if n != nodes}
-                guess, _ = self._guess(batch, requests, asked, nodes, others)
-                least = min(least, guess + (seconds - guess) * weight / _SURE)
+            error = min(_NOISE / sqrt(row.weight_at(self._step)), _GUESS)
+            least = seconds * (1 - error) * 0.5 ** (row.age_at(self._step) / _TRUSTED)
             found.append(Estimate(pace * seconds, error, pace * least, len(row) >= 2))
         return found
 

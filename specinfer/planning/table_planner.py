@@ -30,6 +30,8 @@ _SHARES = 16.0, 256.0, 4.0
 """Steps per step that trials may cost: at first, at last, and steps after which it is one more."""
 _UNSEEN = 4.0
 """Weight, in trees, of what is expected of a size before trees show it."""
+_DEAREST = 4.0
+"""Most that one trial may cost, in parts of the most credit."""
 _HORIZON = 30.0
 """Steps that a trial may cost if it may bring twice the speed."""
 _COLD = 3
@@ -195,11 +197,10 @@ class TablePlanner:
             gains: those of usual trees.
         """
         ratios = self.texts.ratios
-        age = self.accepted.age(asked, self._step)
         tokens = variance = 0.0
         for gain in gains:
             tokens += ratios * gain.tokens
-            variance += ratios**2 * (gain.tokens + 0.05) / (age * gain.trees + _UNSEEN)
+            variance += ratios**2 * (gain.tokens + 0.05) / (gain.trees + _UNSEEN)
             yield tokens, variance
 
     def _pick(self, batch: int, plain: TableRow, trees: list[TableRow]) -> tuple[TableRow, Reason, int]:
@@ -239,7 +240,7 @@ class TablePlanner:
         self._credit = min(self._credit + steps / min(first + age / per, last), _MOST_CREDIT)
 
     def _affordable(self, batch: int, trial: TableRow, best: TableRow) -> bool:
-        """Return whether a trial may gain anything and its cost can be paid; pay it."""
+        """Return whether a trial may gain anything and be paid, a dear one with all credit; pay it."""
         gain = trial.speed_at_best(best) / best.speed - 1
         if gain <= _WORTH:
             return False
@@ -248,9 +249,10 @@ class TablePlanner:
         if trial.asked and not best.asked:
             cost += self.texts.unread * self._read_s * self.seconds.pace
         cost /= best.seconds
-        if cost > min(self._credit, _HORIZON * gain):
+        paid = min(cost, _MOST_CREDIT)
+        if paid > self._credit or cost > min(_HORIZON * gain, _DEAREST * _MOST_CREDIT):
             return False
-        self._credit -= cost
+        self._credit -= paid
         return True
 
     def observe(self, report: StepReport) -> None:

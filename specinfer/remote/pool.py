@@ -178,12 +178,20 @@ class SpeculatorPool:
         taken for dead.
         """
         self._step_times.begins(time.perf_counter())
-        if not self.asks(chosen):
+        shares = self._replicas.divide(entries)
+        kept = [
+            (entry.request_id, service.latest.of(entry))
+            for service in self.services
+            for entry in shares.get(service.address, ())
+            if service.has_drafted(entry)
+        ]
+        if not self.asks(chosen) and not kept:
             self._end_round()
             self._step_times.drafted(time.perf_counter())
             return NO_DRAFTS
         round_ = self._begin_round(len(entries), traceparent)
-        shares = self._replicas.divide(entries)
+        for request_id, trees in kept:
+            round_.add(request_id, trees)
         questions = [
             (service, asked)
             # whoever takes longest is called first

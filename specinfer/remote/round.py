@@ -1,7 +1,7 @@
 """A round of drafts: one step's exchanges with the speculator services, and their answers."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from specinfer.errors import UnavailableError
@@ -50,6 +50,11 @@ class DraftRound:
         """Return the answers so far: copies, as more may arrive."""
         in_order = {name: sorted(trees, key=lambda item: item[0]) for name, trees in self._trees.items()}
         return Drafts(in_order, list(self._times))
+
+    def add(self, request_id: str, trees: Sequence[tuple[int, TokenTree]]) -> None:
+        """Add trees of one service for a request."""
+        if trees:
+            self._trees.setdefault(request_id, []).extend(trees)
 
     async def ask(self, service: SpeculatorService, asked: Mapping[str, DraftQuery]) -> None:
         """Exchange one message with one service; add its trees, and its time, when they arrive.
@@ -110,8 +115,8 @@ class DraftRound:
             until = features_until.get(result.request_id, 0)
             found = service.accept(open_, result, self._policy.vocab_size, self.share, in_time, until)
             open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
-            if found and in_time:
-                self._trees.setdefault(result.request_id, []).extend(found)
+            if in_time:
+                self.add(result.request_id, found)
         service.statistics.count("failed", _drafts(open_))  # not answered
 
 

@@ -19,6 +19,7 @@ from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encod
 from specinfer.remote.faults import DraftFaults, DraftStatistics
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.latest_drafts import LatestDrafts
 from specinfer.scheduling.target_outputs import TargetOutputs
 from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, most_depth
@@ -69,6 +70,7 @@ class SpeculatorService:
     """Context tokens it holds, by request."""
     features_held: dict[str, int] = field(default_factory=dict)
     """Context positions up to which it got features, by request."""
+    latest: LatestDrafts = field(default_factory=LatestDrafts)
     refusals: Refusals = field(default_factory=Refusals)
     losses: int = 0
     """Times that it was lost since it last answered."""
@@ -101,10 +103,17 @@ class SpeculatorService:
                     wanted -= self.drawing  # it began before they came: its noise has been shown
             if not entry.drafts or len(entry.state.tokens) > self.longest_context:
                 continue
+            if self.has_drafted(entry):
+                continue
             willing = frozenset(self.refusals.willing(entry.request_id, wanted))
             if willing:
                 found[entry.request_id] = DraftQuery(entry, willing)
         return found
+
+    def has_drafted(self, entry: StepEntry) -> bool:
+        """Return whether it has drafted for this context: the request was deferred, its drafts are used again."""
+        held = self.held.get(entry.request_id, 0)
+        return self.description is not None and entry.drafts and held == len(entry.state.tokens)
 
     def will_draw(self, asked: Iterable[DraftQuery]) -> bool:
         """Return whether anything may be drawn for any of these; not where it only reads missing tokens."""
@@ -152,7 +161,7 @@ class SpeculatorService:
         """Return the entry of a request, with at most so many bytes of features."""
         entry, speculators = asked
         tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
-        if held >= len(tokens):
+        if held > len(tokens):
             held = 0  # never the case unless the service lies; RESYNC puts it right
         if held == 0:
             self.features_held[entry.request_id] = 0  # it starts over, with its features, too
@@ -240,6 +249,7 @@ class SpeculatorService:
         for speculator in speculators - failed:
             self.refusals.served(name, speculator)
         self.statistics.count("ok" if in_time else "late", len(speculators - wrong))
+        self.latest.note(entry, list(found.items()))
         return list(found.items())
 
     def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
@@ -289,6 +299,7 @@ class SpeculatorService:
         for request_id in request_ids:
             self.held.pop(request_id, None)
             self.features_held.pop(request_id, None)
+        self.latest.forget(request_ids)
         self.refusals.forget(request_ids)
 
     def replaced(self) -> None:
@@ -298,5 +309,6 @@ class SpeculatorService:
         """
         self.held.clear()
         self.features_held.clear()
+        self.latest.clear()
         self.refusals.clear()
         self.learning = None

@@ -1,8 +1,4 @@
-"""One process of the system, as faults see it: it can be killed, stopped for a while, and started again.
-
-`specinfer.cli.local.processes.Child` forks to set what happens when the parent ends. Here the parent talks gRPC,
-whose handlers of forks now and then abort the child, so the child sets it itself.
-"""
+"""One process of the system, as faults see it: it can be killed, stopped for a while, and started again."""
 
 import asyncio
 import contextlib
@@ -10,19 +6,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specinfer.errors import UnavailableError
+from tests.support.preloaded import Started, start_service
 
 _START_TIMEOUT_S = 120.0
 _LOOK_S = 0.05
 _END_S = 10.0
-_DIES_WITH_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
-)
-"""1 is PR_SET_PDEATHSIG, 9 is SIGKILL."""
 
 
 class Service:
@@ -39,7 +31,7 @@ class Service:
     ) -> None:
         self.name, self.kind, self.port = name, kind, port
         self._command, self._logs, self._environment = command, logs, environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Started | None = None
         self.starts = 0
         self.disturbed = False
         """Killed or stopped and not back yet."""
@@ -58,15 +50,7 @@ class Service:
     def start(self) -> None:
         """Starts it."""
         self.starts += 1
-        with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-S", "-c", _DIES_WITH_PARENT, *self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self._environment},
-                start_new_session=True,
-            )
+        self._process = start_service(self._command, self.log, {**os.environ, **self._environment})
 
     async def ready(self) -> None:
         """Waits until it listens.
@@ -85,7 +69,7 @@ class Service:
         """Raises UnavailableError with the end of its log if it has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             end = self.log.read_text(errors="replace")[-300:]
-            raise UnavailableError(f"{self.name} ended with code {self._process.returncode}: {end}")
+            raise UnavailableError(f"{self.name} ended with code {self._process.poll()}: {end}")
 
     async def kill(self) -> None:
         """Ends it at once, without a chance to say anything."""

@@ -3,17 +3,17 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local import system as local
 from specinfer.cli.local.system import LocalOptions, LocalSystem
-from tests.chaos.model_directory import write_model
+from tests.support.background import services_of
+from tests.support.preloaded import ForkedChild, run_preloaded
 from tests.support.tiny_models import tiny_transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,16 +27,14 @@ def system(default_model: Path, redis_server: str) -> Iterator[LocalSystem]:
     """One system in float32 for the tests that only talk to it."""
     os.environ["REDIS_URL"] = redis_server
     os.environ["SPECINFER_GATEWAY_ADAPTIVE"] = "false"  # steps must not depend on how fast the machine is
-    with LocalSystem(LocalOptions(dtype="float32", gateway={"max-batch": "4"})) as system:
+    options = LocalOptions(dtype="float32", gateway={"max-batch": "4"})
+    with patch.object(local, "Child", ForkedChild), LocalSystem(options) as system:
         yield system
     del os.environ["REDIS_URL"], os.environ["SPECINFER_GATEWAY_ADAPTIVE"]
 
 
 def specinfer(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "specinfer.cli", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env={**os.environ, **environment}
-    )
+    return run_preloaded("specinfer.cli", *arguments, timeout_s=300, **environment)
 
 
 def test_generate_streams_text(system: LocalSystem) -> None:
@@ -170,37 +168,4 @@ def test_generate_local_leaves_nothing_behind(default_model: Path, tmp_path: Pat
     answer = json.loads(done.stdout)
     assert answer["new_tokens"] > 0
     assert answer["speculators"]["ssm"]["drafted"] > 0
-    assert _services(tmp_path) == set()
-
-
-def test_up_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
-    model, address = write_model(tmp_path / "model"), f"127.0.0.1:{free_ports(1)[0]}"
-    command = [sys.executable, "-m", "specinfer.cli", "up", "--listen", address, "--model", str(model)]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
-        try:
-            assert process.stderr is not None
-            lines = iter(process.stderr.readline, "")  # of work that takes long, too
-            assert any(line.startswith(f"ready at {address}: model, ") for line in lines)
-            assert specinfer("status", "--address", address).returncode == 0
-            assert len(_services(tmp_path)) >= 3, "those that must have ended below"
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(120) == 143
-        finally:
-            process.kill()
-    assert _services(tmp_path) == set()
-
-
-def _services(logs: Path) -> set[int]:
-    """Process ids of the services that write to a log in this folder: those of one local system. Tests
-    that run beside this one have others."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                output = os.readlink(entry / "fd/1")
-            except OSError:
-                continue  # it ended while we looked
-            if output.startswith(str(logs)):
-                found.add(int(entry.name))
-    return found
+    assert services_of(tmp_path) == set()

@@ -4,7 +4,8 @@ Five prompts of all sources, in different rows of every batch, through the real 
 have half of them, each time another half or another way of decoding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,22 @@ def test_speculation_changes_nothing(
     assert decode(engine, prompts[some], batch, pool, width) == plain[some]
 
 
+@pytest.fixture(scope="module")
+def native_engine(default_model: Path) -> Callable[[str], VerifierEngine]:
+    """The model in bfloat16 and some weights by the compiled kernels, where they can run."""
+
+    @cache
+    def engine(weights: str) -> VerifierEngine:
+        try:
+            options = RunnerOptions(dtype="bfloat16", kv_tokens=16384, executor="native", weights=weights)
+            runner = load_checked(default_model, options)
+        except SettingError as error:
+            pytest.skip(str(error))
+        return VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192))
+
+    return engine
+
+
 @pytest.mark.parametrize(
     ("batch", "sampling", "weights", "first"),
     [
@@ -163,7 +180,7 @@ def test_speculation_changes_nothing(
     ],
 )
 def test_speculation_changes_nothing_in_bfloat16_either(
-    default_model: Path,
+    native_engine: Callable[[str], VerifierEngine],
     drafters: list[Drafter],
     prompts: list[list[int]],
     batch: int,
@@ -173,12 +190,7 @@ def test_speculation_changes_nothing_in_bfloat16_either(
 ) -> None:
     """Only the native executor promises this: its passes agree bit for bit, whatever is in them. What is
     sampled hangs on seed and position, not on what is proposed."""
-    try:
-        options = RunnerOptions(dtype="bfloat16", kv_tokens=16384, executor="native", weights=weights)
-        runner = load_checked(default_model, options)
-    except SettingError as error:
-        pytest.skip(str(error))
-    engine, some = VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192)), prompts[first::2]
+    engine, some = native_engine(weights), prompts[first::2]
     expected = decode(engine, some, 1, sampling=sampling)
     assert decode(engine, some, batch, drafters, sampling=sampling) == expected
 

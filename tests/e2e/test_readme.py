@@ -19,6 +19,7 @@ from specinfer.cli.local.processes import free_ports
 from specinfer.hub.resolve import cache_directory
 from specinfer.prompts import read_prompts
 from speculator_svc.settings import SpeculatorSettings
+from tests.support.background import services_of
 from verifier_svc.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,11 +64,13 @@ def test_the_cache_directory_is_as_described(monkeypatch: pytest.MonkeyPatch) ->
 def test_readme_commands(tmp_path: Path) -> None:
     background: list[subprocess.Popen[bytes]] = []
     metrics_port, http_port = free_ports(2)
+    (logs := tmp_path / "logs").mkdir()
     binaries = Path(sys.executable).parent  # they may be of another tree: a worktree has none of its own
     usual = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
     environment = usual | {
         "SPECINFER_GATEWAY_METRICS_PORT": str(metrics_port),
         "SPECINFER_HTTP_LISTEN": f"127.0.0.1:{http_port}",
+        "TMPDIR": str(logs),
     }
     try:
         for command in console_commands():
@@ -98,10 +101,13 @@ def test_readme_commands(tmp_path: Path) -> None:
         assert "# HELP" in _read(
             f"http://127.0.0.1:{metrics_port}/metrics"
         )  # variables reach what `up` starts
+        assert len(services_of(logs)) >= 3, "those that must have ended below"
     finally:
         for process in background:
             process.terminate()
             process.communicate(timeout=120)
+    assert [process.returncode for process in background] == [143]
+    assert services_of(logs) == set()
     assert (tmp_path / "bench.json").is_file()
 
 

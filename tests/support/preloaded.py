@@ -1,30 +1,42 @@
 """Processes that start with our packages imported: each is a fork of a server that has done nothing else.
 
-For tests of how programs end and what they say then. `python -m` imports torch for seconds before it reads a
-setting; a fork has its arguments, variables, streams and exit code for itself, and all imports already. At
-least one test of every program should start it by `python -m` nevertheless.
+For tests of how programs end and what they say then, and for systems of many processes. `python -m` imports torch and
+`transformers` for five seconds before it reads a setting; a fork has its arguments, variables, streams, session and
+exit code for itself, and all imports already. At least one test of every program should start it by `python -m`
+nevertheless.
 """
 
+import ctypes
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
+
+from specinfer.cli.local.processes import Child
 
 ROOT = Path(__file__).resolve().parents[2]
 FORK_SERVER = multiprocessing.get_context("forkserver")
 """There is one in a process: what is imported here is imported for everybody."""
+PROGRAMS = ("gateway", "verifier_svc", "speculator_svc", "http_svc", "all_in_one", "speculator_svc.training")
 FORK_SERVER.set_forkserver_preload(
     [
-        *("gateway.__main__", "verifier_svc.__main__", "speculator_svc.__main__", "http_svc.__main__"),
-        *("specinfer.cli.main", "speculator_svc.training.__main__", "specinfer.drafters.ssm"),
+        *(f"{program}.__main__" for program in PROGRAMS),
+        *("specinfer.cli.main", "specinfer.drafters.ssm", "verifier_svc.app", "http_svc.app"),
         "tests.support.tiny_models",
     ]
 )
+FORKED = {*PROGRAMS, "tests.chaos.verifier"}
 _STREAMS = ("stdin", "stdout", "stderr")
+_DIES_WITH_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""1 is PR_SET_PDEATHSIG, 9 is SIGKILL."""
 
 
 def run_preloaded(
@@ -52,10 +64,92 @@ def run_preloaded(
         return subprocess.CompletedProcess(argv, process.exitcode, said, complained)
 
 
+class Started(Protocol):
+    """As much of `subprocess.Popen` as is needed of a service."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class _Fork:
+    """A fork as `subprocess.Popen` would show it."""
+
+    def __init__(self, argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        log.touch()
+        files = [Path(os.devnull), log, log]
+        self._process = FORK_SERVER.Process(target=_serve, args=(argv, environment, files), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0)
+        return self._process.exitcode
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start_service(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
+    """Start a command in a session of its own that dies with us; its output is added to the log.
+
+    A program of ours that is started by `python -m` is a fork.
+    """
+    python, *arguments = command
+    if python == sys.executable and arguments[0] == "-m" and arguments[1] in FORKED:
+        return _Fork(arguments[1:], log, environment)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", _DIES_WITH_PARENT, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+
+class ForkedChild(Child):
+    """A process of a `LocalSystem`; patch `specinfer.cli.local.system.Child` with it."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name, self._log = name, log
+        self._process = start_service(command, log, {**os.environ, **environment})  # type: ignore[assignment]
+
+
+def _serve(argv: Sequence[str], environment: Mapping[str, str], files: Sequence[Path]) -> None:
+    """In the fork of a service."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # as `_DIES_WITH_PARENT`; the server dies with us
+    os.setsid()
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # may have children
+    _become(argv, environment, files)
+
+
 def _become(argv: Sequence[str], environment: Mapping[str, str], files: Sequence[Path]) -> None:
     """In the fork: what the interpreter does before it runs a module, then that."""
     for number, file in enumerate(files):
-        os.dup2(os.open(file, os.O_RDWR), number)
+        os.dup2(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,5 +1,7 @@
 """Renders deploy/helm/specinfer with Helm's own library, in this process."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,8 +23,10 @@ HOOK = "helm.sh/hook"
 
 @cache
 def chart() -> helm_python.Chart:
-    """The chart; reading it takes a while."""
-    return helm_python.Chart.load(CHART)
+    """The chart as somebody has it who copied its folder and nothing else."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(CHART, Path(folder) / "specinfer", symlinks=True)
+        return helm_python.Chart.load(copy)
 
 
 def render(
@@ -45,7 +49,7 @@ def _all(files: Sequence[str], values: Mapping[str, Any] | None, release: str) -
     texts = chart().render(merged(given, values or {}), name=release, namespace="specinfer")
     for path, text in sorted(texts.items()):
         if path.endswith(".yaml"):
-            yield from (row for row in yaml.safe_load_all(text) if row)
+            yield from (row for row in yaml.load_all(text, yaml.CSafeLoader) if row)
 
 
 def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> Object:

@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
@@ -71,10 +72,43 @@ def test_monitoring_is_left_out_unless_it_is_asked_for() -> None:
         assert not [row for row in render(name).objects if row["apiVersion"] == OPERATOR]
 
 
-def test_the_operator_gets_the_rules_of_deploy_prometheus() -> None:
-    (rule,) = render(values=MONITORING).of_kind("PrometheusRule")
+RUNBOOK = "https://docs.example/specinfer/operations.md"
+
+
+@pytest.mark.parametrize("url", ["", RUNBOOK])
+def test_the_operator_gets_the_rules_of_the_chart(url: str) -> None:
+    """Their links are URLs, or left out: nobody could follow a path of this repository."""
+    monitoring = {"monitoring": {"prometheusRule": {"enabled": True, "runbookUrl": url}}}
+    (rule,) = render(values=monitoring).of_kind("PrometheusRule")
     files = [yaml.safe_load(path.read_text())["groups"] for path in RULES]
-    assert rule["spec"]["groups"] == [group for groups in files for group in groups]
+    expected = [group for groups in files for group in groups]
+    for row in (row for group in expected for row in group["rules"] if "annotations" in row):
+        paragraph = row["annotations"].pop("runbook_url").partition("#")[2]
+        assert paragraph == row["alert"].lower()
+        row["annotations"] |= {"runbook_url": f"{url}#{paragraph}"} if url else {}
+    assert rule["spec"]["groups"] == expected
+
+
+def test_keda_adds_verifiers_by_the_requests_that_wait() -> None:
+    values = {"verifier": {"keda": {"enabled": True, "threshold": 4, "maxReplicas": 7}}}
+    objects = render(values=values)
+    (scaler,) = objects.of_kind("ScaledObject")
+    assert scaler["apiVersion"] == "keda.sh/v1alpha1"
+    target = scaler["spec"]["scaleTargetRef"]
+    workload = objects.get(target["kind"], target["name"])
+    assert workload["apiVersion"] == target["apiVersion"]
+    assert "replicas" not in workload["spec"], "every apply would undo what the autoscaler did"
+    assert (scaler["spec"]["minReplicaCount"], scaler["spec"]["maxReplicaCount"]) == (1, 7)
+    (trigger,) = scaler["spec"]["triggers"]
+    asked = trigger["metadata"]
+    assert trigger["type"] == "prometheus"
+    assert asked["threshold"] == "4", "KEDA takes texts alone"
+    found = re.fullmatch(r'sum\((\w+)\{namespace="specinfer"\}\)', asked["query"])
+    assert found
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    assert found[1] in {family.name for family in registry.collect()}
+    assert not render().of_kind("ScaledObject")
 
 
 def test_grafana_gets_the_dashboards() -> None:

@@ -19,8 +19,9 @@ from verifier_svc.metrics import VerifierMetrics
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
-DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
-RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
+CHART = ROOT / "deploy" / "helm" / "specinfer"
+DASHBOARDS = CHART / "dashboards"
+RULES = sorted((CHART / "rules").glob("*.yml"))
 OF_PROMETHEUS = {"up", "ALERTS"}
 """Series that Prometheus itself makes."""
 _VARIABLES = {"$__rate_interval": "1m", "$instance": ".+", "$speculator": ".+", "$model": ".+"}

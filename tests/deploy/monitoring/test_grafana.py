@@ -141,7 +141,7 @@ def test_the_dashboards_are_provisioned() -> None:
     assert provider["type"] == "file"
     services = yaml.safe_load((ROOT / "deploy" / "docker" / "compose.yaml").read_text())["services"]
     grafana = services["grafana"]
-    assert f"../grafana/dashboards:{provider['options']['path']}:ro" in grafana["volumes"]
+    assert f"../helm/specinfer/dashboards:{provider['options']['path']}:ro" in grafana["volumes"]
     assert "../grafana/provisioning:/etc/grafana/provisioning:ro" in grafana["volumes"]
     assert provisioned("datasources")["datasources"][0]["url"].removeprefix("$") in grafana["environment"]
 

@@ -21,13 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.cli.local.redis_server import find_redis_binary
 from specinfer.errors import UnavailableError
-from tests.deploy.helm.chart import ROOT
 from tests.deploy.helm.rendered import Object, Rendered, Workload, expand
+from tests.support.preloaded import Started, start_service
 
-_DIES_WITH_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
-)
-"""1 is PR_SET_PDEATHSIG, 9 is SIGKILL."""
 START_S = 120.0
 _PROGRAMS = {
     "python": [sys.executable],
@@ -58,7 +54,7 @@ class Pod:
         """
         self.name, self.address, self.workload = name, address, workload
         self._objects, self._directory, self._addresses = objects, directory, addresses
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Started | None = None
         directory.mkdir(parents=True, exist_ok=True)
         (self.container,) = workload.pod["containers"]
         self._write_volumes()
@@ -99,7 +95,7 @@ class Pod:
     def check(self) -> None:
         """Raises UnavailableError if the container has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
-            raise UnavailableError(f"{self.name} ended with {self._process.returncode}: {self.log[-500:]}")
+            raise UnavailableError(f"{self.name} ended with {self._process.poll()}: {self.log[-500:]}")
 
     def probe(self, kind: str) -> bool:
         """Does what the kubelet would do once."""
@@ -134,27 +130,13 @@ class Pod:
             self._process.wait()
             self._process = None
 
-    def _run(self, container: Object, command: list[str] | None = None) -> "subprocess.Popen[bytes]":
+    def _run(self, container: Object, command: list[str] | None = None) -> Started:
         environment = self._objects.environment(self.workload.pod, container)
         written = command or [*container["command"], *container.get("args", [])]
         program, *arguments = [self._local(expand(part, environment)) for part in written]
-        with (self._directory / "log").open("ab") as output:
-            return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-S",
-                    "-c",
-                    _DIES_WITH_PARENT,
-                    *_PROGRAMS.get(program, [program]),
-                    *arguments,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={name: self._local(text) for name, text in environment.items()} | _machine(),
-                cwd=ROOT,
-                start_new_session=True,
-            )
+        started = [*_PROGRAMS.get(program, [program]), *arguments]
+        given = {name: self._local(text) for name, text in environment.items()} | _machine()
+        return start_service(started, self._directory / "log", given)
 
     def _local(self, text: str) -> str:
         """Addresses and mounted paths, replaced by those of this machine, all in one go."""

@@ -4,8 +4,7 @@ The shared one is in a process of its own: a group is one per process.
 """
 
 import json
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,9 @@ import pytest
 
 from specinfer import LLM, SamplingParams
 from specinfer.errors import SettingError
-from tests.chaos.model_directory import write_model
-from tests.support.preloaded import ROOT
-
-SCRIPT = """
-import sys
 from specinfer.verification import pass_costs
-from tests.integration.decoding.test_llm_parallel import answers
-pass_costs._AGAIN = 0  # times of passes are not what is tested
-print(answers(sys.argv[1], 2))
-"""
+from tests.chaos.model_directory import write_model
+from tests.support.preloaded import FORK_SERVER
 
 
 def answers(model: str, tensor: int) -> str:
@@ -36,10 +28,19 @@ def answers(model: str, tensor: int) -> str:
 
 def test_two_processes_give_the_tokens_of_one(tmp_path: Path) -> None:
     model = str(write_model(tmp_path / "model", vocab_size=98))
-    command = [sys.executable, "-c", SCRIPT, model]
-    two = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert two.returncode == 0, two.stderr[-2000:]
-    assert two.stdout.strip() == answers(model, 1)
+    receiver, sender = FORK_SERVER.Pipe(duplex=False)
+    process = FORK_SERVER.Process(target=answer_shared, args=(model, sender))
+    process.start()
+    process.join(200)
+    assert process.exitcode == 0
+    assert receiver.poll()
+    assert receiver.recv() == answers(model, 1)
+
+
+def answer_shared(model: str, sender: Connection) -> None:
+    """In a process of its own."""
+    pass_costs._AGAIN = 0  # times of passes are not what is tested
+    sender.send(answers(model, 2))
 
 
 def test_a_model_that_cannot_be_divided_so_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from gateway.api.callers import Caller
 from gateway.store.keys import PREFIX, request_key
 from specinfer.scheduling.entries import Progress
-from tests.integration.failures.test_store import Pair, connected, state_of
+from tests.integration.stores.test_redis_store import Pair, connected, state_of
 
 MODELS = ("m1", "m2", "m3")
 

@@ -20,7 +20,7 @@ from specinfer.scheduling.entries import Progress
 from specinfer.v1 import generation_pb2_grpc
 from tests.integration.failures.test_gateways import LONG, PROMPT, begin, two_gateways
 from tests.integration.failures.test_returning_clients import attach
-from tests.integration.failures.test_store import Pair, connected, state_of
+from tests.integration.stores.test_redis_store import Pair, connected, state_of
 from tests.support.network.redis_pair import RedisPair, redis_pair_fixture  # noqa: F401  # the fixture
 from tests.support.oracle import greedy
 from tests.support.system import request_for

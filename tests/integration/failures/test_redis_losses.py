@@ -21,7 +21,7 @@ from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
 from tests.integration.failures.test_gateways import LONG, PROMPT, begin, rest, tokens_of, two_gateways
 from tests.integration.failures.test_returning_clients import attach
-from tests.integration.failures.test_store import Pair, connected, state_of
+from tests.integration.stores.test_redis_store import Pair, connected, state_of
 from tests.support.oracle import greedy
 from tests.support.system import crash, request_for, running_system, until
 

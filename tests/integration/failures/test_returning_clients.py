@@ -9,7 +9,7 @@ from gateway.api.callers import ANYBODY
 from specinfer.errors import InvalidInputError
 from specinfer.statuses import FinishReason
 from specinfer.v1 import generation_pb2
-from tests.integration.failures.test_gateways import LONG, PROMPT, Reader, begin, two_gateways
+from tests.integration.failures.test_gateways import LONG, PROMPT, Reader, begin, running, two_gateways
 from tests.support.oracle import greedy
 from tests.support.system import request_for, running_system, until
 
@@ -33,8 +33,7 @@ async def test_who_comes_back_to_a_gateway_that_only_follows_is_not_cancelled_la
         assert await again.finish() == greedy(PROMPT, 400)
         assert again.last is not None
         assert again.last.summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
-        sessions = [session for gateway in (system.gateway, other) for session in gateway.sessions]
-        assert not any(session.loop.scheduler.running for session in sessions)
+        assert not running(system.gateway, other)
 
 
 async def test_the_linger_time_counts_from_the_last_client_that_left(redis_url: str) -> None:
@@ -123,10 +122,8 @@ async def test_a_client_that_hangs_up_while_it_is_recorded_leaves_for_good(redis
         with pytest.raises(asyncio.CancelledError):
             await call.read()
         await recorded.wait()
-        await until(lambda: system.loop.scheduler.running > 0)
-        await until(lambda: not system.loop.scheduler.running and not len(system.gateway.token_streams))
-        record = await store.load(request.request_id)
-        assert record is not None
+        record = await system.ended(request.request_id)
+        await until(lambda: not running(system.gateway) and not len(system.gateway.token_streams))
         assert record.ending is not None
         assert record.ending.finish is FinishReason.CANCELLED
 

@@ -1,12 +1,16 @@
 """`specinfer serve`: one process with OpenAI's API, whose tokens are those of `LLM`, and whose file outlives it."""
 
 import asyncio
+import itertools
 import json
 import os
 import resource
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,19 +46,63 @@ def server(model: Path, folder: Path, *flags: str) -> Service:
     """The server of a tiny model, not started yet."""
     (port,) = free_ports(1)
     given = ["--model", str(model), "--dtype", "float32", "--kv-tokens", "4096", *flags]
-    command = [sys.executable, "-m", "specinfer.cli", "serve", "--listen", f"127.0.0.1:{port}", *given]
+    command = [sys.executable, "-m", "all_in_one", "--listen", f"127.0.0.1:{port}", *given]
     return Service("server", "server", port, command, folder, {"OMP_NUM_THREADS": "1"})
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with keys and a file, which runs between tests."""
+
+    service: Service
+    key: str
+    store: Path
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """A client that has the key."""
+        address = f"http://127.0.0.1:{self.service.port}"
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with httpx2.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder, (key, hidden) = tmp_path_factory.mktemp("server"), make_key("alice")
+    keys, store = folder / "keys", folder / "store.jsonl"
+    write_keys(keys, [hidden])
+    flags = ["--served-model-name", "tiny", "--api-keys", str(keys), "--vllm-metrics", "--store", str(store)]
+    service = server(model, folder, *flags, "--patience-seconds", "0.5")
+    service.start()
+    asyncio.run(service.ready())
+    yield Served(service, key, store)
+    asyncio.run(service.stop())
 
 
 def body(**asked: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, **asked}
 
 
-async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, tmp_path: Path) -> None:
-    keys, (key, hidden) = tmp_path / "keys", make_key("alice")
-    write_keys(keys, [hidden])
-    flags = ["--served-model-name", "tiny", "--api-keys", str(keys), "--vllm-metrics"]
-    served = server(model, tmp_path, *flags)
+LONG = body(max_tokens=300, ignore_eos=True)
+STREAMED = {**LONG, "stream": True, "resumable": True}
+
+
+async def text_of_plain_answer(client: httpx2.AsyncClient) -> str:
+    reply = (await client.post("/v1/completions", json=LONG)).json()
+    text: str = reply["choices"][0]["text"]
+    return text
+
+
+def text_of_event(line: str) -> str:
+    """The text in a line of a stream."""
+    if not line.startswith("data: {"):
+        return ""
+    choices = json.loads(line.removeprefix("data: "))["choices"]
+    return "".join(choice["text"] for choice in choices)
+
+
+async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, served: Served) -> None:
     asked = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "speculation": "off"}]
     params = [
         SamplingParams(max_tokens=40, temperature=one.get("temperature", 0.0), seed=one.get("seed"))
@@ -62,23 +110,17 @@ async def test_one_process_gives_the_tokens_of_llm_and_all_metrics(model: Path, 
     ]
     with LLM(str(model), dtype="float32") as llm:
         expected = [llm.generate({"prompt_token_ids": PROMPT}, one)[0].outputs[0].text for one in params]
-    served.start()
-    await served.ready()
-    address = f"http://127.0.0.1:{served.port}"
-    try:
-        async with httpx2.AsyncClient(base_url=address, timeout=60) as client:
-            assert (await client.post("/v1/completions", json=body())).status_code == 401
-            client.headers["Authorization"] = f"Bearer {key}"
-            for at_once in (1, 2):  # also in a batch
-                replies = await asyncio.gather(
-                    *(client.post("/v1/completions", json=body(**one)) for one in asked * at_once)
-                )
-                texts = [reply.json()["choices"][0]["text"] for reply in replies]
-                assert texts == expected * at_once
-            assert (await client.get("/health")).json() == {"status": "ok"}
-            metrics = (await client.get("/metrics")).text
-    finally:
-        await served.stop()
+    async with served.client() as client:
+        keyless = {"Authorization": ""}
+        assert (await client.post("/v1/completions", json=body(), headers=keyless)).status_code == 401
+        for at_once in (1, 2):  # also in a batch
+            replies = await asyncio.gather(
+                *(client.post("/v1/completions", json=body(**one)) for one in asked * at_once)
+            )
+            texts = [reply.json()["choices"][0]["text"] for reply in replies]
+            assert texts == expected * at_once
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        metrics = (await client.get("/metrics")).text
     for name in (
         "generation_tokens_total",
         "verifier_step_seconds_count",
@@ -114,84 +156,62 @@ async def test_a_gguf_file_is_served_as_it_lies(tmp_path: Path) -> None:
         assert f"INFO    server specinfer.progress: {what}" in log, what
 
 
-async def test_a_stream_goes_on_after_the_process_was_killed(model: Path, tmp_path: Path) -> None:
+async def test_a_stream_goes_on_after_the_process_was_killed(served: Served) -> None:
     """With `--store`: what the client has is not sent again, and nothing is missing."""
-    served = server(model, tmp_path, "--served-model-name", "tiny", "--store", str(tmp_path / "store.jsonl"))
-    asked = body(stream=True, resumable=True, max_tokens=300, ignore_eos=True)
-    served.start()
-    await served.ready()
-    address = f"http://127.0.0.1:{served.port}"
-    try:
-        async with httpx2.AsyncClient(base_url=address, timeout=60) as client:
-            whole = (
-                await client.post("/v1/completions", json={**asked, "stream": False, "resumable": None})
-            ).json()
-            text, last = "", ""
-            async with client.stream("POST", "/v1/completions", json=asked) as reply:
-                async for line in reply.aiter_lines():
-                    if line.startswith("id: "):
-                        last = line.removeprefix("id: ")
-                    elif line.startswith("data: {"):
-                        text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-                        if len(text) > 20:
-                            break
-                await served.kill()
-            served.start()
-            await served.ready()
-            reply = await client.post("/v1/completions", json=asked, headers={"Last-Event-ID": last})
-            for line in reply.text.splitlines():
-                if line.startswith("data: {"):
-                    event = json.loads(line.removeprefix("data: "))
-                    text += event["choices"][0]["text"] if event["choices"] else ""
-            assert reply.text.rstrip().endswith("data: [DONE]")
-    finally:
-        await served.stop()
-    assert text == whole["choices"][0]["text"]
+    text, last = "", ""
+    async with served.client() as client:
+        whole = await text_of_plain_answer(client)
+        async with client.stream("POST", "/v1/completions", json=STREAMED) as reply:
+            async for line in reply.aiter_lines():
+                text += text_of_event(line)
+                if line.startswith("id: "):
+                    last = line.removeprefix("id: ")
+                elif len(text) > 20:
+                    break
+            await served.service.kill()
+        served.service.start()
+        await served.service.ready()
+        reply = await client.post("/v1/completions", json=STREAMED, headers={"Last-Event-ID": last})
+    assert reply.text.rstrip().endswith("data: [DONE]")
+    assert text + "".join(map(text_of_event, reply.text.splitlines())) == whole
 
 
-async def test_a_stream_waits_while_the_disk_of_the_store_is_full(model: Path, tmp_path: Path) -> None:
-    """Nothing is shown that is not in the file, health says so, and nothing ends with an error."""
-    store = tmp_path / "store.jsonl"
-    served = server(model, tmp_path, "--served-model-name", "tiny", "--store", str(store))
-    asked = body(stream=True, resumable=True, max_tokens=400, ignore_eos=True)
-    served.start()
-    await served.ready()
+async def test_a_stream_waits_while_the_disk_of_the_store_is_full(served: Served) -> None:
+    """Nothing is shown that is not in the file, health says so, and nothing ends with an error.
+
+    The file may grow by half of what the same answer took before, so the disk is full in its midst.
+    """
 
     def allow(size: int) -> None:
-        resource.prlimit(served.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        resource.prlimit(served.service.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-    try:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as client:
+    async with served.client() as client:
 
-            async def health_is(status: int) -> None:
-                while (await client.get("/health")).status_code != status:  # noqa: ASYNC110  # its own state
-                    await asyncio.sleep(0.05)
+        async def health_is(status: int) -> None:
+            while (await client.get("/health")).status_code != status:  # noqa: ASYNC110  # its own state
+                await asyncio.sleep(0.02)
 
-            whole = (
-                await client.post("/v1/completions", json={**asked, "stream": False, "resumable": None})
-            ).json()
+        before = served.store.stat().st_size
+        whole = await text_of_plain_answer(client)
+        after = served.store.stat().st_size
+        allow(after + (after - before) // 2)
+        lines = list[str]()
+        async with client.stream("POST", "/v1/completions", json=STREAMED) as reply:
 
-            async def stream() -> list[str]:
-                async with client.stream("POST", "/v1/completions", json=asked) as reply:
-                    return [line async for line in reply.aiter_lines()]
+            async def read() -> None:
+                lines.extend([line async for line in reply.aiter_lines()])
 
-            # room for the request, and for some of its tokens
-            allow(store.stat().st_size + max(map(len, store.read_bytes().split(b"\n"))) + 100)
-            streaming = asyncio.create_task(stream())
+            reading = asyncio.create_task(read())
             await health_is(503)
+            assert not reading.done()
             refused = await client.post("/v1/completions", json=body())
             assert refused.status_code == 503
-            assert not streaming.done()
             allow(resource.RLIM_INFINITY)
             await health_is(200)
-            lines = await streaming
-            events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-            text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
-            assert lines[-2:] == ["data: [DONE]", ""]
-    finally:
-        await served.stop()
-    assert text == whole["choices"][0]["text"]
-    assert all(json.loads(line) for line in store.read_text().splitlines() if line)
+            await reading
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert "".join(map(text_of_event, lines)) == whole
+    assert all(json.loads(line) for line in served.store.read_text().splitlines() if line)
 
 
 async def test_what_is_wrong_is_said_before_the_model_is_loaded(
@@ -270,13 +290,19 @@ def test_settings_that_cannot_be_are_named() -> None:
             ServeSettings.load("serve", flags)
 
 
-@pytest.mark.parametrize(
-    "flags", [["--kv-tokens", "3"], ["--model", "none.gguf"], ["--dtype", "int3"], ["--weights", "q9"]]
-)
-def test_bad_flags_are_named_before_torch_is_loaded(flags: list[str]) -> None:
-    program = ["import sys; from all_in_one.__main__ import main", "try: main(sys.argv[1:])"]
-    code = "\n".join([*program, "finally: print('torch' in sys.modules)"])
-    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout == "False\n"
-    assert flags[1] in done.stderr
+BAD_FLAGS = [["--kv-tokens", "3"], ["--model", "none.gguf"], ["--dtype", "int3"], ["--weights", "q9"]]
+START_WITH_EACH = """
+import sys
+from all_in_one.__main__ import main
+for flags in zip(sys.argv[1::2], sys.argv[2::2]):
+    try: main(flags)
+    except SystemExit as end: print(end.code, 'torch' in sys.modules)
+"""
+
+
+def test_bad_flags_are_named_before_torch_is_loaded() -> None:
+    command = [sys.executable, "-c", START_WITH_EACH, *itertools.chain(*BAD_FLAGS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n" * len(BAD_FLAGS)
+    for said, (_, value) in zip(done.stderr.splitlines(), BAD_FLAGS, strict=True):
+        assert value in said

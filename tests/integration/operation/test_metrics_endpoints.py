@@ -15,7 +15,7 @@ from specinfer.v1 import generation_pb2_grpc
 from speculator_svc.settings import SpeculatorSettings
 from tests.support.models.saved_model import save_target
 from tests.support.network.scrape import Scrape
-from tests.support.preloaded import run_preloaded
+from tests.support.preloaded import ForkedChild, run_preloaded
 from tests.support.system import request_for
 from verifier_svc.settings import VerifierSettings
 
@@ -44,6 +44,7 @@ def test_real_services_are_scraped_after_a_request(model: Path, monkeypatch: pyt
     ports = dict(zip(("GATEWAY", "VERIFIER", "SPECULATOR"), free_ports(3), strict=True))
     for name, port in ports.items():
         monkeypatch.setenv(PORT.format(name), str(port))
+    monkeypatch.setattr("specinfer.cli.local.system.Child", ForkedChild)
     options = LocalOptions(
         model=str(model), dtype="float32", speculators={"ngram": {"drafter": "ngram"}}, metrics=True
     )

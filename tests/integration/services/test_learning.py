@@ -345,9 +345,8 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
     thread.stop()
 
 
-@pytest.mark.parametrize("step", ["begin", "add", "keep", "mark"])
 async def test_an_offer_that_cannot_be_written_changes_nothing(
-    learning: Callable[..., object], ssm: Path, step: str, monkeypatch: pytest.MonkeyPatch
+    learning: Callable[..., object], ssm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -356,12 +355,14 @@ async def test_an_offer_that_cannot_be_written_changes_nothing(
         await found.serve(PROMPTS)
         engine = found.learner._engine
         drafters = list(engine.drafters)
-        with monkeypatch.context() as patch:
-            patch.setattr(Checkpoints, step, full)
-            assert await found.refused(sent(parts_of(ssm))) is grpc.StatusCode.UNAVAILABLE
-        assert engine.drafters == drafters
-        assert found.learner._checkpoints.current == 0
-        assert found.learner._checkpoints.versions == []
+        for step in ("begin", "add", "keep", "mark"):
+            with monkeypatch.context() as patch:
+                patch.setattr(Checkpoints, step, full)
+                code = await found.refused(sent(parts_of(ssm)))
+            assert code is grpc.StatusCode.UNAVAILABLE, step
+            assert engine.drafters == drafters, step
+            assert found.learner._checkpoints.current == 0, step
+            assert found.learner._checkpoints.versions == [], step
         assert (await found.offer(sent(parts_of(ssm)))).taken
 
 

@@ -122,7 +122,7 @@ async def test_a_service_that_comes_back_with_other_speculators_gets_new_numbers
             pool = await outer.enter_async_context(pool_of(address))
             assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1, 1: 2}
             names = pool.names
-        assert not (await draft(pool, [step_entry("r", PROMPT)])).trees
+        assert not (await draft(pool, [step_entry("r", [*PROMPT, 9])])).trees
         drafters = {"c": guess(3), "a": guess(4)}
         async with speculator_service(drafters, instance_id="two", listen=address):
             await until(lambda: ready(pool))
@@ -130,7 +130,7 @@ async def test_a_service_that_comes_back_with_other_speculators_gets_new_numbers
             assert pool.names is names, "metrics hold the list"
             assert pool.groups == [frozenset({0, 2})]
             assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {2: 3, 0: 4}
-            chosen = await pool.draft([step_entry("r", PROMPT)], frozenset({1, 2}))
+            chosen = await pool.draft([step_entry("r", [*PROMPT, 8])], frozenset({1, 2}))
             assert firsts(chosen) == {2: 3}
 
 
@@ -322,8 +322,8 @@ async def test_the_deadline_follows_the_steps() -> None:
     async with speculator_service({"a": guess(1)}) as (address, _):
         policy = replace(POLICY, deadline_s=0.0, most_deadline_s=60.0, hung_s=60.0)
         async with pool_of(address, policy=policy) as pool:
-            for _ in range(5):
-                await draft(pool, [step_entry("r", PROMPT)])
+            for number in range(5):
+                await draft(pool, [step_entry("r", [*PROMPT, *range(number)])])
             assert pool._step_times.usual_s is not None
 
             async def silent(*_: Any) -> None:
@@ -331,8 +331,35 @@ async def test_the_deadline_follows_the_steps() -> None:
 
             pool.services[0].stream.exchange = silent  # type: ignore[method-assign, assignment]
             async with asyncio.timeout(30):
-                assert not (await draft(pool, [step_entry("r", PROMPT)])).trees
+                assert not (await draft(pool, [step_entry("r", [*PROMPT, 9])])).trees
             assert pool.services[0].busy
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["chosen", "not chosen"])
+async def test_a_deferred_request_keeps_its_drafts_and_sends_nothing(later: bool) -> None:
+    """Its step comes again with the same context; to read it once more would be a RESYNC."""
+    drafter, tokens = guess(1), PROMPT
+    async with speculator_service({"a": drafter}) as (address, _), pool_of(address) as pool:
+        for number in range(3):
+            tokens = [*tokens, number]
+            entry = step_entry("r", tokens)
+            found = [
+                firsts(await pool.draft([entry], frozenset([0] if first or later else [])))
+                for first in (1, 0, 0)
+            ]
+            assert found == [{0: 1}] * 3
+        assert len(drafter.jobs) == 3
+        assert pool.services[0].statistics.resyncs == 0
+        assert pool.services[0].counters.answered == 3
+
+
+async def test_what_a_deferred_request_misses_is_not_sent_again() -> None:
+    """A service whose only draft failed has read the context all the same."""
+    drafter = malformed()
+    async with speculator_service({"a": drafter}) as (address, _), pool_of(address) as pool:
+        for _ in range(3):
+            assert not (await draft(pool, [step_entry("r", PROMPT)])).trees
+        assert len(drafter.jobs) == 1
 
 
 async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
@@ -341,23 +368,21 @@ async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
         two, _ = await stack.enter_async_context(speculator_service({"a": drafters[1]}, instance_id="two"))
         async with speculator_service({"a": drafters[0]}, instance_id="one") as (one, _):
             pool = await stack.enter_async_context(pool_of(f"{one}|{two}"))
-            entries = [step_entry(name, PROMPT) for name in ("r", "s", "t", "u")]
-            for _ in range(2):  # a request stays where it is
-                found = await draft(pool, entries)
-                assert [firsts(found, e.request_id)[0] for e in entries] == [1, 2, 1, 2], "they share them"
+            for more in ([], [8]):  # a request stays where it is
+                found = await draft(pool, [step_entry(name, [*PROMPT, *more]) for name in "rstu"])
+                assert [firsts(found, name)[0] for name in "rstu"] == [1, 2, 1, 2], "they share them"
             assert [len(drafter.jobs) for drafter in drafters] == [4, 4]
             await pool.release(["u"])
             found = await draft(pool, [step_entry("v", PROMPT)])
             assert firsts(found, "v") == {0: 2}, "it had the fewest"
-            entry = entries[0]
-        entry = step_entry("r", [*PROMPT, 9])
+        entry = step_entry("r", [*PROMPT, 8, 9])
         moved: dict[int, int] = {}
         async with asyncio.timeout(60):
             while not moved:
                 moved = firsts(await draft(pool, [entry]))
                 await asyncio.sleep(0.01)
         assert moved == {0: 2}, "under the same number, as it has the same name"
-        assert list(drafters[1].jobs[-1].context) == [*PROMPT, 9], "it was read in"
+        assert list(drafters[1].jobs[-1].context) == [*PROMPT, 8, 9], "it was read in"
         assert len(pool.names) == 1
 
 

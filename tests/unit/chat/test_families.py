@@ -8,6 +8,7 @@ import pytest
 from specinfer.chat.forms import BY_NAME
 from specinfer.chat.template import ChatTemplate
 from tests.support.chat_templates import FAMILIES, NAMES, SPECIALS, byte_tokenizer, template_text
+from tests.unit.http.test_tool_calls import arguments_in
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": f"About {name}.", "parameters": {}}}
@@ -23,6 +24,7 @@ FORMS = {
     "mistral_args": "mistral_args",
     "qwen2_5": "hermes",
     "qwen3": "hermes",
+    "qwen3_coder": "qwen3_coder",
 }
 THOUGHTS = {"qwen3": ("<think>", "</think>"), "deepseek": ("<think>", "</think>")}
 
@@ -120,7 +122,7 @@ ARGUMENTS = {
 def test_arguments_are_the_json_that_they_were(family: str, kind: str) -> None:
     turns = [user("Now?"), called(1, arguments=ARGUMENTS[kind]), result(1)]
     text = ChatTemplate(template_text(family), SPECIALS).render(turns, TOOLS)
-    assert json.dumps(ARGUMENTS[kind], ensure_ascii=False) in text
+    assert arguments_in(BY_NAME[FORMS[family]], json.dumps(ARGUMENTS[kind], ensure_ascii=False)) in text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -136,7 +138,7 @@ def test_a_template_writes_earlier_calls_in_the_form_that_is_read(family: str) -
     form = BY_NAME[FORMS[family]]
     turns = [user("Now?"), called(1), result(1)]
     text = ChatTemplate(template_text(family), SPECIALS).render(turns, TOOLS)
-    arguments = '{"city": "City1"}'
+    arguments = arguments_in(form, '{"city": "City1"}')
     call = f"{form.mark}{form.begin}{form.before}weather{form.middle}{arguments}{form.after}"
     assert call.removesuffix("}") in text
 

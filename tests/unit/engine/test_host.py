@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specinfer.drafters import DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.engine.host import Grant, Host, HostPlan, HostStep
 from specinfer.engine.local_pool import LocalPool
@@ -15,7 +16,7 @@ from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import EngineLimits, VerifyOutcome
+from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
 from tests.support.oracle import first, greedy
 from tests.support.system import VOCABULARY, ScriptedDrafter
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -48,6 +49,10 @@ def begin(host: Host, states: Sequence[RequestState], nodes: int = 0, drafters: 
         for state in states
     ]
     return HostPlan(following, frozenset(range(drafters)), lambda *_: True)
+
+
+def _only_a_root(job: DraftJob) -> TokenTree:
+    return TokenTree.root_only(job.context[-1])
 
 
 def answers(states: Sequence[RequestState]) -> list[list[int]]:
@@ -138,15 +143,35 @@ def test_a_step_that_was_put_off_uses_its_drafts_again() -> None:
     state = request(PROMPTS[0])
     plan = begin(host, [state], 2, 1)
     verify = host.verifier.verify
-    host.verifier.verify = lambda jobs: [  # type: ignore[method-assign,assignment]
-        VerifyOutcome(job.request_id, EntryStatus.EXHAUSTED) for job in jobs
-    ]
+    host.verifier.verify = _defer  # type: ignore[method-assign]
     seen += host.run(plan, Grant())
     host.verifier.verify = verify  # type: ignore[method-assign]
     seen += host.run(plan, Grant())
     assert len(drafter.jobs) == 1
     assert seen[0].trees["a"].token_ids.tolist() == seen[1].trees["a"].token_ids.tolist()
     assert_greedy([state])
+
+
+@pytest.mark.parametrize(
+    "drafter", [ScriptedDrafter(first(2)), ScriptedDrafter(_only_a_root)], ids=["2", "0"]
+)
+def test_a_drafter_is_asked_once_however_often_a_step_is_deferred(drafter: ScriptedDrafter) -> None:
+    """An entry without tokens would be refused, and the drafter not be asked again."""
+    host, state = host_of(drafter), request(PROMPTS[0])
+    plan = begin(host, [state], 2, 1)
+    verify = host.verifier.verify
+    for number in range(9):
+        deferred = number % 3 != 2
+        host.verifier.verify = _defer if deferred else verify  # type: ignore[method-assign]
+        host.run(plan._replace(speculators=frozenset()) if number % 3 == 1 else plan, Grant())
+        plan = plan if deferred else plan.next()
+    assert len(drafter.jobs) == 3
+    assert host.pool.failures == 0
+    assert_greedy([state])
+
+
+def _defer(jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
+    return [VerifyOutcome(job.request_id, EntryStatus.EXHAUSTED) for job in jobs]
 
 
 def test_trees_of_others_are_merged_with_its_own() -> None:

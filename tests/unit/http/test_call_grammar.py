@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from http_svc.body.tools import Function
 from http_svc.calls.answer import AnswerForm, AnswerReader
+from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar
 from specinfer.chat.forms import FORMS, CallForm
 from specinfer.constraints.compiler import Compiler
@@ -75,7 +76,8 @@ def walk(matcher: Matcher, choices: random.Random, begun: str = "") -> str:
 
 def calls_in(text: str) -> tuple[list[dict[str, Any]], str]:
     """The calls of an answer, each as it was offered, and its words."""
-    reader = AnswerReader("id", AnswerForm([function.name for function in FUNCTIONS]))
+    kinds = {function.name: kinds_of(function.parameters) for function in FUNCTIONS}
+    reader = AnswerReader("id", AnswerForm(list(kinds), kinds=kinds))
     calls = joined(reader.push(text) + reader.end())
     for call in calls:
         arguments = json.loads(call["arguments"])

@@ -23,9 +23,23 @@ CALLS = [("f", ARGUMENTS), ("g", "{}")]
 CALL = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
 
 
+def arguments_in(form: CallForm, arguments: str) -> str:
+    """Arguments as a form writes them."""
+    begin, middle, after = form.parameters
+    if not begin:
+        return arguments
+    values = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in json.loads(arguments).items()
+    }
+    return "".join([f"{begin}{name}{middle}{value}{after}" for name, value in values.items()])
+
+
 def written(form: CallForm, calls: Sequence[tuple[str, str]] = CALLS) -> str:
     """An answer with calls in a form."""
-    texts = [f"{form.before}{name}{form.middle}{arguments}{form.after}" for name, arguments in calls]
+    texts = [
+        f"{form.before}{name}{form.middle}{arguments_in(form, each)}{form.after}" for name, each in calls
+    ]
     return f"{form.mark}{form.begin}{form.between.join(texts)}{form.end}"
 
 

@@ -154,10 +154,14 @@ def test_the_matrix_accepts_and_rejects() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.native
-@pytest.mark.parametrize("weights", ["auto", pytest.param("bf16", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("weights", ["auto", "bf16"])
 def test_the_default_model_says_the_same_with_trees(weights: str, default_model: object) -> None:
-    """Exact in blocks; in bfloat16 a near-tie may flip between passes of different sizes, so most must be equal."""
+    """As tests/e2e/test_default_model.py, through `LLM`.
+
+    Exact in blocks; in bfloat16 a near-tie may flip between passes of different sizes, so most must be equal.
+    """
     prompts = ["Why is the sky blue?", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4, 5, 6,"]
     with LLM(weights=weights, adaptive=False, tree_nodes=8) as llm:
         answers = {

@@ -3,6 +3,7 @@
 Worlds follow from their seeds alone, so a speed is the same on every machine.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,30 +13,33 @@ from specinfer.planning.choice import Choice
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.step_report import DraftTime, StepReport
 from specinfer.planning.table_planner import TablePlanner
+from tests.support.effort import effort
 from tests.support.oracle import chain
 
 FLAT = Costs(passes=((1, 20), (4, 20.5), (8, 22), (16, 26), (32, 40), (64, 80)))
 """Passes of a large model: eight tokens take hardly longer than one."""
 STEEP = Costs(passes=((1, 5.7), (4, 8.5), (8, 12.6), (16, 25), (32, 46), (64, 92)))
 """Passes that are bound by arithmetic."""
-CONSTANTS = (0, 1, 2, 4, 8, 16)
 SERVICE = frozenset({0, 1})
+SEEDS = (0, 10, 20)[: effort(1, 3)]
 
 
-def answered(choose: Any, costs: Costs, batch: int, prompts: int) -> float:
-    """Tokens per second of a cold process over all prompts, on average over three worlds."""
-    speeds = [World(seed, batch, choose, costs).answer(prompts).speed for seed in (0, 10, 20)]
-    return sum(speeds) / len(speeds)
+def answered(choose: Any, costs: Costs, batch: int) -> float:
+    """Tokens per second of a cold process over twenty prompts, on average over the worlds."""
+    return sum(World(seed, batch, choose, costs).answer(20).speed for seed in SEEDS) / len(SEEDS)
 
 
 @pytest.mark.parametrize(
-    ("costs", "batch"),
-    [(FLAT, 1), (STEEP, 1), (STEEP, 4), (FLAT, 4)],
+    ("costs", "batch", "constants"),
+    [(FLAT, 1, (4, 8, 16)), (STEEP, 1, (1, 2, 4, 8)), (STEEP, 4, (0, 1)), (FLAT, 4, (1, 2, 4, 8))],
     ids=["flat", "steep", "steep-4", "flat-4"],
 )
-def test_a_cold_planner_is_near_the_best_constant(costs: Costs, batch: int) -> None:
-    best = max(answered(nodes, costs, batch, 20) for nodes in CONSTANTS)
-    assert answered(TablePlanner, costs, batch, 20) > 0.93 * best
+def test_a_cold_planner_is_near_the_best_constant(costs: Costs, batch: int, constants: Sequence[int]) -> None:
+    """The constants are the best one and its neighbours, so that it is seen to be the best."""
+    speeds = [answered(nodes, costs, batch) for nodes in constants]
+    assert constants[0] == 0 or max(speeds) > speeds[0]
+    assert max(speeds) > speeds[-1]
+    assert answered(TablePlanner, costs, batch) > 0.93 * max(speeds)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -54,10 +58,25 @@ def test_after_a_disturbed_start_it_is_back_within_300_steps() -> None:
     world.run(30)
     world.machine.slowness = 1.0
     world.run(300)
-    constants = {nodes: World(3, 1, nodes, FLAT) for nodes in CONSTANTS}
-    for each in constants.values():
+    constants = [World(3, 1, nodes, FLAT) for nodes in (4, 8, 16)]
+    for each in constants:
         each.run(330)
-    assert world.run(400) > 0.93 * max(each.run(400) for each in constants.values())
+    assert world.run(400) > 0.93 * max(each.run(400) for each in constants)
+
+
+def test_trees_that_were_disturbed_when_they_were_tried_are_tried_again() -> None:
+    """The first ones took ten times as long: by what was measured, they would never pay."""
+    world = World(0, 1, TablePlanner)
+    pass_s, disturbed = world.machine.pass_s, iter(range(10))
+
+    def slow_at_first(batch: int, tokens: int) -> float:
+        seconds = pass_s(batch, tokens)
+        return 10 * seconds if tokens > batch and next(disturbed, None) is not None else seconds
+
+    world.machine.pass_s = slow_at_first  # type: ignore[method-assign]
+    world.run(7000)
+    assert next(disturbed, None) is None, "trees were tried"
+    assert world.run(1500) > 0.95 * World(0, 1, 2).run(1500)
 
 
 def test_after_a_change_of_load_it_is_back_within_300_steps() -> None:

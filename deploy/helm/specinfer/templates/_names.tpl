@@ -32,8 +32,26 @@ labels:
 
 {{- define "specinfer.image" -}}
 {{- $image := .root.Values.image -}}
-image: {{ with $image.registry }}{{ trimSuffix "/" . }}/{{ end }}specinfer-{{ .image }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{- $name := printf "specinfer-%s" .image -}}
+{{- with $image.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
+{{- with get $image.digests .image -}}
+image: {{ $name }}@{{ . }}
+{{- else -}}
+image: {{ $name }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{- end }}
 imagePullPolicy: {{ $image.pullPolicy }}
+{{- end }}
+
+{{/* Role of the pods that speak OpenAI's API. */}}
+{{- define "specinfer.api-role" -}}
+{{ ternary "serve" "http" .Values.serve.enabled }}
+{{- end }}
+
+{{- define "specinfer.api-service" -}}
+{{- if not (or .Values.serve.enabled .Values.http.enabled) }}
+{{- fail "ingress.enabled, httpRoute.enabled: lead to OpenAI's API, so http.enabled or serve.enabled must be true" }}
+{{- end -}}
+{{ include "specinfer.fullname" . }}-{{ include "specinfer.api-role" . }}
 {{- end }}
 
 {{- define "specinfer.redis-access" -}}

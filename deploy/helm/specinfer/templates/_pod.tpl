@@ -91,6 +91,24 @@ env:
 {{- end }}
 {{- end }}
 
+{{/* A model that takes minutes to fetch outlives its pod. */}}
+{{- define "specinfer.models-claim" -}}
+{{- with .values.models }}
+{{- if and .size (not .existingClaim) }}
+volumeClaimTemplates:
+  - metadata:
+      name: models
+    spec:
+      accessModes: [ReadWriteOnce]
+      {{- with .storageClassName }}
+      storageClassName: {{ . }}
+      {{- end }}
+      resources:
+        requests: {storage: {{ .size }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Fetches a model before the service starts. `model`; `flags` of `specinfer models pull` */}}
 {{- define "specinfer.pull" -}}
 {{- if .values.pull.enabled }}
@@ -99,6 +117,11 @@ initContainers:
     {{- include "specinfer.image" (merge (dict "image" "tools") .) | nindent 4 }}
     command: [specinfer, models, pull, {{ with .flags }}{{ . }}, {{ end }}{{ .model | quote }}]
     {{- include "specinfer.env" . | nindent 4 }}
+      {{- with .root.Values.hub.existingSecret }}
+      - name: HF_TOKEN
+        valueFrom:
+          secretKeyRef: {name: {{ . }}, key: {{ $.root.Values.hub.key }}}
+      {{- end }}
     resources: {{- toYaml .values.pull.resources | nindent 6 }}
     {{- include "specinfer.container-security" . | nindent 4 }}
     volumeMounts: {{- include "specinfer.volume-mounts" . | nindent 6 }}
@@ -145,7 +168,11 @@ readinessProbe:
 {{- define "specinfer.beside" -}}
 apiVersion: v1
 kind: ServiceAccount
-metadata: {{- include "specinfer.metadata" . | nindent 2 }}
+metadata:
+  {{- include "specinfer.metadata" . | nindent 2 }}
+  {{- with .values.serviceAccount.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 automountServiceAccountToken: false
 {{- with .values.podDisruptionBudget }}
 {{- if .enabled }}
@@ -196,7 +223,8 @@ spec:
 
 {{/* `replicas`, unless an autoscaler sets it: every apply would undo what that did */}}
 {{- define "specinfer.replicas" -}}
-{{- if not (and .values.autoscaling .values.autoscaling.enabled) }}
+{{- $keda := .values.keda | default dict }}
+{{- if not (or (and .values.autoscaling .values.autoscaling.enabled) $keda.enabled) }}
 replicas: {{ .values.replicas }}
 {{- end }}
 {{- end }}

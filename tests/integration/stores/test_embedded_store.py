@@ -13,10 +13,10 @@ from gateway.api.callers import ANYBODY, Caller
 from gateway.store import journal
 from gateway.store.connection import RedisConnection
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.leases import EmbeddedLeases, GatewayReport, LeaseStore
+from gateway.store.leases import GatewayReport, LeaseStore
 from gateway.store.records import Known, Record
 from gateway.store.requests import RequestStore, Written
-from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, SettingError, SpecInferError
+from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
@@ -196,31 +196,6 @@ async def test_what_nobody_takes_ends_and_what_has_ended_is_forgotten() -> None:
     now[0] += 61
     await store.abandon(30.0, "")
     assert await store.load("late") is None
-
-
-async def test_it_is_full_of_what_waits() -> None:
-    store = EmbeddedStore("me", 60, max_unowned=1)
-    for name, error in (("a", None), ("b", ExhaustedError)):
-        request = GenerationRequest(name, (1, 2), 10, Sampling(temperature=0))
-        if error is None:
-            await store.create(request, "k", ANYBODY, owned=False)
-            continue
-        with pytest.raises(error, match="queue full: 1 requests wait"):
-            await store.create(request, "k", ANYBODY, owned=False)
-
-
-async def test_a_wish_to_cancel_comes_with_the_next_renewal() -> None:
-    store = EmbeddedStore("me", 60)
-    request = GenerationRequest("a", (1, 2), 10, Sampling(temperature=0))
-    await store.create(request, "k", ANYBODY, owned=True)
-    with pytest.raises(AlreadyExistsError):
-        await store.create(request, "other", ANYBODY, owned=True)
-    with pytest.raises(NotFoundError):
-        await store.cancel("b", None)
-    leases = EmbeddedLeases(store, 3.0)
-    assert (await leases.renew(GatewayReport("me"), [])).cancels == []
-    await store.cancel("a", ANYBODY)
-    assert (await leases.renew(GatewayReport("me"), [])).cancels == ["a"]
 
 
 def test_a_torn_last_line_is_dropped_and_another_file_is_refused(tmp_path: Path) -> None:

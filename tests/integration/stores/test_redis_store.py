@@ -1,5 +1,4 @@
-"""Requests and leases on a real Redis: durable before visible, written by their owner alone, repeatable,
-expiring."""
+"""Requests and leases of several gateways on a real Redis: written by their owner alone, adopted, expiring."""
 
 import asyncio
 import secrets
@@ -16,8 +15,6 @@ from gateway.store.connection import RedisConnection
 from gateway.store.keys import logprobs_key, logprobs_width, request_key, tokens_key, verifier_key
 from gateway.store.leases import GatewayReport, LeaseStore, VerifierLease
 from gateway.store.records import (
-    Glimpse,
-    Known,
     decode_content,
     decode_logprobs,
     encode_content,
@@ -75,45 +72,14 @@ def finished(state: RequestState) -> RequestState:
     return state
 
 
-async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redis_url: str) -> None:
+async def test_what_has_ended_expires(redis_url: str) -> None:
     async with connected(redis_url) as connection:
-        stores, state = Pair(connection), state_of([5, 6], logprobs=True)
+        stores, state = Pair(connection), state_of([5], logprobs=True)
         name = await stores.begin(state)
-        await stores.a.append([Progress(state, [5, 6], rows(-0.5, -0.25), 0, False)], [], {name: 1}, "model")
-        state.tokens += [7]
-        for _ in range(2):  # the reply to the first attempt was lost
-            await stores.a.append([Progress(state, [7], rows(-1.5), 2, False)], [], {name: 1}, "model")
-        record = await stores.a.load(name)
-        assert record is not None
-        assert (record.tokens, record.logprobs, record.ending) == ([5, 6, 7], rows(-0.5, -0.25, -1.5), None)
-        assert await stores.a.load("another") is None
-        for _ in range(2):
-            written = await stores.a.append(
-                [Progress(finished(state), [], [], 3, True)], [], {name: 1}, "model"
-            )
-            assert written == {name: Written.OK}
-        record = await stores.a.load(name)
-        assert record is not None
-        assert record.ending is not None
-        assert (record.ending.finish, record.ending.new_tokens) == (FinishReason.LENGTH, 3)
+        await stores.a.append([Progress(state, [5], rows(-0.5), 0, False)], [], {name: 1}, "model")
+        await stores.a.append([Progress(finished(state), [], [], 1, True)], [], {name: 1}, "model")
         for key in (request_key(name), tokens_key(name), logprobs_key(name)):
             assert 0 < await connection.redis.ttl(key) <= 60
-        assert name not in await stores.a.owned()
-
-
-async def test_what_is_new_of_a_request_with_tops_begins_at_its_own_width(redis_url: str) -> None:
-    tops = [LogprobRow(-0.5, ((5, -0.5), (7, -1.5))), LogprobRow(-2.5, ((8, -0.25), (6, -2.5)))]
-    async with connected(redis_url) as connection:
-        stores, state = Pair(connection), state_of([5, 6], logprobs=True, top_logprobs=2)
-        name = await stores.begin(state)
-        for place, row in enumerate(tops):
-            progress = Progress(state, [5 + place], [row], place, False)
-            assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.OK}
-        glimpse = (await stores.b.glimpse({name: Known(1, 2)}))[name]
-        record = await stores.b.load(name)
-    assert glimpse == Glimpse([6], tops[1:], None)
-    assert record is not None
-    assert record.logprobs == tops
 
 
 async def test_content_and_logprobs_come_back_as_they_were() -> None:
@@ -149,19 +115,6 @@ async def test_content_and_logprobs_come_back_as_they_were() -> None:
     text = encode_logprobs(with_tops)
     assert decode_logprobs(text, 2) == with_tops
     assert decode_logprobs(text[logprobs_width(2) :], 2) == with_tops[1:], "places are multiples of the width"
-
-
-async def test_an_id_is_taken_by_its_content_until_it_is_discarded(redis_url: str) -> None:
-    async with connected(redis_url) as connection:
-        store, request = Pair(connection).a, state_of([]).request
-        assert await store.create(request, "idempotency_key", ANYBODY, owned=True)
-        assert not await store.create(request, "idempotency_key", ANYBODY, owned=True), (
-            "the same: to be attached to"
-        )
-        with pytest.raises(AlreadyExistsError, match=request.request_id):
-            await store.create(request, "another idempotency_key", ANYBODY, owned=True)
-        await store.discard(request.request_id)
-        assert await store.create(request, "another idempotency_key", ANYBODY, owned=True)
 
 
 async def test_only_the_owner_writes_and_who_was_taken_over_from_is_told(redis_url: str) -> None:
@@ -203,21 +156,6 @@ async def test_a_request_that_redis_lost_is_written_again(redis_url: str) -> Non
         assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.FENCED}
 
 
-async def test_a_write_that_was_under_way_for_long_is_refused_after_the_next_adoption(redis_url: str) -> None:
-    """Even if it is by the same gateway, which owned the request, lost it and owns it again."""
-    async with connected(redis_url) as connection:
-        stores, state = Pair(connection), state_of([5])
-        name = await stores.begin(state)
-        for store in (stores.b, stores.a):
-            await stores.a.disown([name])
-            await stores.b.disown([name])
-            assert len(await store.adopt(10, [])) == 1
-        late = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1}, "model")
-        assert late == {name: Written.FENCED}
-        now = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 3}, "model")
-        assert now == {name: Written.OK}
-
-
 async def test_a_wish_to_cancel_reaches_the_owner_and_ends_what_nobody_owns(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5])
@@ -253,26 +191,6 @@ async def test_a_wish_to_cancel_goes_on_to_who_adopts_the_request(redis_url: str
         assert (await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])).cancels == []
 
 
-async def test_what_a_request_began_with_comes_with_its_first_tokens(
-    redis_url: str,
-) -> None:
-    """Whoever adopts it before decides anew; after them it is bound, whatever is decided later."""
-    async with connected(redis_url) as connection:
-        stores, state = Pair(connection), state_of([5])
-        name = await stores.begin(state)
-        await stores.a.disown([name])
-        (record,) = await stores.b.adopt(10, ["another model"])
-        assert (record.drawn_for, record.model) == (None, "")
-        state.drawn_for = True
-        await stores.b.append([Progress(state, [5], [], 0, False)], [], {name: 2}, "another model")
-        state.drawn_for = False
-        await stores.b.append([Progress(state, [5], [], 0, False)], [], {name: 2}, "a third")
-        await stores.b.disown([name])
-        assert await stores.a.adopt(10, ["model"]) == []
-        (record,) = await stores.a.adopt(10, ["another model"])
-        assert (record.drawn_for, record.model) == (True, "another model")
-
-
 async def test_who_left_first_does_not_cancel_for_who_came_later(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([])
@@ -281,17 +199,6 @@ async def test_who_left_first_does_not_cancel_for_who_came_later(redis_url: str)
         await stores.b.listen(name)  # a client at the other gateway, too
         assert not await stores.a.leave(name)
         assert await stores.b.leave(name)
-
-
-async def test_requests_are_seen_and_cancelled_by_their_caller_only(redis_url: str) -> None:
-    async with connected(redis_url) as connection:
-        stores, state = Pair(connection), state_of([], caller="alice")
-        name = await stores.begin(state, ALICE)
-        for stranger in (ANYBODY, Caller("bob")):
-            assert await stores.b.load(name, stranger) is None
-            with pytest.raises(NotFoundError):
-                await stores.b.cancel(name, stranger)
-        assert await stores.b.load(name, ALICE) is not None
 
 
 async def test_quotas_count_over_all_gateways(redis_url: str) -> None:

@@ -1,0 +1,181 @@
+"""Requests and wishes in every store: on a real Redis, in memory, and in a file that the next process reads."""
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gateway.api.callers import ANYBODY, Caller
+from gateway.store.connection import RedisConnection
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.leases import EmbeddedLeases, GatewayReport, LeaseStore
+from gateway.store.records import Glimpse, Known, Record
+from gateway.store.requests import RequestStore, Written
+from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
+from specinfer.scheduling.entries import Progress
+from specinfer.scheduling.request import RequestState
+from specinfer.statuses import FinishReason, LogprobRow
+from tests.integration.stores.test_redis_store import ALICE, finished, rows, state_of
+
+KEY = "idempotency_key"
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The store and the leases of one gateway."""
+
+    store: RequestStore
+    leases: LeaseStore
+    reopened: Callable[[], RequestStore]
+    """The store as another reader finds it: where there is a file, the next process."""
+
+    async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
+        await self.store.create(state.request, KEY, caller, owned=True)
+        return state.request.request_id
+
+    async def append(
+        self, state: RequestState, new: list[int], start: int, adoption: int = 1, model: str = "model"
+    ) -> Written:
+        """Write tokens of a request, the last ones if it is finished."""
+        probabilities = rows(*(-0.5 * token for token in new)) if state.request.logprobs else []
+        progress = Progress(state, new, probabilities, start, state.finish is not None)
+        name = state.request.request_id
+        return (await self.store.append([progress], [], {name: adoption}, model))[name]
+
+    async def record(self, name: str) -> Record:
+        found = await self.reopened().load(name)
+        assert found is not None
+        return found
+
+    async def cancels(self) -> list[str]:
+        """The wishes that come with a renewal."""
+        return list((await self.leases.renew(GatewayReport(self.store.gateway_id), [])).cancels)
+
+
+@pytest.fixture(params=["redis", "memory", "file"])
+async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Alone]:
+    me = secrets.token_hex(4)
+    if request.param == "redis":
+        connection = RedisConnection.open(request.getfixturevalue("redis_url"))
+        found = Alone(
+            RequestStore(connection, me, 60),
+            LeaseStore(connection, me, 60),
+            lambda: RequestStore(connection, "another", 60),
+        )
+        await found.cancels()  # alive from now on
+        yield found
+        await connection.close()
+        return
+    path = tmp_path / "store.jsonl" if request.param == "file" else None
+    opened = [EmbeddedStore(me, 60, path=path)]
+
+    def reopened() -> RequestStore:
+        if path is not None:
+            opened[-1].close()
+            opened.append(EmbeddedStore("next", 60, path=path))
+        return opened[-1]
+
+    yield Alone(opened[0], EmbeddedLeases(opened[0], 60), reopened)
+    opened[-1].close()
+
+
+async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(alone: Alone) -> None:
+    state = state_of([5, 6], logprobs=True)
+    name = await alone.begin(state)
+    await alone.append(state, [5, 6], 0)
+    state.tokens += [7]
+    for _ in range(2):  # the reply to the first attempt was lost
+        await alone.append(state, [7], 2)
+    assert await alone.store.load("another") is None
+    for _ in range(2):
+        assert await alone.append(finished(state), [], 3) is Written.OK
+    assert name not in await alone.store.owned()
+    record = await alone.record(name)
+    assert (record.tokens, record.logprobs) == ([5, 6, 7], rows(-2.5, -3.0, -3.5))
+    assert record.ending is not None
+    assert (record.ending.finish, record.ending.new_tokens) == (FinishReason.LENGTH, 3)
+
+
+async def test_what_is_new_of_a_request_with_tops_begins_at_its_own_width(alone: Alone) -> None:
+    tops = [LogprobRow(-0.5, ((5, -0.5), (7, -1.5))), LogprobRow(-2.5, ((8, -0.25), (6, -2.5)))]
+    state = state_of([5, 6], logprobs=True, top_logprobs=2)
+    name = await alone.begin(state)
+    for place, row in enumerate(tops):
+        progress = Progress(state, [5 + place], [row], place, False)
+        assert await alone.store.append([progress], [], {name: 1}, "model") == {name: Written.OK}
+    reader = alone.reopened()
+    assert (await reader.glimpse({name: Known(1, 2)}))[name] == Glimpse([6], tops[1:], None)
+    record = await reader.load(name)
+    assert record is not None
+    assert record.logprobs == tops
+
+
+async def test_an_id_is_taken_by_its_content_until_it_is_discarded(alone: Alone) -> None:
+    store, request = alone.store, state_of([]).request
+    assert await store.create(request, KEY, ANYBODY, owned=True)
+    assert not await store.create(request, KEY, ANYBODY, owned=True), "the same: to be attached to"
+    with pytest.raises(AlreadyExistsError, match=request.request_id):
+        await store.create(request, "another key", ANYBODY, owned=True)
+    await store.discard(request.request_id)
+    assert await store.create(request, "another key", ANYBODY, owned=True)
+
+
+async def test_a_write_that_was_under_way_for_long_is_refused_after_the_next_adoption(alone: Alone) -> None:
+    """Even if it is by the same gateway, which owned the request, lost it and owns it again."""
+    state = state_of([5])
+    name = await alone.begin(state)
+    for _ in range(2):
+        await alone.store.disown([name])
+        assert len(await alone.store.adopt(10, [])) == 1
+    assert await alone.append(state, [5], 0, adoption=1) is Written.FENCED
+    assert await alone.append(state, [5], 0, adoption=3) is Written.OK
+
+
+async def test_what_a_request_began_with_comes_with_its_first_tokens(alone: Alone) -> None:
+    """Whoever adopts it before decides anew; after them it is bound, whatever is decided later."""
+    state, store = state_of([5]), alone.store
+    name = await alone.begin(state)
+    await store.disown([name])
+    (record,) = await store.adopt(10, ["another model"])
+    assert (record.drawn_for, record.model) == (None, "")
+    for drawn, model in ((True, "another model"), (False, "a third")):
+        state.drawn_for = drawn
+        assert await alone.append(state, [5], 0, adoption=2, model=model) is Written.OK
+    await store.disown([name])
+    assert await store.adopt(10, ["model"]) == []
+    (record,) = await store.adopt(10, ["another model"])
+    assert (record.drawn_for, record.model) == (True, "another model")
+
+
+async def test_a_wish_to_cancel_comes_with_renewals_until_the_request_ends(alone: Alone) -> None:
+    state = state_of([5])
+    name = await alone.begin(state)
+    with pytest.raises(NotFoundError, match="nobody"):
+        await alone.store.cancel("nobody", None)
+    assert await alone.cancels() == []
+    await alone.store.cancel(name, ANYBODY)
+    assert await alone.cancels() == [name]
+    assert await alone.append(state, [5], 0) is Written.CANCEL
+    await alone.append(finished(state), [], 1)
+    assert await alone.cancels() == []
+    with pytest.raises(NotFoundError, match=name):
+        await alone.store.cancel(name, ANYBODY)
+
+
+async def test_requests_are_seen_and_cancelled_by_their_caller_only(alone: Alone) -> None:
+    name = await alone.begin(state_of([], caller="alice"), ALICE)
+    for stranger in (ANYBODY, Caller("bob")):
+        assert await alone.store.load(name, stranger) is None
+        with pytest.raises(NotFoundError):
+            await alone.store.cancel(name, stranger)
+    assert await alone.reopened().load(name, ALICE) is not None
+
+
+async def test_a_store_is_full_of_what_waits(alone: Alone) -> None:
+    alone.store._max_unowned = 1
+    await alone.store.create(state_of([]).request, KEY, ANYBODY, owned=False)
+    with pytest.raises(ExhaustedError, match="queue full: 1 requests wait"):
+        await alone.store.create(state_of([]).request, KEY, ANYBODY, owned=False)
+    assert await alone.store.create(state_of([]).request, KEY, ANYBODY, owned=True)

@@ -1,0 +1,91 @@
+"""Agents that converse with a server until a time, and note what is wrong."""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.soak.checks import joined, problems_of
+from tests.soak.conversations import Body, openings, options, with_results
+
+SILENCE_S = 300.0
+"""Silence after which an answer counts as one without an end."""
+_TURNS = 6
+
+
+@dataclass(slots=True)
+class Report:
+    """Outcome of a soak."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, problem: str, body: Body) -> None:
+        """Note a problem, with what was asked for."""
+        self.problems.append(f"{problem}\n    {json.dumps(body, ensure_ascii=False)}")
+
+
+async def soak(base: str, model: str, agents: int, until: float, seed: int) -> Report:
+    """Let so many agents converse until a time of `time.monotonic`."""
+    report = Report()
+    async with httpx.AsyncClient(base_url=base, timeout=httpx.Timeout(SILENCE_S)) as client:
+        work = [
+            _converse(client, model, until, random.Random(f"{seed} {number}"), report)
+            for number in range(agents)
+        ]
+        await asyncio.gather(*work)
+    return report
+
+
+async def _converse(
+    client: httpx.AsyncClient, model: str, until: float, choices: random.Random, report: Report
+) -> None:
+    while time.monotonic() < until:
+        report.counts["conversations"] += 1
+        turns = openings(choices)
+        for _ in range(choices.randint(1, _TURNS)):
+            body = {"model": model, "messages": turns, **options(choices)}
+            try:
+                answer = await _ask(client, body, choices, report)
+            except httpx.HTTPError as error:
+                report.add(f"{type(error).__name__}: {error}", body)
+                break
+            if answer is None or time.monotonic() > until:
+                break
+            report.counts["answers"] += 1
+            for problem in problems_of(body, answer):
+                report.add(problem, body)
+            if not answer["choices"]:
+                break
+            for choice in answer["choices"]:
+                report.counts[f"ended by {choice.get('finish_reason')}"] += 1
+            turns = with_results(turns, answer["choices"][0]["message"], choices)
+
+
+async def _ask(client: httpx.AsyncClient, body: Body, choices: random.Random, report: Report) -> Body | None:
+    """Return the answer to a call; None if there is none, or the agent hung up."""
+    if not body.get("stream"):
+        reply = await client.post("/v1/chat/completions", json=body)
+        if reply.status_code == httpx.codes.OK:
+            return dict(reply.json())
+        report.add(f"status {reply.status_code}: {reply.text[:300]}", body)
+        return None
+    hangs_up = choices.random() < 0.1
+    async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+        if reply.status_code != httpx.codes.OK:
+            report.add(f"status {reply.status_code}: {(await reply.aread())[:300]!r}", body)
+            return None
+        lines = list[str]()
+        async for line in reply.aiter_lines():
+            lines.append(line)
+            if hangs_up and len(lines) > 6:
+                report.counts["hung up"] += 1
+                return None
+    answer, problems = joined(lines)
+    for problem in problems:
+        report.add(problem, body)
+    return answer
