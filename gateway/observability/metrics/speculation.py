@@ -100,7 +100,7 @@ class SpeculationMetrics:
     def announce(self, names: Sequence[Named]) -> None:
         """Begin counts of the speculators that were reached at 0."""
         for named in names:
-            self.scores.collapse(named, collapsed=False)
+            self.scores.announce(named)
             self._count_speculator(named, SpeculatorCounts())
             self._quarantines.add(0, named.speculator)
             self.service(named.service, dict.fromkeys(OUTCOMES, 0), 0, {})
@@ -141,6 +141,10 @@ class ScoreMetrics:
             _SPECULATOR,
             registry=registry,
         )
+
+    def announce(self, named: Named) -> None:
+        """Begin the gauge of a collapse at 0; one that is shown stays."""
+        self._collapsed.labels(*named)
 
     def collapse(self, named: Named, collapsed: bool) -> None:
         """Show whether a speculator's drafts are accepted no more."""

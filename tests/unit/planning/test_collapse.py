@@ -78,6 +78,8 @@ def test_a_collapse_is_a_metric_and_a_line_for_its_speculator_alone(caplog: pyte
     with caplog.at_level(logging.WARNING):
         steps(300, 0, 2)
         assert shown() == [1, 0]
+        metrics.announce(names)  # a service that was away is back
+        assert shown() == [1, 0]
         steps(300, 2, 2)
     assert shown() == [0, 0]
     first, second = [record.getMessage() for record in caplog.records]
