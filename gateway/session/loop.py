@@ -155,7 +155,7 @@ class SessionLoop:
             if entry.state.finish is not None:
                 continue
             try:
-                await self._iterate(StepPlan(PLAIN, [entry], []))
+                await self._iterate(StepPlan(PLAIN, [entry.without_tree()], []))
             except (FencedError, ServiceChangedError):
                 raise
             except UnavailableError as error:

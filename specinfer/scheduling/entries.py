@@ -40,6 +40,10 @@ class StepEntry:
         """True if speculators should draft for it."""
         return self.final and not self.limits.empty
 
+    def without_tree(self) -> "StepEntry":
+        """Return the same part of a step, without drafts."""
+        return replace(self, limits=TreeLimits(0, 0), reach=0, forced=0)
+
     def following(self) -> "StepEntry":
         """Return the entry of the next step, once the tokens of this one are in the request's state.
 
