@@ -93,7 +93,7 @@ def _contradiction(
     accepted = list(answer.accepted_nodes)
     if accepted and (tree is None or not _is_path(tree, accepted)):
         return f"the verifier accepted nodes {accepted[:16]}, which are no path from the root"
-    held_len = entry.base_len + len(entry.delta) + len(accepted)
+    held_len = entry.context_len + len(accepted)
     if answer.held_len != held_len:
         return f"the verifier holds {answer.held_len} tokens instead of {held_len}"
     if tree is not None and answer.bonus_token_id >= vocab_size:

@@ -17,8 +17,7 @@ from specinfer.errors import ExhaustedError, FaultError, MalformedTreeError, Spe
 from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.step_report import DraftTime, tokens_read
 from specinfer.sampling import draft_seed
-from specinfer.scheduling.entries import StepEntry, VerdictEntry
-from specinfer.scheduling.latest_drafts import LatestDrafts
+from specinfer.scheduling.entries import LatestDrafts, StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, TreeLimits, check_draft

@@ -85,7 +85,7 @@ def learn(step: FinishedStep, planner: StepPlanner, calibration: Calibration) ->
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", _line(step, report))
     for entry in step.entries:
-        after = entry.state.tokens[entry.base_len + len(entry.delta) :]
+        after = entry.state.tokens[entry.context_len :]
         for index, draft in step.drafts.get(entry.request_id, ()):
             calibration.observe(index, draft, after)
         tree, verdict = step.trees.get(entry.request_id), step.verdicts.get(entry.request_id)
@@ -113,7 +113,7 @@ def report_of(step: FinishedStep) -> StepReport | None:
 
 def contexts_of(step: FinishedStep) -> dict[str, int]:
     """Return the tokens of the requests when the step began."""
-    return {entry.request_id: entry.base_len + len(entry.delta) for entry in step.entries}
+    return {entry.request_id: entry.context_len for entry in step.entries}
 
 
 def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:

@@ -178,7 +178,7 @@ class SpeculatorPool:
         taken for dead.
         """
         self._step_times.begins(time.perf_counter())
-        shares = self._replicas.divide(entries)
+        shares = self._replicas.divide(entries) if self.services else {}
         kept = [
             (entry.request_id, service.latest.of(entry))
             for service in self.services

@@ -18,8 +18,7 @@ from specinfer.remote.description import consent_of
 from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
 from specinfer.remote.faults import DraftFaults, DraftStatistics
 from specinfer.sampling import draft_seed
-from specinfer.scheduling.entries import StepEntry
-from specinfer.scheduling.latest_drafts import LatestDrafts
+from specinfer.scheduling.entries import LatestDrafts, StepEntry
 from specinfer.scheduling.target_outputs import TargetOutputs
 from specinfer.statuses import EntryStatus
 from specinfer.tree import TokenTree, most_depth

@@ -40,6 +40,11 @@ class StepEntry:
         """True if speculators should draft for it."""
         return self.final and not self.limits.empty
 
+    @property
+    def context_len(self) -> int:
+        """Tokens of the request when the step began."""
+        return self.base_len + len(self.delta)
+
     def without_tree(self) -> "StepEntry":
         """Return the same part of a step, without drafts."""
         return replace(self, limits=TreeLimits(0, 0), reach=0, forced=0)
@@ -50,10 +55,39 @@ class StepEntry:
         The bonus token is read, and the tree reaches no further than before.
         """
         state = self.state
-        reach = most_depth(0, len(state.tokens), self.base_len + len(self.delta) + self.reach)
+        reach = most_depth(0, len(state.tokens), self.context_len + self.reach)
         limits = replace(self.limits, depth=min(self.limits.depth, reach))
         delta = tuple(state.tokens[state.verifier_len :])
         return replace(self, base_len=state.verifier_len, delta=delta, limits=limits, reach=reach)
+
+
+class LatestDrafts:
+    """Drafts of one group of drafters by request.
+
+    A deferred request has the same context in its next step. The group has read all of it, so there is nothing to send;
+    and drafting again could select by token.
+    """
+
+    def __init__(self) -> None:
+        self._drafts: dict[str, tuple[int, Sequence[tuple[int, TokenTree]]]] = {}
+
+    def note(self, entry: StepEntry, drafts: Sequence[tuple[int, TokenTree]]) -> None:
+        """Keep drafts for the context of an entry; its request may have more tokens by now."""
+        self._drafts[entry.request_id] = entry.context_len, drafts
+
+    def of(self, entry: StepEntry) -> Sequence[tuple[int, TokenTree]]:
+        """Return the drafts for exactly this context; none if a token was added."""
+        length, drafts = self._drafts.get(entry.request_id, (0, ()))
+        return drafts if length == entry.context_len else ()
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop what is known of requests."""
+        for request_id in request_ids:
+            self._drafts.pop(request_id, None)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._drafts.clear()
 
 
 @dataclass(frozen=True, slots=True)

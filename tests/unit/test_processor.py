@@ -4,21 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from specinfer.system import processors
+from specinfer.system import machine
 
 
 @pytest.fixture(autouse=True)
 def fresh_flags() -> Iterator[None]:
-    processors.processor_flags.cache_clear()
+    machine.processor_flags.cache_clear()
     yield
-    processors.processor_flags.cache_clear()
+    machine.processor_flags.cache_clear()
 
 
 def named(monkeypatch: pytest.MonkeyPatch, **fields: str) -> str:
     """Return the name of a processor of these fields."""
     found = {name.replace("_", " "): value for name, value in fields.items()}
-    monkeypatch.setattr(processors, "_field", lambda name: found.get(name, ""))
-    return processors.processor_name()
+    monkeypatch.setattr(machine, "_field", lambda name: found.get(name, ""))
+    return machine.processor_name()
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     keys, store = folder / "keys", folder / "store.jsonl"
     write_keys(keys, [hidden])
     flags = ["--served-model-name", "tiny", "--api-keys", str(keys), "--vllm-metrics", "--store", str(store)]
-    service = server(model, folder, *flags, "--patience-seconds", "0.5")
+    service = server(model, folder, *flags)
     service.start()
     asyncio.run(service.ready())
     yield Served(service, key, store)
