@@ -1,6 +1,7 @@
 """Qwen2.5-Coder 1.5B with its 0.5B, where both were pulled: the same text however it is decoded."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,10 @@ def test_the_real_pair_says_the_same_in_every_mode() -> None:
 
 @pytest.mark.slow
 def test_the_walk_from_a_file_to_an_answer_with_a_draft(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     file = write_model_file(tmp_path / "Tiny.F32.gguf", template=template)
-    walk = runpy.run_path(str(ROOT / "examples/gguf_with_draft.py"))["main"]
-    walk(str(file), "ngram", "abc abc abc")
+    monkeypatch.setattr(sys, "argv", ["", str(file), "ngram", "abc abc abc"])
+    runpy.run_path(str(ROOT / "examples/gguf_with_draft.py"))
     assert capsys.readouterr().out.splitlines()[-1].startswith("128 tokens in ")

@@ -31,7 +31,8 @@ from tests.support.network.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, 
 EXAMPLES = sorted(
     path
     for path in (Path(__file__).resolve().parents[3] / "examples").glob("*.py")
-    if path.stem != "skeleton"  # longer: test_skeleton.py runs it
+    if path.stem
+    not in ("skeleton", "gguf_with_draft")  # run by test_skeleton.py and tests/e2e/test_real_pair.py
 )
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)
 
