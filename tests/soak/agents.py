@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from tests.soak.doors import CHAT, ITEMS, Door, chosen_options
 SILENCE_S = 300.0
 """Silence after which an answer counts as one without an end."""
 _TURNS = 6
+_SHOWN = 4000
+"""Characters of a problem that are printed."""
 
 
 @dataclass(slots=True)
@@ -25,9 +28,11 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
-    def add(self, problem: str, body: Body) -> None:
-        """Note a problem, with what was asked for."""
-        self.problems.append(f"{problem}\n    {json.dumps(body, ensure_ascii=False)}")
+    def add(self, problem: str, body: Body | None = None) -> None:
+        """Note a problem, with what was asked for, and print it at once."""
+        asked = "" if body is None else f"\n    {json.dumps(body, ensure_ascii=False)}"
+        self.problems.append(problem + asked)
+        print(self.problems[-1][:_SHOWN], file=sys.stderr, flush=True)
 
 
 async def soak(base: str, model: str, agents: int, until: float, seed: int) -> Report:
