@@ -85,7 +85,7 @@ def check_weights_folder(model: str, directory: Path) -> Path:
         SettingError: if it has not, or if they are in a GGUF file that is gone.
     """
     try:
-        read = json.loads((directory / "config.json").read_text())
+        read = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError as error:
         raise SettingError("model", model, f"no config.json in {directory}") from error
     except (OSError, ValueError) as error:

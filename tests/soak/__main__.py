@@ -16,7 +16,7 @@ import httpx
 from specinfer.cli.local.processes import free_ports
 from tests.soak.agents import Report, soak
 
-_START_S = 300.0
+_START_S = 1800.0
 _END_S = 120.0
 _BAD_LEVELS = ("ERROR", "CRITICAL")
 
