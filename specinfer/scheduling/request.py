@@ -136,8 +136,10 @@ class RequestState:
     """True if the same request may succeed later, if it ended with an error."""
     invalid: bool = False
     """True if it ended with an error of its caller's."""
-    put_off_since: float | None = None
-    """Time since which the verifier puts it off in every step; None if it does not."""
+    put_off_at: float | None = None
+    """Time at which the verifier last put it off; None if it did not in the last step."""
+    put_off_s: float = 0.0
+    """Seconds for which it has done so in every step."""
     cancelled: bool = False
     preemptions: int = 0
     """Number of times that it had to give its cache to others."""

@@ -149,6 +149,16 @@ def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
     assert state.finish is FinishReason.ERROR
 
 
+def test_a_process_that_was_stopped_has_put_nothing_off() -> None:
+    """A machine that sleeps, or a verifier that is lost for minutes: the next step is tried."""
+    s = scheduler()
+    state = s.submit(request("a"), 0.0)
+    full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
+    for now in (0.0, 1000.0, 1001.0, 2000.0):
+        assert s.commit(s.plan(now), {}, {"a": full}, now) == []
+    assert state.finish is None
+
+
 def test_admission_by_priority_then_arrival() -> None:
     s = Scheduler(SchedulerLimits(max_batch=1, kv_capacity_tokens=400), NodeBudget(4, 64))
     for name, priority in (("low", -1), ("a", 0), ("high", 3), ("b", 0)):
