@@ -14,7 +14,7 @@ from tests.soak.checks import problems_of
 from tests.soak.conversations import Body, openings
 from tests.soak.doors import CHAT, ITEMS, Door, chosen_options
 
-SILENCE_S = 300.0
+SILENCE_S = 900.0
 """Silence after which an answer counts as one without an end."""
 _TURNS = 6
 _SHOWN = 4000
