@@ -206,7 +206,7 @@ class ModelRunner:
     def _reserve(self, segments: Sequence[Segment]) -> None:
         try:
             for segment in segments:
-                self.cache.reserve(segment.sequence, len(segment.delta) + len(segment.nodes))
+                self.cache.reserve(segment.sequence, len(segment.delta), len(segment.nodes))
         except ExhaustedError:
             for segment in segments:
                 self.cache.trim(segment.sequence)

@@ -34,6 +34,8 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, S
 
 CACHE_TOKENS = 32768
 """Default number of context tokens that a cache holds."""
+_STATES_OF_DELTA = 2
+"""States that a pass writes for a context: behind its last whole block, and behind its last token."""
 
 
 class KVStorage(Protocol):
@@ -57,7 +59,7 @@ class PagedKVCache:
         states: RecurrentStates[Any] | None = None,
     ) -> None:
         self.num_blocks, self._storage, self.window = num_blocks, storage, window
-        self._states = states
+        self.states = states
         """States of recurrent layers; None: the model has no such layers."""
         # in the order in which they will be handed out
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -91,13 +93,15 @@ class PagedKVCache:
         self._sequences.append(sequence)
         return sequence
 
-    def reserve(self, sequence: KVSequence, extra: int) -> None:
-        """Reserve space for `extra` tokens after everything the sequence holds.
+    def reserve(self, sequence: KVSequence, delta: int, nodes: int = 0) -> None:
+        """Reserve space for context tokens and nodes after everything the sequence holds.
 
         Raises:
-            ExhaustedError: if there are too few free blocks; the sequence is unchanged.
+            ExhaustedError: if there is too little; the sequence is unchanged.
         """
-        missing = blocks_for(sequence.cached + sequence.nodes + extra) - len(sequence.blocks)
+        if self.states is not None:
+            self.states.claim(sequence, nodes + _STATES_OF_DELTA)
+        missing = blocks_for(sequence.cached + sequence.nodes + delta + nodes) - len(sequence.blocks)
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
         for _ in range(missing):
@@ -134,8 +138,8 @@ class PagedKVCache:
             if block is None:
                 break
             found.append(block)
-        if self._states is not None:
-            while found and _last_slot(found[-1]) not in self._states:
+        if self.states is not None:
+            while found and _last_slot(found[-1]) not in self.states:
                 found.pop()
         return found
 
@@ -176,8 +180,8 @@ class PagedKVCache:
         slots = sequence.slots(base, end)
         source, target = [slots[node] for _, node in moved], [slots[i] for i, _ in moved]
         self._storage.move(source, target)
-        if self._states is not None:
-            self._states.move(source, target)
+        if self.states is not None:
+            self.states.move(source, target)
 
     def slide(self, sequence: KVSequence, ahead: int) -> int:
         """Drop blocks behind the sinks while more than the window is held; return the tokens dropped.
@@ -206,10 +210,10 @@ class PagedKVCache:
             return
         sequence.released = True
         self._sequences.remove(sequence)
-        if self._states is not None and sequence.blocks:
+        if self.states is not None and sequence.blocks:
             held = sequence.slots(0, sequence.cached + sequence.nodes)
             cached = sequence.cached
-            self._states.extend(held[cached - 1] if cached else None, held[cached:], None)
+            self.states.extend(sequence, held[cached - 1] if cached else None, held[cached:], None)
         self._drop(sequence, 0)
 
     def trim(self, sequence: KVSequence) -> None:
@@ -223,8 +227,8 @@ class PagedKVCache:
         known = self._hash_of.pop(block, None)
         if known is not None:
             del self._filed[known]
-        if self._states is not None:
-            self._states.forget(range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS))
+        if self.states is not None:
+            self.states.forget(range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS))
         self._uses[block] = 1
         return block
 
@@ -241,12 +245,12 @@ class PagedKVCache:
 
     def _extend(self, sequence: KVSequence, tokens: Seq[int], scored: int = 0) -> None:
         """Add committed tokens, of so many scored nodes; file the blocks that they complete."""
-        if self._states is not None and (tokens or scored):
+        if self.states is not None and (tokens or scored):
             first = max(sequence.cached - 1, 0)
             held = sequence.slots(first, sequence.cached + max(len(tokens), scored))
             before = held.pop(0) if sequence.cached else None
             last = held[len(tokens) - 1] if tokens else before
-            self._states.extend(before, held, last)
+            self.states.extend(sequence, before, held, last)
         sequence.tokens.extend(tokens)
         if self.window is not None:
             return

@@ -8,7 +8,8 @@ while there is room, behind the last tokens of blocks, from which other requests
 from collections import Counter, OrderedDict
 from typing import Generic, TypeVar
 
-from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
+from specinfer.errors import ExhaustedError
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 
 _SNAPSHOTS = 32
 """Number of states behind blocks that no request needs to go on."""
@@ -24,6 +25,10 @@ class RecurrentStates(Generic[State]):
         """Number of contexts that end at a slot."""
         self._snapshots: OrderedDict[int, None] = OrderedDict()
         """Slots of states that no context needs, the one unused for longest first."""
+        self._claims: dict[KVSequence, int] = {}
+        """Number of states that a sequence may write in its next pass."""
+        self.limit: int | None = None
+        """Number of states that memory holds; None until their size is known."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -43,12 +48,35 @@ class RecurrentStates(Generic[State]):
         """Number of states without those that may be dropped."""
         return len(self._states) - len(self._snapshots)
 
-    def extend(self, before: int | None, written: Slots, last: int | None) -> None:
+    def claim(self, sequence: KVSequence, states: int) -> None:
+        """Claim room for the states of a sequence's next pass, until its context is extended.
+
+        A sequence that is alone is never refused: it could wait for nobody.
+
+        Raises:
+            ExhaustedError: if there is too little; claims are unchanged.
+        """
+        if self.limit is None:
+            return
+        others = sum(self._claims.values()) - self._claims.get(sequence, 0)
+        free = self.limit - self.needed - others
+        if states > free and (others or self.needed > 1):
+            raise ExhaustedError(
+                f"memory of recurrent layers full: {states} states needed, {max(free, 0)} free"
+            )
+        self._claims[sequence] = states
+        self.shrink(max(free - states, 0))
+
+    def extend(self, sequence: KVSequence, before: int | None, written: Slots, last: int | None) -> None:
         """Note that a context ends at slot `last` now, not at `before` any more; None: it is empty, or gone.
 
         Args:
+            sequence: whose context it is.
+            before: slot of its last token up to now.
             written: slots of its other tokens and of nodes since then.
+            last: slot of its last token from now on.
         """
+        self._claims.pop(sequence, None)
         if last is not None:
             self._users[last] += 1
             self._snapshots.pop(last, None)

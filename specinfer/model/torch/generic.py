@@ -63,7 +63,6 @@ class GenericExecutor:
 
         Raises:
             IncompatibleError: if a position is beyond those that the model is right for.
-            ExhaustedError: if states of recurrent layers have no room.
         """
         if batch.positions and max(batch.positions) >= self._most:
             raise IncompatibleError(

@@ -6,15 +6,17 @@ behind its parent, and chains of one level and length are one call of the layer.
 the cache interface of `transformers`, so any that does is run as it is.
 """
 
+import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
-from specinfer.errors import ExhaustedError, IncompatibleError
+from specinfer.errors import IncompatibleError
 from specinfer.model.batch import AttentionRows, Batch
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS
@@ -39,19 +41,23 @@ class Chain(NamedTuple):
     """Slot of the last one."""
 
 
-def levels_of(batch: Batch) -> list[list[Chain]]:
-    """Return the chains of a pass; those of a level begin with states of earlier levels or passes only."""
+def levels_of(batch: Batch, stepwise: bool = False) -> list[list[Chain]]:
+    """Return the chains of a pass; those of a level begin with states of earlier levels or passes only.
+
+    Args:
+        stepwise: each chain has one token.
+    """
     levels: defaultdict[int, list[Chain]] = defaultdict(list)
     for part in batch.rows:
         known: dict[int, int] = {}
-        for chain in _chains(part):
+        for chain in _chains(part, stepwise):
             level = known.get(chain.parent, -1) + 1 if chain.parent is not None else 0
             known[chain.end] = level
             levels[level].append(chain)
     return [levels[level] for level in sorted(levels)]
 
 
-def _chains(part: AttentionRows) -> Iterator[Chain]:
+def _chains(part: AttentionRows, stepwise: bool) -> Iterator[Chain]:
     """Yield one request's chains: its context in up to two, cut behind its last whole block, then node by node."""
 
     def slot(position: int) -> int:
@@ -60,8 +66,9 @@ def _chains(part: AttentionRows) -> Iterator[Chain]:
     delta = sum(not path for path in part.extra)
     if delta:
         first, last = part.visible[0] - 1, part.visible[delta - 1]
-        cut = (last - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-        for start, stop in ((first, cut), (max(first, cut), last)) if cut > first else ((first, last),):
+        cut = max((last - 1) // BLOCK_TOKENS * BLOCK_TOKENS, first)
+        cuts = range(first, last + 1) if stepwise else sorted({first, cut, last})
+        for start, stop in pairwise(cuts):
             rows = range(part.start + start - first, part.start + stop - first)
             yield Chain(rows, slot(start - 1) if start else None, slot(stop - 1))
     for offset in range(delta, part.stop - part.start):
@@ -111,10 +118,11 @@ class RecurrentLayers:
             (layer, name) for layer in model.modules() if (name := _cache_name(layer)) is not None
         ]
         self.states: RecurrentStates[TokenState] = RecurrentStates()
-        self._token_bytes = 0
-        """Bytes of a token's state; 0 before the first pass."""
         self._most_bytes = int(_MEMORY_PART * available_memory()) if self._layers else 0
         self._levels: list[list[Chain]] = []
+        hidden = model.config.get_text_config().hidden_size
+        kinds = {type(layer): (layer, name) for layer, name in self._layers}
+        self._stepwise = not all(_goes_on(layer, name, hidden) for layer, name in kinds.values())
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -126,16 +134,11 @@ class RecurrentLayers:
 
     @contextmanager
     def over(self, batch: Batch) -> Iterator[None]:
-        """Let the layers run this pass, as long as the context is entered.
-
-        Raises:
-            ExhaustedError: if its states have no room.
-        """
+        """Let the layers run this pass, as long as the context is entered."""
         if not self._layers:
             yield
             return
-        self._levels = levels_of(batch)
-        self._make_room(sum(map(len, self._levels)))
+        self._levels = levels_of(batch, self._stepwise)
         try:
             for number, (layer, name) in enumerate(self._layers):
                 layer.forward = self._replaced(number, layer.forward, name)
@@ -143,7 +146,8 @@ class RecurrentLayers:
         finally:
             for layer, _ in self._layers:
                 layer.__dict__.pop("forward", None)
-        self._token_bytes = self._token_bytes or self._measured()
+        if self.states.limit is None:
+            self.states.limit = self._fit()
 
     def _replaced(self, number: int, forward: Any, name: str) -> Any:
         def run(hidden_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
@@ -154,7 +158,11 @@ class RecurrentLayers:
                     rows = torch.tensor([list(chain.rows) for chain in chains], device=hidden_states.device)
                     inputs = hidden_states[0, rows.flatten()].unflatten(0, rows.shape)
                     found = forward(hidden_states=inputs, attention_mask=None, **{name: cache})
-                    out = hidden_states.new_empty(hidden_states.shape[1], found.shape[-1]) if out is None else out
+                    out = (
+                        hidden_states.new_empty(hidden_states.shape[1], found.shape[-1])
+                        if out is None
+                        else out
+                    )
                     out[rows.flatten()] = found.flatten(0, 1)
                     self._end(number, chains, cache)
             assert out is not None, "a pass has tokens"
@@ -177,21 +185,10 @@ class RecurrentLayers:
                 self.states[chain.end] = {}
             self.states[chain.end][number] = tensors
 
-    def _make_room(self, more: int) -> None:
-        if not self._token_bytes:
-            return
-        fit = self._most_bytes // self._token_bytes
-        self.states.shrink(max(fit - self.states.needed - more, 0))
-        if self.states.needed + more > fit:
-            raise ExhaustedError(
-                f"memory of recurrent layers full: {more} states of {self._token_bytes / 1e6:.1f} MB needed, "
-                f"{max(fit - self.states.needed, 0)} of {fit} free"
-            )
-
-    def _measured(self) -> int:
-        """Return the bytes of a state that the last pass wrote."""
-        tensors = self.states[self._levels[0][0].end].values()
-        return sum(tensor.nbytes for layer in tensors for tensor in layer.values())
+    def _fit(self) -> int:
+        """Return the number of states that memory holds, by one that the last pass wrote."""
+        state = self.states[self._levels[0][0].end]
+        return self._most_bytes // sum(tensor.nbytes for layer in state.values() for tensor in layer.values())
 
 
 def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:
@@ -212,3 +209,14 @@ def _cache_name(layer: torch.nn.Module) -> str | None:
     if "hidden_states" not in parameters:
         raise IncompatibleError(f"{type(layer).__name__}: takes no hidden_states")
     return next((name for name in _CACHE_NAMES if name in parameters), None)
+
+
+@torch.inference_mode()
+def _goes_on(layer: torch.nn.Module, name: str, hidden: int) -> bool:
+    """Return whether a layer goes on from a state with several tokens at once: some take their first state for zero."""
+    layer = copy.deepcopy(layer).to(device="cpu", dtype=torch.float32)
+    inputs = torch.randn(1, 6, hidden, generator=torch.Generator().manual_seed(0))
+    whole = layer(hidden_states=inputs, **{name: _LayerCache({})})
+    cache = _LayerCache({})
+    parts = [layer(hidden_states=part, **{name: cache}) for part in inputs.split(3, 1)]
+    return torch.allclose(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-3 * float(whole.std()))

@@ -185,7 +185,10 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "jetmoe": ("jetmoe", _EXPERTS | {"kv_channels": 8, "num_key_value_heads": 2}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
-    "lfm2_moe": ("lfm2_moe", _EXPERTS | {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        _EXPERTS | {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    ),
     "llama4_text": (
         "llama4_text",
         _HEAD
@@ -229,7 +232,10 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("olmo", {}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", _SLIDING),
-    "olmo_hybrid": ("olmo_hybrid", {k: v for k, v in _DELTA.items() if k != "shared_expert_intermediate_size"}),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        {k: v for k, v in _DELTA.items() if k != "shared_expert_intermediate_size"},
+    ),
     "olmoe": ("olmoe", _EXPERTS),
     "persimmon": ("persimmon", {}),
     "phi": ("phi", {}),
