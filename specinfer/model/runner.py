@@ -15,7 +15,7 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
-from specinfer.model.executor import Executor, TorchExecutor
+from specinfer.model.executor import Executor, RecurrentExecutor, TorchExecutor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
 from specinfer.model.loading import build_model, wrap_model
 from specinfer.model.options import RunnerOptions
@@ -45,7 +45,8 @@ class ModelRunner:
         """Formats in which the weights are held."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
-        self.cache = PagedKVCache(num_blocks, self.features, window)
+        states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
+        self.cache = PagedKVCache(num_blocks, self.features, window, states)
         self._told_of_reference = False
 
     @classmethod
@@ -205,7 +206,7 @@ class ModelRunner:
     def _reserve(self, segments: Sequence[Segment]) -> None:
         try:
             for segment in segments:
-                self.cache.reserve(segment.sequence, len(segment.delta) + len(segment.nodes))
+                self.cache.reserve(segment.sequence, len(segment.delta), len(segment.nodes))
         except ExhaustedError:
             for segment in segments:
                 self.cache.trim(segment.sequence)

@@ -28,8 +28,6 @@ class KVSequence:
         self.shift = 0
         """Rotary position of a token minus its position in the cache."""
         self.released = False
-        self.tentative = False
-        """True for a fork, whose context may never come: its blocks are not filed for others."""
 
     @property
     def length(self) -> int:
