@@ -156,7 +156,7 @@ class RecurrentLayers:
                 for chains in _alike(level):
                     cache = self._begin(number, chains)
                     rows = torch.tensor([list(chain.rows) for chain in chains], device=hidden_states.device)
-                    inputs = hidden_states[0, rows.flatten()].unflatten(0, rows.shape)
+                    inputs = hidden_states[0, rows.flatten()].view(*rows.shape, -1)
                     found = forward(hidden_states=inputs, attention_mask=None, **{name: cache})
                     out = (
                         hidden_states.new_empty(hidden_states.shape[1], found.shape[-1])
@@ -218,5 +218,5 @@ def _goes_on(layer: torch.nn.Module, name: str, hidden: int) -> bool:
     inputs = torch.randn(1, 6, hidden, generator=torch.Generator().manual_seed(0))
     whole = layer(hidden_states=inputs, **{name: _LayerCache({})})
     cache = _LayerCache({})
-    parts = [layer(hidden_states=part, **{name: cache}) for part in inputs.split(3, 1)]
+    parts = [layer(hidden_states=part, **{name: cache}) for part in (inputs[:, :3], inputs[:, 3:])]
     return torch.allclose(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-3 * float(whole.std()))
