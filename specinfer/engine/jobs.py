@@ -59,4 +59,5 @@ def verdict_of(outcome: VerifyOutcome, features: FeatureSpan | None = None) -> V
         span.data,
         tuple(token for ids in outcome.top_k for token in ids),
         outcome.finished,
+        outcome.cached_tokens,
     )

@@ -71,6 +71,8 @@ class VerifyOutcome:
     features: FeatureSpan = NO_FEATURES
     finished: bool = False
     """True if the bonus token completes the constrained text."""
+    cached_tokens: int = 0
+    """Tokens of the delta that were found in the cache instead of computed."""
 
 
 MOST_TOP_K = 256
