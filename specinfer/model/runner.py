@@ -86,9 +86,9 @@ class ModelRunner:
         """Chooser of tokens where logits lie, if they do not lie on the host."""
         return self._executor if isinstance(self._executor, Chooser) else None
 
-    def open(self) -> KVSequence:
-        """Return a new, empty sequence."""
-        return self.cache.open()
+    def open(self, scope: str = "") -> KVSequence:
+        """Return a new, empty sequence, which shares blocks with those of the same scope."""
+        return self.cache.open(scope)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:

@@ -206,7 +206,7 @@ class VerifierEngine:
             if len(self._held) >= self.limits.max_requests:
                 raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
             adjustment = adjustment_of(job, self.runner.config.vocab_size, opened)
-            held = self._held[job.request_id] = _Held(self.runner.open(), 0.0, adjustment)
+            held = self._held[job.request_id] = _Held(self.runner.open(job.cache_scope), 0.0, adjustment)
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         held.last_used = self._clock()
         nodes, parents = _tentative(job.tree)

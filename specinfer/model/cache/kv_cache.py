@@ -64,8 +64,8 @@ class PagedKVCache:
         # in the order in which they will be handed out
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._uses = [0] * num_blocks
-        self._filed: dict[int, int] = {}  # hash of a full block -> block
-        self._hash_of: dict[int, int] = {}  # and back
+        self._filed: dict[bytes, int] = {}  # hash of a full block -> block
+        self._hash_of: dict[int, bytes] = {}  # and back
         self._sequences: list[KVSequence] = []
         self.queried_tokens = 0
         """Context tokens, in whole blocks, that were looked up since the start."""
@@ -87,9 +87,9 @@ class PagedKVCache:
         """Tokens that still fit into free blocks."""
         return len(self._free) * BLOCK_TOKENS
 
-    def open(self) -> KVSequence:
-        """Return a new, empty sequence."""
-        sequence = KVSequence()
+    def open(self, scope: str = "") -> KVSequence:
+        """Return a new, empty sequence, which shares blocks with those of the same scope."""
+        sequence = KVSequence(scope)
         self._sequences.append(sequence)
         return sequence
 
@@ -119,7 +119,7 @@ class PagedKVCache:
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
         self.queried_tokens += len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
-        found = self._find(sequence.chain, tokens)
+        found = self._find(sequence, tokens)
         for block in found:
             self._free.pop(block, None)
             self._uses[block] += 1
@@ -128,13 +128,13 @@ class PagedKVCache:
         self.shared_tokens += sequence.length - start
         return sequence.length - start
 
-    def _find(self, chain: Seq[int], tokens: Seq[int]) -> list[int]:
-        """Return the filed blocks of these tokens, as far as a request can go on behind the last of them."""
+    def _find(self, sequence: KVSequence, tokens: Seq[int]) -> list[int]:
+        """Return the filed blocks of further tokens, up to the last one after which a request can go on."""
         found: list[int] = []
-        chain = list(chain)
+        known = _last_hash(sequence)
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            chain.append(_chain(chain, tokens[at : at + BLOCK_TOKENS]))
-            block = self._filed.get(chain[-1])
+            known = _block_hash(known, tokens[at : at + BLOCK_TOKENS])
+            block = self._filed.get(known)
             if block is None:
                 break
             found.append(block)
@@ -257,7 +257,7 @@ class PagedKVCache:
         while (len(sequence.chain) + 1) * BLOCK_TOKENS <= sequence.length:
             index = len(sequence.chain)
             part = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
-            sequence.chain.append(_chain(sequence.chain, part))
+            sequence.chain.append(_block_hash(_last_hash(sequence), part))
             block = sequence.blocks[index]
             if sequence.chain[-1] not in self._filed and block not in self._hash_of:
                 self._filed[sequence.chain[-1]] = block
@@ -278,9 +278,15 @@ def _last_slot(block: int) -> int:
     return (block + 1) * BLOCK_TOKENS - 1
 
 
-def _chain(before: Seq[int], tokens: Seq[int]) -> int:
-    """Return a 128-bit hash of a block's tokens and of all blocks before it, so that no two ever agree."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update((before[-1] if before else 0).to_bytes(16, "little"))
+def _last_hash(sequence: KVSequence) -> bytes:
+    """Return the hash of a sequence's last full block; before the first one, its scope."""
+    if sequence.chain:
+        return sequence.chain[-1]
+    return hashlib.blake2b(sequence.scope.encode(), digest_size=16, person=b"scope").digest()
+
+
+def _block_hash(before: bytes, tokens: Seq[int]) -> bytes:
+    """Return a 128-bit hash of a block's tokens, of all blocks before it and of the scope."""
+    digest = hashlib.blake2b(before, digest_size=16)
     digest.update(np.asarray(tokens, np.int32).tobytes())
-    return int.from_bytes(digest.digest(), "little")
+    return digest.digest()

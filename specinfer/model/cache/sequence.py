@@ -13,7 +13,9 @@ Slots = Sequence[int]
 class KVSequence:
     """Contents of the cache for one request. Only `PagedKVCache` changes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: str = "") -> None:
+        self.scope = scope
+        """Blocks are shared with sequences of the same scope only."""
         self.tokens: list[int] = []
         """Committed context."""
         self.blocks: list[int] = []
@@ -21,7 +23,7 @@ class KVSequence:
         self.node_parents: list[int] = []
         """Parent of each tentative node; -1 for the last context token."""
         self.node_depths: list[int] = []
-        self.chain: list[int] = []
+        self.chain: list[bytes] = []
         """Hash of every full block of context, each covering those before it."""
         self.evicted = 0
         """Context tokens dropped behind the sinks."""
