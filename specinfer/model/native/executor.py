@@ -67,10 +67,11 @@ class NativeExecutor:
         dtype: torch.dtype,
         num_blocks: int,
         store: LayerStore | None = None,
+        kv_type: str = "auto",
     ) -> None:
         """Pack the model; `store` holds the layers' matrices, if not in memory."""
         self.config, self.dtype = config, dtype
-        self._model = NativeModel(config, dtype)
+        self._model = NativeModel(config, dtype, kv_type)
         self._library, self._address = self._model.library, self._model.address
         self._streamed = None if store is None else StreamedMatrices(self._library, self._address, store)
         self._embedding = self._pack(weights)
@@ -123,8 +124,8 @@ class NativeExecutor:
         pair = [np.array(slots, np.int32) for slots in (source, target)]
         self._library.si_move(
             self._address,
-            self._memory.keys.data_ptr(),
-            self._memory.values.data_ptr(),
+            self._memory.keys.ctypes.data,
+            self._memory.values.ctypes.data,
             self._memory.blocks,
             len(source),
             *(slots.ctypes.data for slots in pair),
@@ -136,7 +137,7 @@ class NativeExecutor:
         cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(
             self._address,
-            self._memory.keys.data_ptr(),
+            self._memory.keys.ctypes.data,
             self._memory.blocks,
             len(here),
             here.ctypes.data,

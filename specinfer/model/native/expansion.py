@@ -24,13 +24,18 @@ _AGREEMENT = (ctypes.c_double * PLACES)(*AGREEMENT)
 class CacheMemory:
     """Keys and values of an executor."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: NDArray[np.uint8]
+    values: NDArray[np.uint8]
     blocks: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
 
     def put(self, call: Pass | Growth) -> None:
         """Enter the memory into a call."""
-        call.keys, call.values = self.keys.data_ptr(), self.values.data_ptr()
+        call.keys, call.values = self.keys.ctypes.data, self.values.ctypes.data
         call.cache_blocks = self.blocks
 
 
