@@ -39,6 +39,7 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
         executor=settings.executor,
         kv_tokens=settings.kv_tokens,
         weights=settings.weights,
+        kv_type=settings.kv_type,
         kv_window=settings.kv_window,
         offload=settings.offload,
         offload_directory=settings.offload_directory,

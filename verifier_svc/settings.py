@@ -7,6 +7,7 @@ from specinfer.drafters.draft import DRAFT_HELP, NO_DRAFT
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.backends import executors_help
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.cache.kv_types import AUTO_KV, KV_TYPE_HELP
 from specinfer.model.formats.registry import AUTO, weights_help
 from specinfer.service.settings import ServiceSettings
 from specinfer.system.threads import THREADS_HELP
@@ -65,6 +66,7 @@ class VerifierSettings(ServiceSettings):
     kv_tokens: int = Field(
         CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
     )
+    kv_type: str = Field(AUTO_KV, description=f"{KV_TYPE_HELP}.")
     kv_window: int = Field(
         0,
         ge=0,

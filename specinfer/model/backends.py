@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
+from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.executor import Executor, TorchExecutor
 from specinfer.model.formats.base import Format
 from specinfer.model.formats.held import name_of
@@ -22,10 +23,6 @@ from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
 
 log = logging.getLogger(__name__)
-AUTO_KV = "auto"
-"""Keys and values in the numeric type of the model."""
-KV_TYPES = (AUTO_KV, "bf16", "q8_0")
-"""Storages of keys and values; q8_0: bytes with one scale per token and head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import SettingError
-from specinfer.model.backends import AUTO_KV, BACKENDS, EXECUTORS, KV_TYPES, candidates
+from specinfer.model.backends import BACKENDS, EXECUTORS, candidates
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.cache.kv_types import AUTO_KV, KV_TYPES
 from specinfer.model.formats.base import NumberFormat
 from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import OFFLOADS

@@ -76,6 +76,11 @@ class ModelRunner:
         return executor.memory if isinstance(executor, ParallelExecutor) else []
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values in this process; 0 if the executor does not report them."""
+        return int(getattr(self._executor, "cache_bytes", 0))
+
+    @property
     def executor_name(self) -> str:
         """Name of its executor: one of `BACKENDS`."""
         return self._executor.name

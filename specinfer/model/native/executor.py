@@ -89,6 +89,11 @@ class NativeExecutor:
                 report(layer + 1, self.config.layers + 1)
             return packer.pack_ends()
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return self._memory.bytes
+
     def run(self, batch: Batch) -> torch.Tensor:
         """Return the float32 logits [R, V] of one pass; write its keys and values into the cache."""
         logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
