@@ -24,11 +24,12 @@ exactly the blocks its tokens need.
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from specinfer.errors import ExhaustedError, InvalidInputError
+from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, blocks_for
 
 CACHE_TOKENS = 32768
@@ -43,6 +44,25 @@ class KVStorage(Protocol):
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turn the keys of slots by `delta` rotary positions."""
+
+
+@runtime_checkable
+class BlockStorage(Protocol):
+    """Memory of keys and values whose blocks can be copied out and in."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's keys and values, of all layers."""
+
+    @property
+    def block_layout(self) -> str:
+        """Name that changes with everything that decides the meaning of the bytes, apart from the model."""
+
+    def read_block(self, block: int) -> bytes:
+        """Return the bytes of a block."""
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a block with bytes that were read before."""
 
 
 class PagedKVCache:
@@ -60,6 +80,9 @@ class PagedKVCache:
         """Context tokens, in whole blocks, that were looked up since the start."""
         self.shared_tokens = 0
         """Context tokens that were found instead of computed, since the start."""
+        self.restored_tokens = 0
+        """Those of them that were read from the directory of prefixes."""
+        self._prefixes: tuple[PrefixDirectory, BlockStorage] | None = None
 
     @property
     def block_tokens(self) -> int:
@@ -76,9 +99,39 @@ class PagedKVCache:
         """Tokens that still fit into free blocks."""
         return len(self._free) * BLOCK_TOKENS
 
-    def open(self) -> KVSequence:
-        """Return a new, empty sequence."""
+    def keep_prefixes(self, directory: PrefixDirectory, storage: BlockStorage) -> None:
+        """Keep blocks in a directory when their memory is handed out, and look for them there."""
+        self._prefixes = directory, storage
+
+    def save_prefixes(self) -> None:
+        """Write all full blocks that are not in the directory of prefixes yet."""
+        for key, block in self._filed.items():
+            self._save(key, block)
+
+    def _save(self, key: int, block: int) -> None:
+        if self._prefixes is not None and key not in self._prefixes[0]:
+            directory, storage = self._prefixes
+            directory.write(key, storage.read_block(block))
+
+    def _restore(self, key: int) -> int | None:
+        """Return a free block filled from the directory of prefixes; None if there is none, or no such file."""
+        if self._prefixes is None or not self._free:
+            return None
+        directory, storage = self._prefixes
+        data = directory.read(key, storage.block_bytes)
+        if data is None:
+            return None
+        block = self._take_free()
+        self._give_back(block)
+        storage.write_block(block, data)
+        self._filed[key], self._hash_of[block] = block, key
+        self.restored_tokens += BLOCK_TOKENS
+        return block
+
+    def open(self, scope: str = "") -> KVSequence:
+        """Return a new, empty sequence, which shares blocks with those of the same scope."""
         sequence = KVSequence()
+        sequence.scope = _scope(scope)
         self._sequences.append(sequence)
         return sequence
 
@@ -94,7 +147,7 @@ class PagedKVCache:
         if rest and not self._free:
             raise ExhaustedError("KV cache full: no block for a fork")
         fork = self.open()
-        fork.tentative = True
+        fork.tentative, fork.scope = True, sequence.scope
         for block in sequence.blocks[:whole]:
             self._uses[block] += 1
             fork.blocks.append(block)
@@ -132,7 +185,10 @@ class PagedKVCache:
         self.queried_tokens += len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             part = tokens[at : at + BLOCK_TOKENS]
-            block = self._filed.get(_chain(sequence.chain, part))
+            key = _chain(sequence, part)
+            block = self._filed.get(key)
+            if block is None:
+                block = self._restore(key)
             if block is None:
                 break
             self._free.pop(block, None)
@@ -217,6 +273,7 @@ class PagedKVCache:
         block, _ = self._free.popitem(last=False)
         known = self._hash_of.pop(block, None)
         if known is not None:
+            self._save(known, block)
             del self._filed[known]
         self._uses[block] = 1
         return block
@@ -242,7 +299,7 @@ class PagedKVCache:
         while (len(sequence.chain) + 1) * BLOCK_TOKENS <= sequence.length:
             index = len(sequence.chain)
             part = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
-            sequence.chain.append(_chain(sequence.chain, part))
+            sequence.chain.append(_chain(sequence, part))
             block = sequence.blocks[index]
             if sequence.chain[-1] not in self._filed and block not in self._hash_of:
                 self._filed[sequence.chain[-1]] = block
@@ -259,9 +316,15 @@ class PagedKVCache:
         assert self._filed == {known: block for block, known in self._hash_of.items()}, "files disagree"
 
 
-def _chain(before: Seq[int], tokens: Seq[int]) -> int:
+def _scope(name: str) -> int:
+    """Return the number that the hashes of a scope's blocks begin with; 0 without a scope."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little") if name else 0
+
+
+def _chain(sequence: KVSequence, tokens: Seq[int]) -> int:
     """Return a 128-bit hash of a block's tokens and of all blocks before it, so that no two ever agree."""
+    before = sequence.chain
     digest = hashlib.blake2b(digest_size=16)
-    digest.update((before[-1] if before else 0).to_bytes(16, "little"))
+    digest.update((before[-1] if before else sequence.scope).to_bytes(16, "little"))
     digest.update(np.asarray(tokens, np.int32).tobytes())
     return int.from_bytes(digest.digest(), "little")

@@ -23,6 +23,8 @@ class KVSequence:
         self.node_depths: list[int] = []
         self.chain: list[int] = []
         """Hash of every full block of context, each covering those before it."""
+        self.scope = 0
+        """First number of the chain: sequences of other scopes share no blocks with this one."""
         self.evicted = 0
         """Context tokens dropped behind the sinks."""
         self.shift = 0

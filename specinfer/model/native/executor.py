@@ -7,6 +7,7 @@ what else is in the pass (kernels.cpp), so trees, chains and plain decoding agre
 import ctypes
 from collections.abc import Sequence
 from itertools import accumulate, chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -93,6 +94,27 @@ class NativeExecutor:
     def cache_bytes(self) -> int:
         """Bytes of keys and values."""
         return self._memory.bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's keys and values, of all layers."""
+        return self._memory.bytes // self._memory.blocks
+
+    @property
+    def block_layout(self) -> str:
+        """Name of the library, which changes with its sources and options, and so with roundings."""
+        return f"{Path(self._library._name).stem} {self._model.cache.name}"
+
+    def read_block(self, block: int) -> bytes:
+        """Return the bytes of a block."""
+        keys, values = self._memory.block(block)
+        return keys.tobytes() + values.tobytes()
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a block with bytes that were read before."""
+        content = np.frombuffer(data, np.uint8).reshape(2, self.config.layers, -1)
+        for to, part in zip(self._memory.block(block), content, strict=True):
+            to[:] = part
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Return the float32 logits [R, V] of one pass; write its keys and values into the cache."""

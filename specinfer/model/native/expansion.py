@@ -27,11 +27,19 @@ class CacheMemory:
     keys: NDArray[np.uint8]
     values: NDArray[np.uint8]
     blocks: int
+    layers: int
 
     @property
     def bytes(self) -> int:
         """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
+
+    def block(self, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return views [layers, bytes] of a block's keys and values."""
+        return self._of_layers(self.keys)[:, number], self._of_layers(self.values)[:, number]
+
+    def _of_layers(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return memory.reshape(self.layers, self.blocks, -1)
 
     def put(self, call: Pass | Growth) -> None:
         """Enter the memory into a call."""

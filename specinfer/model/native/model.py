@@ -56,6 +56,7 @@ class NativeModel:
         """Create the model; an EAGLE model has `states`, `residual_normed` (`Shape` in `csrc/bindings.h`)."""
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self.library = config, dtype, load_library()
+        self.cache = cache_kind(kv_type, dtype)
         self._states = states
         tables = all_rotary_tables(config)
         shape = Shape(
@@ -85,7 +86,7 @@ class NativeModel:
             torch.cat(parts)[:, : config.rotary_dim // 2].contiguous() for parts in zip(*tables, strict=True)
         )
         self.address = self.library.si_model_new(
-            ctypes.byref(shape), cache_kind(kv_type, dtype), cos.data_ptr(), sin.data_ptr()
+            ctypes.byref(shape), self.cache, cos.data_ptr(), sin.data_ptr()
         )
         """Address by which the kernels know the model."""
         for layer in range(config.layers):
@@ -103,7 +104,7 @@ class NativeModel:
         """Return empty keys and values of this many blocks; pages count as memory once they are written."""
         config = self.config
         size = config.layers * num_blocks * config.kv_heads * self.library.si_block_bytes(self.address)
-        return CacheMemory(np.zeros(size, np.uint8), np.zeros(size, np.uint8), num_blocks)
+        return CacheMemory(np.zeros(size, np.uint8), np.zeros(size, np.uint8), num_blocks, config.layers)
 
     def growth(self, memory: CacheMemory) -> NativeGrowth:
         """Return the growth of trees with this model over a cache."""
