@@ -119,6 +119,8 @@ async def verifier(
         "draft",
         "kv_tokens",
         "kv_type",
+        "prefix_cache_directory",
+        "prefix_cache_megabytes",
         "max_context_len",
     )
     own = VerifierSettings(**{name: getattr(settings, name) for name in shared})
@@ -132,6 +134,7 @@ async def verifier(
         yield
     finally:
         server.close()
+        await thread.call(runner.cache.save_prefixes)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Names of the storages of keys and values, for settings; without torch."""
+"""Settings of caches: names and help texts, without torch."""
 
 AUTO_KV = "auto"
 """The numeric type of the model."""
@@ -9,3 +9,12 @@ KV_TYPE_HELP = (
     "numeric type need the native executor"
 )
 """Help of `--kv-type`, wherever there is one."""
+PREFIXES_HELP = (
+    "Directory for prefixes of prompts that leave the memory, and for all when the process ends: after a restart "
+    "they are read from there instead of computed. Needs the native executor. Empty: none"
+)
+"""Help of `--prefix-cache-directory`."""
+PREFIX_MEGABYTES = 4096
+"""Default of `--prefix-cache-megabytes`."""
+PREFIX_MEGABYTES_HELP = "Most megabytes in the directory of prefixes; those unused for longest are deleted"
+"""Help of `--prefix-cache-megabytes`."""

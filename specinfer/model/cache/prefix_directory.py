@@ -5,7 +5,7 @@ A file has a header and the bytes of one block:
     magic (8) | fingerprint (16) | hash (16) | checksum of the bytes (16) | bytes
 
 The fingerprint is that of the model and of the layout of its cache. A file with another one, or whose checksum is
-wrong, is left aside with one line in the log. Files appear whole (`os.replace`); several processes may share a directory.
+wrong, is left aside with one line in the log. Files appear whole (`os.replace`), so processes may share a directory.
 """
 
 import logging
