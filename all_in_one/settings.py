@@ -9,6 +9,14 @@ from specinfer.drafters.draft import AUTO_DRAFT, DRAFT_HELP
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.cache.kv_types import (
+    AUTO_KV,
+    KV_TYPE_HELP,
+    KV_TYPES,
+    PREFIX_MEGABYTES,
+    PREFIX_MEGABYTES_HELP,
+    PREFIXES_HELP,
+)
 from specinfer.model.formats.registry import AUTO, FORMATS, unknown_format, weights_help
 from specinfer.system.threads import THREADS_HELP, thread_count
 
@@ -29,6 +37,9 @@ class ServeSettings(ApiSettings, RequestSettings):
     kv_tokens: int = Field(
         CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
     )
+    kv_type: str = Field(AUTO_KV, description=f"{KV_TYPE_HELP}.")
+    prefix_cache_directory: str = Field("", description=f"{PREFIXES_HELP}.")
+    prefix_cache_megabytes: int = Field(PREFIX_MEGABYTES, ge=1, description=f"{PREFIX_MEGABYTES_HELP}.")
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
     )
@@ -45,4 +56,6 @@ class ServeSettings(ApiSettings, RequestSettings):
             raise SettingError("dtype", self.dtype, f"must be one of {', '.join(_DTYPES)}")
         if self.weights not in FORMATS:
             raise SettingError("weights", self.weights, unknown_format(self.weights))
+        if self.kv_type not in KV_TYPES:
+            raise SettingError("kv_type", self.kv_type, f"must be one of {', '.join(KV_TYPES)}")
         super().check()

@@ -7,6 +7,13 @@ from specinfer.drafters.draft import DRAFT_HELP, NO_DRAFT
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.backends import executors_help
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.cache.kv_types import (
+    AUTO_KV,
+    KV_TYPE_HELP,
+    PREFIX_MEGABYTES,
+    PREFIX_MEGABYTES_HELP,
+    PREFIXES_HELP,
+)
 from specinfer.model.formats.registry import AUTO, weights_help
 from specinfer.service.settings import ServiceSettings
 from specinfer.system.threads import THREADS_HELP
@@ -65,6 +72,9 @@ class VerifierSettings(ServiceSettings):
     kv_tokens: int = Field(
         CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
     )
+    kv_type: str = Field(AUTO_KV, description=f"{KV_TYPE_HELP}.")
+    prefix_cache_directory: str = Field("", description=f"{PREFIXES_HELP}.")
+    prefix_cache_megabytes: int = Field(PREFIX_MEGABYTES, ge=1, description=f"{PREFIX_MEGABYTES_HELP}.")
     kv_window: int = Field(
         0,
         ge=0,

@@ -180,6 +180,7 @@ def runner_options(options: DrafterOptions) -> RunnerOptions:
         numbers_as=_DRAFT_FORMAT,
         executor=options.executor,
         kv_tokens=options.kv_tokens,
+        kv_type=options.kv_type,
     )
 
 

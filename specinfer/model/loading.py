@@ -12,7 +12,7 @@ from specinfer.model.executor import Executor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
 from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import open_store
-from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_kv_type, check_numbers, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
@@ -83,6 +83,7 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
     """Return a `transformers` model as it is."""
     from specinfer.model.torch.generic import GenericExecutor, generic_config
 
+    check_kv_type(options, "generic")
     num_blocks = blocks_for(options.kv_tokens)
     executor = GenericExecutor(model, num_blocks, options.device)
     if executor.limit:
@@ -163,6 +164,7 @@ def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
 def _check_shared(options: RunnerOptions) -> None:
     """Check that ranks can share a model with these options."""
     check_numbers(options, "ranks share a model")
+    check_kv_type(options, "torch")
     if options.offload != "none":
         raise SettingError("offload", options.offload, "ranks that share a model keep it on their devices")
 
@@ -176,7 +178,7 @@ def _executor(
         return parallel_executor(ranks, config, held, dtype, num_blocks, options.executor), held
     backend, held = hold(config, weights, options)
     store = open_store(options.offload, options.device, options.offload_directory)
-    work = Work(config, held, held.format, dtype, num_blocks, options.device, store)
+    work = Work(config, held, held.format, dtype, num_blocks, options.device, store, options.kv_type)
     return backend.make(work), held
 
 
@@ -188,6 +190,7 @@ def hold(config: ModelConfig, weights: Weights, options: RunnerOptions) -> tuple
     """
     dtype, chosen = DTYPES[options.dtype], find_format(options.weights)
     backend = choose_backend(options.executor, config, chosen, dtype, options.device)
+    check_kv_type(options, backend.name)
     preferred = find_format(options.numbers_as)
     asked = chosen.name != AUTO or isinstance(weights, BlockWeights)
     if not asked and not backend.runs(config, preferred, dtype, options.device):

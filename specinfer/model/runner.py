@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from specinfer.errors import ExhaustedError, SettingError
 from specinfer.model.batch import PassFeatures, Segment, flatten
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
@@ -77,6 +79,11 @@ class ModelRunner:
         return executor.memory if isinstance(executor, ParallelExecutor) else []
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values in this process; 0 if the executor does not report them."""
+        return int(getattr(self._executor, "cache_bytes", 0))
+
+    @property
     def executor_name(self) -> str:
         """Name of its executor: one of `BACKENDS`."""
         return self._executor.name
@@ -85,6 +92,23 @@ class ModelRunner:
     def chooser(self) -> Chooser | None:
         """Chooser of tokens where logits lie, if they do not lie on the host."""
         return self._executor if isinstance(self._executor, Chooser) else None
+
+    def keep_prefixes(self, directory: Path, fingerprint: str, limit_bytes: int) -> PrefixDirectory:
+        """Keep prefixes in a directory, for models of the same fingerprint.
+
+        Raises:
+            SettingError: if the cache shares no prefixes, or the executor does not copy blocks.
+        """
+        reason = "a windowed cache shares no prefixes" if self.cache.window is not None else ""
+        if self.features.blocks is None:
+            reason = f"the {self.executor_name} executor keeps no prefixes: needs native"
+        if reason or self.features.blocks is None:
+            raise SettingError("prefix_cache_directory", str(directory), reason)
+        prefixes = PrefixDirectory(
+            directory, f"{fingerprint} {self.features.blocks.block_layout}", limit_bytes
+        )
+        self.cache.keep_prefixes(prefixes, self.features.blocks)
+        return prefixes
 
     def open(self, scope: str = "") -> KVSequence:
         """Return a new, empty sequence, which shares blocks with those of the same scope."""

@@ -24,11 +24,12 @@ exactly the blocks its tokens need.
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from specinfer.errors import ExhaustedError, InvalidInputError
+from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, blocks_for
 
@@ -46,6 +47,25 @@ class KVStorage(Protocol):
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turn the keys of slots by `delta` rotary positions."""
+
+
+@runtime_checkable
+class BlockStorage(Protocol):
+    """Memory of keys and values whose blocks can be copied out and in."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's keys and values, of all layers."""
+
+    @property
+    def block_layout(self) -> str:
+        """Name that changes with everything that decides the meaning of the bytes, apart from the model."""
+
+    def read_block(self, block: int) -> bytes:
+        """Return the bytes of a block."""
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a block with bytes that were read before."""
 
 
 class PagedKVCache:
@@ -71,6 +91,9 @@ class PagedKVCache:
         """Context tokens, in whole blocks, that were looked up since the start."""
         self.shared_tokens = 0
         """Context tokens that were found instead of computed, since the start."""
+        self.restored_tokens = 0
+        """Those of them that were read from the directory of prefixes."""
+        self._prefixes: tuple[PrefixDirectory, BlockStorage] | None = None
 
     @property
     def block_tokens(self) -> int:
@@ -86,6 +109,35 @@ class PagedKVCache:
     def free_tokens(self) -> int:
         """Tokens that still fit into free blocks."""
         return len(self._free) * BLOCK_TOKENS
+
+    def keep_prefixes(self, directory: PrefixDirectory, storage: BlockStorage) -> None:
+        """Keep blocks in a directory when their memory is handed out, and look for them there."""
+        self._prefixes = directory, storage
+
+    def save_prefixes(self) -> None:
+        """Write all full blocks that are not in the directory of prefixes yet."""
+        for key, block in self._filed.items():
+            self._save(key, block)
+
+    def _save(self, key: bytes, block: int) -> None:
+        if self._prefixes is not None and key not in self._prefixes[0]:
+            directory, storage = self._prefixes
+            directory.write(key, storage.read_block(block))
+
+    def _restore(self, key: bytes) -> int | None:
+        """Return a free block filled from the directory of prefixes; None if there is none, or no such file."""
+        if self._prefixes is None or not self._free:
+            return None
+        directory, storage = self._prefixes
+        data = directory.read(key, storage.block_bytes)
+        if data is None:
+            return None
+        block = self._take_free()
+        self._give_back(block)
+        storage.write_block(block, data)
+        self._filed[key], self._hash_of[block] = block, key
+        self.restored_tokens += BLOCK_TOKENS
+        return block
 
     def open(self, scope: str = "") -> KVSequence:
         """Return a new, empty sequence, which shares blocks with those of the same scope."""
@@ -119,28 +171,29 @@ class PagedKVCache:
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
         self.queried_tokens += len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
-        found = self._find(sequence, tokens)
-        for block in found:
-            self._free.pop(block, None)
-            self._uses[block] += 1
+        found = self._claim(sequence, tokens)
         sequence.blocks.extend(found)
         self._extend(sequence, tokens[: len(found) * BLOCK_TOKENS])
         self.shared_tokens += sequence.length - start
         return sequence.length - start
 
-    def _find(self, sequence: KVSequence, tokens: Seq[int]) -> list[int]:
-        """Return the filed blocks of further tokens, up to the last one after which a request can go on."""
+    def _claim(self, sequence: KVSequence, tokens: Seq[int]) -> list[int]:
+        """Take the filed blocks of further tokens, up to the last one after which a request can go on."""
         found: list[int] = []
         known = _last_hash(sequence)
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             known = _block_hash(known, tokens[at : at + BLOCK_TOKENS])
             block = self._filed.get(known)
             if block is None:
+                block = self._restore(known)
+            if block is None:
                 break
+            self._free.pop(block, None)
+            self._uses[block] += 1
             found.append(block)
         if self.states is not None:
             while found and _last_slot(found[-1]) not in self.states:
-                found.pop()
+                self._give_back(found.pop())
         return found
 
     def append(self, sequence: KVSequence, tokens: Seq[int]) -> None:
@@ -226,6 +279,7 @@ class PagedKVCache:
         block, _ = self._free.popitem(last=False)
         known = self._hash_of.pop(block, None)
         if known is not None:
+            self._save(known, block)
             del self._filed[known]
         if self.states is not None:
             self.states.forget(range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS))
