@@ -36,6 +36,11 @@ class RequestSettings(ProcessSettings):
     api_keys: str = Field(
         "", description="File of API keys (`specinfer keys`); without it everybody is served."
     )
+    prefix_scope: Literal["all", "key"] = Field(
+        "all",
+        description="Who shares the prefixes of prompts in the cache: all, or requests of one API key. all is faster, "
+        "but the time to a first token shows whether another caller had a prompt with this beginning.",
+    )
     vllm_metrics: bool = Field(
         False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
     )

@@ -219,6 +219,7 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
     generated = sum(answer.summary.new_tokens for answer in answers)
     return {
         "prompt_tokens": read,
+        "prompt_tokens_details": {"cached_tokens": sum(a.summary.cached_tokens for a in answers[::choices])},
         "completion_tokens": generated,
         "total_tokens": read + generated,
         "speculation": stats_to_json(add_up([answer.stats for answer in answers])),

@@ -136,6 +136,7 @@ def _verdict(entry: StepEntry, answer: verifier_pb2.Verdict) -> VerdictEntry:
         answer.features,
         tuple(answer.top_k_token_ids),
         answer.finished,
+        answer.cached_tokens,
     )
 
 

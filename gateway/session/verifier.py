@@ -74,13 +74,14 @@ class Verdicts(NamedTuple):
 class VerifierClient:
     """The gateway's end of `specinfer.v1.Verifier`."""
 
-    def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0) -> None:
+    def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0, scoped: bool = False) -> None:
         """Create a client of the verifier at a channel.
 
         After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead.
-        `fence` is the number of the lease by which it is driven; 0 stands for none.
+        `fence` is the number of the lease by which it is driven; 0 stands for none. If `scoped`, callers share no
+        prefixes.
         """
-        self.fence = fence
+        self.fence, self._scoped = fence, scoped
         self.instance_id = self.model_fingerprint = ""
         """Ids described last; empty before, and of a verifier that does not report them."""
         self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
@@ -139,7 +140,13 @@ class VerifierClient:
         request = verifier_pb2.VerifyRequest(
             step_id=self._steps,
             entries=[
-                _encode(entry, trees.get(entry.request_id), wanted, order.plans.get(entry.request_id))
+                _encode(
+                    entry,
+                    trees.get(entry.request_id),
+                    wanted,
+                    order.plans.get(entry.request_id),
+                    self._scoped,
+                )
                 for entry in entries
             ],
             fence=self.fence,
@@ -230,6 +237,7 @@ def _encode(
     tree: TokenTree | None,
     wanted: WantedOutputs,
     plan: verifier_pb2.TreePlan | None,
+    scoped: bool,
 ) -> verifier_pb2.VerifyEntry:
     request, starts_over = entry.state.request, entry.base_len == 0
     return verifier_pb2.VerifyEntry(
@@ -247,4 +255,5 @@ def _encode(
         tree_plan=plan,
         max_new_tokens=request.max_new_tokens if starts_over else 0,
         stop_token_ids=request.stop_token_ids if starts_over else (),
+        prefix_scope=request.caller if starts_over and scoped else "",
     )

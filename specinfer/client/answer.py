@@ -108,6 +108,8 @@ class Summary:
     """Seconds of waiting for admission."""
     seed: int = 0
     """The seed that was used."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were found in the cache."""
 
 
 def acceptance_length(steps: int, accepted: int) -> float:
@@ -143,6 +145,7 @@ def read_summary(message: generation_pb2.Summary) -> Summary:
         total_seconds=message.total_seconds,
         queue_seconds=message.queue_seconds,
         seed=message.seed,
+        cached_tokens=message.cached_tokens,
     )
 
 
@@ -196,6 +199,7 @@ class Answer:
             **({"logprobs": self.logprobs} if self.logprobs else {}),
             "finish_reason": s.finish_reason.value,
             "prompt_tokens": s.prompt_tokens,
+            "cached_tokens": s.cached_tokens,
             "new_tokens": s.new_tokens,
             "seed": s.seed,
             "seconds": s.total_seconds,

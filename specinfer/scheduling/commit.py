@@ -37,6 +37,9 @@ def apply_verdict(
         return _fail(state, verdict, now)
     state.put_off_since = None
     state.verifier_len = verdict.held_len
+    if not state.new_tokens:
+        before = state.cached_tokens if entry.base_len else 0
+        state.cached_tokens = before + verdict.cached_tokens
     return None if tree is None else _accept(state, tree, verdict, now)
 
 

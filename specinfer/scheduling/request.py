@@ -50,6 +50,8 @@ class GenerationRequest:
     """Number of most probable tokens to report beside each generated one."""
     caller: str = ""
     """Name of the caller's API key; empty where there are no keys. Callers share the verifier fairly."""
+    prefix_scope: str = ""
+    """Scope whose prefixes it shares, for a host that reads the request itself."""
     deadline_s: float | None = None
     """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
     constraint: Constraint | None = None
@@ -124,6 +126,8 @@ class RequestState:
     drawn_for: bool = False
     """True if speculators may draw for it. Then none of them is shown the noise by which the target
     chooses."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that the verifier found in its cache."""
     verifier_len: int = 0
     """Number of committed tokens that the verifier holds."""
     admitted_at: float | None = None
