@@ -52,6 +52,15 @@ class Result:
     """Steps by the drafted tokens that they accepted."""
     reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
     """By drafter: how well its scores foretold acceptance, as they came and as corrected."""
+    first_guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """(source, whether the likeliest child of the root was the next token) -> steps; no child is a wrong one."""
+    paths: list[tuple[float, bool]] = field(default_factory=list)
+    """(probability of its path by the draft's own scores, whether all of it was accepted) of every drafted node."""
+
+    def right_first_guesses(self, source: str) -> float:
+        """Return the share of a source's steps whose first guess was right."""
+        right, wrong = (self.first_guesses[source, value] for value in (True, False))
+        return right / max(right + wrong, 1)
 
     def tokens_per_step(self, source: str | None = None) -> float:
         """Acceptance length, of one source or of all."""
@@ -88,6 +97,8 @@ class _Request:
     held: int = 0
     steps: int = 0
     accepted: Counter[int] = field(default_factory=Counter)
+    first_guesses: Counter[bool] = field(default_factory=Counter)
+    paths: list[tuple[float, bool]] = field(default_factory=list)
     target_top_k: TargetTopK | None = None
     """Predictions of the target in the last step, if any drafter reads that."""
     ended: bool = False
@@ -96,6 +107,19 @@ class _Request:
     @property
     def new_tokens(self) -> int:
         return len(self.context) - len(self.prompt.tokens)
+
+    def count_guesses(self, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """Count the first guess, and the nodes by their paths."""
+        children = [node for node, parent in enumerate(tree.parents) if parent == 0]
+        first = max(children, key=lambda node: tree.scores[node], default=None)
+        self.first_guesses[first is not None and tree.token_ids[first] == tokens[0]] += 1
+        paths = [(1.0, 0)]
+        """(probability of its path, its depth if all of it was accepted, else -1) of every node."""
+        for node in range(1, len(tree)):
+            p, depth = paths[tree.parents[node]]
+            right = 0 <= depth < len(tokens) and tokens[depth] == tree.token_ids[node]
+            paths.append((p * float(tree.scores[node]), depth + 1 if right else -1))
+        self.paths += [(p, depth > 0) for p, depth in paths[1:]]
 
     def commit(self, tokens: Sequence[int], stops: Sequence[int]) -> None:
         """Appends what a step brought, up to the answer's end."""
@@ -140,6 +164,9 @@ class Decoding:
                     drafter.release(name)
             result.per_prompt += [(r.prompt.source, r.steps, r.new_tokens) for r in requests]
             result.accepted += sum((r.accepted for r in requests), Counter())
+            for r in requests:
+                result.first_guesses.update({(r.prompt.source, k): n for k, n in r.first_guesses.items()})
+                result.paths += r.paths
         found = map(self._calibration.reliability, range(len(self._drafters)))
         result.reliability = [parts or (Reliability(), Reliability()) for parts in found]
         return result
@@ -166,6 +193,7 @@ class Decoding:
             for index, tree in enumerate(drafts[i]):
                 self._calibration.observe(index, tree, tokens)
             self._calibration.observe_draws(trees[i], outcome.verdict.accepted)
+            requests[i].count_guesses(trees[i], tokens)
             requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
             requests[i].held = outcome.held_len
             self._features.arrived(requests[i].name, outcome.features)
