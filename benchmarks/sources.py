@@ -49,6 +49,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per prompt.")] = 48,
     nodes: Annotated[int, typer.Option(min=1, help="Verified nodes of a tree.")] = 8,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 1 for times; 0: a kind.")] = 0,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "sources",
 ) -> None:
     """Measure the acceptance of drafters by kind of prompt."""
@@ -62,7 +63,7 @@ def main(
         f"{origin(about_this_run('python -m benchmarks sources'))}; {kind}, {few} prompts of a kind, "
         f"{new_tokens} new tokens each at most, trees of {nodes} nodes, no branch ends early."
     )
-    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=few)
+    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=batch or few)
     results: dict[str, Result] = {}
     with console.status("loading") as spinner:
         methods = load_methods(specs, datastore)
@@ -70,8 +71,8 @@ def main(
         for name, drafter in methods.items():
             spinner.update(name)
             results[name] = Decoding(runner, [fresh(drafter)], plan).run(found)
-            write(out, report(model, about, results))
-    publish(out, report(model, about, results))
+            write(out, report(model, about, results, batch == 1))
+    publish(out, report(model, about, results, batch == 1))
 
 
 def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> list[EvaluationPrompt]:
@@ -93,8 +94,8 @@ def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> li
     ]
 
 
-def report(model: str, about: str, results: dict[str, Result]) -> str:
-    """Return both tables."""
+def report(model: str, about: str, results: dict[str, Result], timed: bool = False) -> str:
+    """Return both tables; `timed`: also what drafts and passes take."""
     lines = [f"# Acceptance on {model} by kind of prompt", "", about, ""]
     kinds = list(dict.fromkeys(source for r in results.values() for source, _, _ in r.per_prompt))
     lines += ["Tokens a step, and steps whose first guess was right:", "", *head([*kinds, "all"], "drafter")]
@@ -104,11 +105,21 @@ def report(model: str, about: str, results: dict[str, Result]) -> str:
             for kind in kinds
         ]
         lines.append(line(name, [*cells, f"{result.tokens_per_step():.2f}"]))
+    if timed:
+        columns = ["draft ms", "pass ms", "tokens a step", "tokens a ms"]
+        lines += ["", "Times of a step:", "", *head(columns, "drafter")]
+        lines += [line(name, _times(result)) for name, result in results.items()]
     bins = [f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
     label = "Accepted nodes, % (number), by the path probability of the drafter's own scores:"
     lines += ["", label, "", *head(bins, "drafter")]
     lines += [line(name, _reliability(result.paths)) for name, result in results.items()]
     return "\n".join([*lines, ""])
+
+
+def _times(result: Result) -> list[str]:
+    draft, verify = (1000 * s / max(result.timed_steps, 1) for s in (result.draft_s, result.verify_s))
+    tokens = result.tokens_per_step()
+    return [f"{draft:.1f}", f"{verify:.1f}", f"{tokens:.2f}", f"{tokens / max(draft + verify, 1e-9):.4f}"]
 
 
 def _reliability(paths: Sequence[tuple[float, bool]]) -> list[str]:

@@ -123,6 +123,9 @@ def test_the_report_by_kind_has_acceptance_and_bins() -> None:
     text = report("m", "about", {"ngram": result})
     assert "| ngram | 2.50, 50 % | 4.00, 100 % | 3.00 |" in text
     assert "| 50 (2) |" in text
+    assert "draft ms" not in text
+    result.draft_s, result.verify_s, result.timed_steps = 0.2, 0.1, 10
+    assert "| ngram | 20.0 | 10.0 | 3.00 | 0.1000 |" in report("m", "about", {"ngram": result}, timed=True)
 
 
 def test_the_report_has_every_pool_and_budget() -> None:
