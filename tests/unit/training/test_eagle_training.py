@@ -16,10 +16,11 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import features as thinking
 from speculator_svc.training.corpus import Continuation, Labels, write_continuations
+from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.eagle_student import UnrolledExamples, accepted_by_chains
 from speculator_svc.training.features import keeper, think
 from speculator_svc.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
-from speculator_svc.training.train_features import train_eagle
+from speculator_svc.training.train_features import options_for, train_eagle
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
 
@@ -177,3 +178,10 @@ def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
     assert len(tree) == 5
     with pytest.raises(SettingError, match="holds a finished speculator"):
         train()
+
+
+def test_wide_hidden_states_are_learned_from_in_small_steps() -> None:
+    assert options_for(576, 5.0, None, 1) == DistilOptions(5.0, 1e-3, 1024, seed=1)
+    wide = options_for(1536, 5.0, None, 1)
+    assert (wide.learning_rate, wide.tokens_per_batch) == (pytest.approx(3.75e-4), 384)
+    assert options_for(8192, 5.0, 2e-3, 1) == DistilOptions(5.0, 2e-3, 256, seed=1)
