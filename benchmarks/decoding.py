@@ -1,5 +1,6 @@
 """Speculative decoding without services: drafters, merge, cut, verifier, in one process and in batches."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -134,7 +135,7 @@ class Decoding:
     """A target, and drafters that share one budget."""
 
     def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter], plan: DecodingPlan) -> None:
-        self._engine = VerifierEngine(runner, plan.rule, EngineLimits())
+        self._engine = VerifierEngine(runner, plan.rule, EngineLimits(idle_seconds=math.inf))
         self._drafters, self._plan, self._calibration = drafters, plan, Calibration()
         self._features = FeatureFlow(runner, drafters)
         self._top_k = max((drafter.description.target_top_k for drafter in drafters), default=0)
