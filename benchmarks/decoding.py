@@ -53,6 +53,8 @@ class Result:
     """Steps by the drafted tokens that they accepted."""
     reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
     """By drafter: how well its scores foretold acceptance, as they came and as corrected."""
+    answers: list[list[int]] = field(default_factory=list)
+    """Tokens of every prompt's answer."""
     first_guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
     """(source, whether the likeliest child of the root was the next token) -> steps; no child is a wrong one."""
     paths: list[tuple[float, bool]] = field(default_factory=list)
@@ -163,11 +165,8 @@ class Decoding:
             for drafter in self._drafters:
                 for name in names:
                     drafter.release(name)
-            result.per_prompt += [(r.prompt.source, r.steps, r.new_tokens) for r in requests]
-            result.accepted += sum((r.accepted for r in requests), Counter())
             for r in requests:
-                result.first_guesses.update({(r.prompt.source, k): n for k, n in r.first_guesses.items()})
-                result.paths += r.paths
+                _count(result, r)
         found = map(self._calibration.reliability, range(len(self._drafters)))
         result.reliability = [parts or (Reliability(), Reliability()) for parts in found]
         return result
@@ -239,6 +238,49 @@ class Decoding:
             root = TokenTree.root_only(r.context[-1])
             merged.append(merge_trees(pairs, limits.nodes + 1, beliefs) if pairs else root)
         return merged, drafts
+
+
+def _count(result: Result, request: _Request) -> None:
+    """Add a finished request to the counts."""
+    source = request.prompt.source
+    result.per_prompt.append((source, request.steps, request.new_tokens))
+    result.answers.append(request.context[len(request.prompt.tokens) :])
+    result.accepted += request.accepted
+    result.first_guesses.update({(source, right): n for right, n in request.first_guesses.items()})
+    result.paths += request.paths
+
+
+def replay(
+    drafter: Drafter,
+    prompts: Sequence[EvaluationPrompt],
+    answers: Sequence[Sequence[int]],
+    plan: DecodingPlan,
+) -> Result:
+    """Count what a drafter that reads nothing of the target gets of known greedy answers, without a target."""
+    result, limits = Result(), TreeLimits(plan.nodes, plan.depth, plan.width)
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        request = _Request(prompt, f"r{i}", Sampling(), list(prompt.tokens))
+        while request.new_tokens < len(answer):
+            (tree,) = drafter.draft([DraftJob(request.name, request.context, limits, request.sampling)])
+            assert isinstance(tree, TokenTree), tree
+            rest = answer[request.new_tokens :]
+            tokens = rest[: _agreed(tree, rest) + 1]
+            request.count_guesses(tree, tokens)
+            request.commit(tokens, ())
+        drafter.release(request.name)
+        _count(result, request)
+    return result
+
+
+def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
+    """Return the number of first tokens that are a path of a tree."""
+    node = 0
+    for depth, token in enumerate(tokens):
+        found = [v for v, parent in enumerate(tree.parents) if parent == node and tree.token_ids[v] == token]
+        if not found:
+            return depth
+        (node,) = found
+    return len(tokens)
 
 
 class FeatureFlow:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.decoding import Decoding, DecodingPlan, Result
+from benchmarks.decoding import Decoding, DecodingPlan, Result, replay
 from benchmarks.methods import by_depth, compare, methods_markdown
 from benchmarks.prompts import EvaluationPrompt
 from benchmarks.sources import prompts_by_kind, report
@@ -100,6 +100,19 @@ def test_first_guesses_and_paths_are_counted() -> None:
     assert result.per_prompt == [("a", 2, 4)], "three tokens, and the one after a wrong guess"
     assert result.right_first_guesses("a") == 0.5
     assert sorted(result.paths) == [(pytest.approx(p), right) for p, right in PATHS]
+
+
+def test_a_replayed_drafter_gets_what_it_gets_in_decoding() -> None:
+    guesser: Any = Guesser({3: (1, 2, 96), 9: (5, 6, 7), 33: (4, 4, 4)})
+    tokens = [t for p in PROMPTS for t in greedy(p.tokens, 6)]
+    guesser._after |= {t: (n, m, 96) for t, n, m in zip(tokens, tokens[1:], tokens[2:], strict=False)}
+    plan = DecodingPlan(4, 3, 0.0, 9, batch=3)
+    decoded = Decoding(runner_of(default_target()), [guesser], plan).run(PROMPTS)
+    replayed = replay(guesser, PROMPTS, decoded.answers, plan)
+    assert replayed.tokens_per_step() > 1
+    assert replayed.per_prompt == decoded.per_prompt
+    assert replayed.answers == decoded.answers
+    assert replayed.first_guesses == decoded.first_guesses
 
 
 PATHS = [(0.2, False), (0.2, False), (0.25, False), (0.25, True), (0.5, False), (0.5, True)]
