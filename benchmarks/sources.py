@@ -51,7 +51,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per prompt.")] = 48,
     nodes: Annotated[int, typer.Option(min=1, help="Verified nodes of a tree.")] = 8,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 1 for times; 0: a kind.")] = 0,
+    batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 1 for times; 0: all.")] = 0,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "sources",
 ) -> None:
     """Measure the acceptance of drafters by kind of prompt."""
@@ -65,14 +65,16 @@ def main(
         f"{origin(about_this_run('python -m benchmarks sources'))}; {kind}, {few} prompts of a kind, "
         f"{new_tokens} new tokens each at most, trees of {nodes} nodes, no branch ends early."
     )
-    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=batch or few)
+    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=batch or len(found))
     results: dict[str, Result] = {}
     with console.status("loading") as spinner:
         methods = load_methods(specs, datastore)
         runner = load_checked(directory, RunnerOptions())
+        # greedy text is the same with every drafter
+        answers = [] if temperature or batch == 1 else Decoding(runner, [], plan).run(found).answers
         for name, drafter in methods.items():
             spinner.update(name)
-            results[name] = measure(runner, fresh(drafter), found, plan, results)
+            results[name] = measure(runner, fresh(drafter), found, plan, answers)
             write(out, report(model, about, results, batch == 1))
     publish(out, report(model, about, results, batch == 1))
 
@@ -82,13 +84,12 @@ def measure(
     drafter: Drafter,
     prompts: Sequence[EvaluationPrompt],
     plan: DecodingPlan,
-    before: dict[str, Result],
+    answers: Sequence[Sequence[int]],
 ) -> Result:
-    """Decode with a drafter, or replay earlier greedy answers if it reads nothing of the target and is not timed."""
+    """Decode with a drafter, or replay known answers if it reads nothing of the target."""
     told = drafter.description
-    known = next(iter(before.values()), None)
-    if known and not (plan.temperature or plan.batch == 1 or told.target_top_k or told.feature_layers):
-        return replay(drafter, prompts, known.answers, plan)
+    if answers and not (told.target_top_k or told.feature_layers):
+        return replay(drafter, prompts, answers, plan)
     return Decoding(runner, [drafter], plan).run(prompts)
 
 
