@@ -51,7 +51,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per prompt.")] = 48,
     nodes: Annotated[int, typer.Option(min=1, help="Verified nodes of a tree.")] = 8,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 1 for times; 0: all.")] = 0,
+    batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 1 for times; 0: a kind.")] = 0,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "sources",
 ) -> None:
     """Measure the acceptance of drafters by kind of prompt."""
@@ -65,7 +65,7 @@ def main(
         f"{origin(about_this_run('python -m benchmarks sources'))}; {kind}, {few} prompts of a kind, "
         f"{new_tokens} new tokens each at most, trees of {nodes} nodes, no branch ends early."
     )
-    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=batch or len(found))
+    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=batch or few)
     results: dict[str, Result] = {}
     with console.status("loading") as spinner:
         methods = load_methods(specs, datastore)
