@@ -14,7 +14,7 @@ from specinfer.drafters.contexts import FeatureBuffer
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.reliability import Reliability
-from specinfer.sampling import Sampling, draft_seed
+from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.features import FeatureSpan
@@ -259,7 +259,7 @@ def replay(
     """Count what a drafter that reads nothing of the target gets of known greedy answers, without a target."""
     result, limits = Result(), TreeLimits(plan.nodes, plan.depth, plan.width)
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        request = _Request(prompt, f"r{i}", Sampling(), list(prompt.tokens))
+        request = _Request(prompt, f"r{i}", GREEDY, list(prompt.tokens))
         while request.new_tokens < len(answer):
             (tree,) = drafter.draft([DraftJob(request.name, request.context, limits, request.sampling)])
             assert isinstance(tree, TokenTree), tree

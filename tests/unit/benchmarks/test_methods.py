@@ -14,7 +14,7 @@ import torch
 from benchmarks.decoding import Decoding, DecodingPlan, Result, replay
 from benchmarks.methods import by_depth, compare, methods_markdown
 from benchmarks.prompts import EvaluationPrompt
-from benchmarks.sources import prompts_by_kind, report
+from benchmarks.sources.__main__ import prompts_by_kind, report
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.model.batch import Segment
 from specinfer.tree import TokenTree, TreeBuilder
@@ -79,6 +79,7 @@ class Guesser:
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree]:
         trees = []
         for job in jobs:
+            assert job.sampling.greedy
             builder = TreeBuilder(job.context[-1])
             first, second, other = self._after.get(job.context[-1], (0, 0, 1))
             (node, _) = builder.propose_points(0, [first, other], [0.5, 0.2])
