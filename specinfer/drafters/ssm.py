@@ -141,7 +141,7 @@ class SsmDrafter:
         delta = job.context[sequence.length : sequence.length + _CATCH_UP]
         complete = sequence.length + len(delta) == len(job.context)
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
-        self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
+        self._runner.cache.reserve(sequence, len(delta), self._shape.scored_nodes(limits))
         return growth_task(self._shape, job, sequence, delta, limits)
 
 

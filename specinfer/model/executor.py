@@ -1,10 +1,11 @@
 """Interface of executors of flattened passes, which own the weights and the cache; the one in torch."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from specinfer.model.batch import Batch
+from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.transformer import StreamedTransformer
@@ -42,6 +43,15 @@ class HeadSetter(Protocol):
 
     def set_head(self, blocks: Blocks) -> None:
         """Take a head of as many rows as the one before."""
+
+
+@runtime_checkable
+class RecurrentExecutor(Protocol):
+    """An executor of models that may have recurrent layers."""
+
+    @property
+    def recurrent_states(self) -> RecurrentStates[Any] | None:
+        """States of recurrent layers; None: there are no such layers."""
 
 
 class TorchExecutor:

@@ -15,7 +15,7 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
-from specinfer.model.executor import Executor, TorchExecutor
+from specinfer.model.executor import Executor, RecurrentExecutor, TorchExecutor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
 from specinfer.model.loading import build_model, wrap_model
 from specinfer.model.options import RunnerOptions
@@ -49,7 +49,8 @@ class ModelRunner:
         """Formats in which the weights are held."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
-        self.cache = PagedKVCache(num_blocks, self.features, window)
+        states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
+        self.cache = PagedKVCache(num_blocks, self.features, window, states)
         self._told_of_reference = False
 
     @classmethod
@@ -89,9 +90,9 @@ class ModelRunner:
         """Chooser of tokens where logits lie, if they do not lie on the host."""
         return self._executor if isinstance(self._executor, Chooser) else None
 
-    def open(self) -> KVSequence:
-        """Return a new, empty sequence."""
-        return self.cache.open()
+    def open(self, scope: str = "") -> KVSequence:
+        """Return a new, empty sequence, which shares blocks with those of the same scope."""
+        return self.cache.open(scope)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
@@ -209,7 +210,7 @@ class ModelRunner:
     def _reserve(self, segments: Sequence[Segment]) -> None:
         try:
             for segment in segments:
-                self.cache.reserve(segment.sequence, len(segment.delta) + len(segment.nodes))
+                self.cache.reserve(segment.sequence, len(segment.delta), len(segment.nodes))
         except ExhaustedError:
             for segment in segments:
                 self.cache.trim(segment.sequence)
