@@ -15,6 +15,7 @@ from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.rotary import rotate
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Blocks
 
 
 class Executor(Protocol):
@@ -34,6 +35,14 @@ class Executor(Protocol):
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turn the keys of slots by `delta` rotary positions."""
+
+
+@runtime_checkable
+class HeadSetter(Protocol):
+    """Executor that can take another output head."""
+
+    def set_head(self, blocks: Blocks) -> None:
+        """Take a head of as many rows as the one before."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.backends import Backend, Work, choose_backend
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
-from specinfer.model.executor import Executor
+from specinfer.model.executor import Executor, HeadSetter
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
 from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import open_store
@@ -16,14 +16,14 @@ from specinfer.model.options import DTYPES, RunnerOptions, check_kv_type, check_
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
-from specinfer.model.weights.account import check_rope, check_tensors, load_whole
+from specinfer.model.weights.account import HEAD, check_rope, check_tensors, load_whole
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.weights.families import in_llama_names
+from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
-from specinfer.model.weights.trimmed import trimmed
+from specinfer.model.weights.trimmed import TrimmedHead, trimmed
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class LoadedModel(NamedTuple):
     """Window of the cache; None: all context tokens are kept."""
     weights: HeldFormats = NOT_COUNTED
     """Formats in which the weights are held."""
+    head: TrimmedHead | None = None
+    """The head whose rows can be replaced; None: they cannot."""
 
 
 def load_model(
@@ -113,7 +115,19 @@ def build_model(
         _check_shared(options)
     num_blocks = blocks_for(options.kv_tokens)
     executor, held = _executor(config, weights, options, num_blocks, ranks)
-    return LoadedModel(config, executor, num_blocks, window, held.formats())
+    head = _replaceable_head(weights, held, executor, options)
+    return LoadedModel(config, executor, num_blocks, window, held.formats(), head)
+
+
+def _replaceable_head(
+    weights: Weights, held: HeldWeights, executor: Executor, options: RunnerOptions
+) -> TrimmedHead | None:
+    """Return the head if it is trimmed, and held as its GGUF file stores it."""
+    name = HEAD if HEAD in weights else EMBEDDING
+    if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
+        return None
+    as_stored = held.gives_blocks and held.format.name == AUTO and weights.in_blocks(name)
+    return TrimmedHead(weights, name, options.token_ids, executor.set_head) if as_stored else None
 
 
 def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:

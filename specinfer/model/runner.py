@@ -26,6 +26,7 @@ from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.trimmed import TrimmedHead
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,11 @@ class ModelRunner:
         num_blocks: int,
         window: KVWindow | None = None,
         weights: HeldFormats = NOT_COUNTED,
+        head: TrimmedHead | None = None,
     ) -> None:
         self.config, self._executor = config, executor
+        self.head = head
+        """The head whose rows can be replaced; None: they cannot."""
         self.weights = weights
         """Formats in which the weights are held."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
