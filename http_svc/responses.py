@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from http_svc.calls.answer import AnswerForm, AnswerReader, combined
+from http_svc.calls.answer import AnswerReader, combined
+from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.reader import Delta
 from specinfer.client import (
     Answer,

@@ -115,7 +115,7 @@ class RunProgress:
         if not path.is_file():
             work.mkdir(parents=True, exist_ok=True)
             return fresh
-        found = cls(**json.loads(path.read_text()))
+        found = cls(**json.loads(path.read_bytes()))
         for name in ("target", "prompts", "method", "minutes", "seed"):
             before, now = getattr(found, name), getattr(fresh, name)
             if before != now:
@@ -202,7 +202,7 @@ def train_speculator(
     given |= {"minutes": progress.training_minutes, "threads": threads, "device": device}
     _TRAINERS[chosen.method](**given, overwrite=overwrite)
     (work / "progress.json").unlink()
-    trained = json.loads((out / "config.json").read_text())["trained"]
+    trained = json.loads((out / "config.json").read_bytes())["trained"]
     for line in report(chosen.method, out, work, trained):
         typer.echo(line)
     _, held_out = read_corpora([corpus])

@@ -113,7 +113,7 @@ def _index(directory: Path) -> dict[str, Path]:
         return _names_in([directory / _WHOLE] if (directory / _WHOLE).is_file() else files)
     try:
         listed = {
-            name: directory / file for name, file in json.loads(index_file.read_text())["weight_map"].items()
+            name: directory / file for name, file in json.loads(index_file.read_bytes())["weight_map"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IncompatibleError(f"{index_file}: no index of tensors: {error!r}") from error
