@@ -81,7 +81,7 @@ class PagedKVCache:
         self.shared_tokens = 0
         """Context tokens that were found instead of computed, since the start."""
         self.restored_tokens = 0
-        """Those of them that were read from the directory of prefixes."""
+        """Number of shared tokens that were read from the directory of prefixes."""
         self._prefixes: tuple[PrefixDirectory, BlockStorage] | None = None
 
     @property
