@@ -1,5 +1,7 @@
 """Settings of the server in one process (environment prefix SPECINFER_SERVE_)."""
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -11,6 +13,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.cache.kv_types import (
     AUTO_KV,
+    KV_TOKENS_HELP,
     KV_TYPE_HELP,
     KV_TYPES,
     PREFIX_MEGABYTES,
@@ -34,8 +37,8 @@ class ServeSettings(ApiSettings, RequestSettings):
     weights: str = Field(AUTO, description=f"Format of weights: {weights_help()}.")
     threads: int = Field(0, ge=0, description=f"CPU threads of the model; {THREADS_HELP}.")
     draft: str = Field(AUTO_DRAFT, description=DRAFT_HELP)
-    kv_tokens: int = Field(
-        CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
+    kv_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] = Field(
+        CACHE_TOKENS, description=f"{KV_TOKENS_HELP}."
     )
     kv_type: str = Field(AUTO_KV, description=f"{KV_TYPE_HELP}.")
     prefix_cache_directory: str = Field("", description=f"{PREFIXES_HELP}.")

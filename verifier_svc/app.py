@@ -10,6 +10,7 @@ from specinfer.constraints.compiler import Compiler
 from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
+from specinfer.model.cache.capacity import AUTO_TOKENS
 from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
@@ -38,7 +39,7 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
         dtype=settings.dtype,
         device=settings.device,
         executor=settings.executor,
-        kv_tokens=settings.kv_tokens,
+        kv_tokens=AUTO_TOKENS if settings.kv_tokens == "auto" else settings.kv_tokens,
         weights=settings.weights,
         kv_type=settings.kv_type,
         kv_window=settings.kv_window,

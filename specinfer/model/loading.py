@@ -5,8 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.backends import Backend, Work, choose_backend
+from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
@@ -24,6 +27,7 @@ from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
 from specinfer.model.weights.trimmed import TrimmedHead, trimmed
+from specinfer.system.machine import available_memory
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +77,7 @@ def load_model(
                     *(hf.model_type, config.max_positions),
                 )
             weights = _open_weights(directory, options)
+            options = _with_tokens(options, config, directory)
             if not accounted:
                 check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks)
@@ -133,6 +138,10 @@ def _replaceable_head(
 def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:
     if options.kv_window:
         raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
+    if options.kv_tokens == AUTO_TOKENS:
+        raise SettingError(
+            "kv_tokens", "auto", "the generic executor needs a number: its tokens differ in size"
+        )
     if options.layers is not None:
         raise SettingError("layers", options.layers, "the generic executor runs whole models")
     if options.offload != "none":
@@ -144,6 +153,23 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
             f"quant_method = {method!r}: not supported for model_type = {hf.model_type!r}"
         )
     return wrap_model(load_whole(directory, hf.model_type, DTYPES[options.dtype]), hf, options, generation)
+
+
+def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -> RunnerOptions:
+    """Return the options with as many tokens in the cache as fit, if they ask for that."""
+    if options.kv_tokens != AUTO_TOKENS:
+        return options
+    if torch.device(options.device).type != "cpu":
+        raise SettingError(
+            "kv_tokens", "auto", f"device = {options.device!r}: only the memory of a CPU is known"
+        )
+    gguf = kept_gguf(directory)
+    files = [gguf] if gguf is not None else directory.glob("*.safetensors")
+    weights = sum(file.stat().st_size for file in files)
+    each = token_bytes(config, DTYPES[options.dtype], options.kv_type)
+    tokens = fitting_tokens(available_memory(), weights, each, config.max_positions)
+    log.info("kv_tokens = auto: %d tokens of %.1f kB", tokens, each / 1e3)
+    return replace(options, kv_tokens=tokens)
 
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:

@@ -24,6 +24,7 @@ class RunnerOptions:
     executor: str = "auto"
     """Backend of passes; auto: the first that can."""
     kv_tokens: int = CACHE_TOKENS
+    """Context tokens that the cache holds over all requests; `AUTO_TOKENS`: as many as fit into the memory."""
     weights: str = AUTO
     """Format of the matrices, one of `FORMATS`."""
     numbers_as: str = AUTO

@@ -350,18 +350,20 @@ class GatewayState(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., verifiers: _Optional[int] = ..., room: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class VerifierState(_message.Message):
-    __slots__ = ("address", "ready", "gateway_id", "running", "waiting")
+    __slots__ = ("address", "ready", "gateway_id", "running", "waiting", "kv_capacity_tokens")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     address: str
     ready: bool
     gateway_id: str
     running: int
     waiting: int
-    def __init__(self, address: _Optional[str] = ..., ready: bool = ..., gateway_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    kv_capacity_tokens: int
+    def __init__(self, address: _Optional[str] = ..., ready: bool = ..., gateway_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ...) -> None: ...
 
 class PlannerState(_message.Message):
     __slots__ = ("speculators", "tree_nodes", "step_nodes", "expected_tokens", "expected_seconds", "plain_tokens_per_second", "reason")

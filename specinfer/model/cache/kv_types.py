@@ -9,6 +9,11 @@ KV_TYPE_HELP = (
     "numeric type need the native executor"
 )
 """Help of `--kv-type`, wherever there is one."""
+KV_TOKENS_HELP = (
+    "Context tokens the KV cache holds over all requests; auto: three quarters of the memory that the machine or its "
+    "container has left beside the weights"
+)
+"""Help of `--kv-tokens`."""
 PREFIXES_HELP = (
     "Directory for prefixes of prompts that leave the memory, and for all when the process ends: after a restart "
     "they are read from there instead of computed. Needs the native executor. Empty: none"

@@ -70,6 +70,10 @@ def _field(name: str, field: Mapping[str, Any]) -> dict[str, Any]:
         bounds["pattern"] = rf"^{one}(\+{one})*$"
     if name in CHOICES:
         return {"enum": [*CHOICES[name], None]}
+    if "anyOf" in field:
+        return {"anyOf": [*field["anyOf"], {"type": "null"}]}
+    if "enum" in field:
+        return {"enum": [*field["enum"], None]}
     kind = field.get("type", "string")
     return {"type": _KINDS.get(kind, ["string", "null"]), **bounds}
 
