@@ -110,7 +110,19 @@ async def verifier(
     from verifier_svc.app import load_runner, make_servicer  # loads torch
     from verifier_svc.settings import VerifierSettings
 
-    shared = ("model", "dtype", "device", "weights", "threads", "draft", "kv_tokens", "max_context_len")
+    shared = (
+        "model",
+        "dtype",
+        "device",
+        "weights",
+        "threads",
+        "draft",
+        "kv_tokens",
+        "kv_type",
+        "prefix_cache_directory",
+        "prefix_cache_megabytes",
+        "max_context_len",
+    )
     own = VerifierSettings(**{name: getattr(settings, name) for name in shared})
     own.check()
     use_threads(own.threads)
@@ -122,6 +134,7 @@ async def verifier(
         yield
     finally:
         server.close()
+        await thread.call(runner.cache.save_prefixes)
 
 
 @asynccontextmanager

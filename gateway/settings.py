@@ -36,6 +36,11 @@ class RequestSettings(ProcessSettings):
     api_keys: str = Field(
         "", description="File of API keys (`specinfer keys`); without it everybody is served."
     )
+    prefix_scope: Literal["all", "key"] = Field(
+        "all",
+        description="Requests that share cached prompts: all, or those with the same API key, so that no caller can "
+        "measure by the time to the first token what others have sent.",
+    )
     vllm_metrics: bool = Field(
         False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
     )

@@ -6,6 +6,7 @@ from pydantic_settings import SettingsConfigDict
 from specinfer.drafters import DRAFTERS, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.cache.kv_types import KV_TYPE_HELP
 from specinfer.model.formats.registry import weights_help
 from specinfer.service.settings import ServiceSettings
 from specinfer.system.threads import THREADS_HELP
@@ -43,6 +44,9 @@ class SpeculatorSettings(ServiceSettings):
         description=f"ssm: format of weights: {weights_help()}. Of a draft, auto is q8_0 where there are no blocks.",
     )
     kv_tokens: int = Field(_DEFAULTS.kv_tokens, ge=16, description="ssm: context tokens the KV cache holds.")
+    kv_type: str = Field(
+        _DEFAULTS.kv_type, description=f"ssm, eagle: {KV_TYPE_HELP[0].lower()}{KV_TYPE_HELP[1:]}."
+    )
     expansion: str = Field(
         _DEFAULTS.expansion,
         description='ssm: expansion vector: children per node, level by level, such as "1,1,3,1"; empty '

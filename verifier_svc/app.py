@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -9,6 +10,7 @@ from specinfer.constraints.compiler import Compiler
 from specinfer.engine.host import Host
 from specinfer.errors import IncompatibleError
 from specinfer.hub import model_name, resolve_model
+from specinfer.model.cache.capacity import AUTO_TOKENS
 from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
@@ -37,8 +39,9 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
         dtype=settings.dtype,
         device=settings.device,
         executor=settings.executor,
-        kv_tokens=settings.kv_tokens,
+        kv_tokens=AUTO_TOKENS if settings.kv_tokens == "auto" else settings.kv_tokens,
         weights=settings.weights,
+        kv_type=settings.kv_type,
         kv_window=settings.kv_window,
         offload=settings.offload,
         offload_directory=settings.offload_directory,
@@ -71,6 +74,19 @@ def build_engine(
         max_context_len=checked_context("max_context_len", settings.max_context_len, longest),
     )
     return VerifierEngine(runner, settings.acceptance, limits, compiler=compiler)
+
+
+def keep_prefixes(settings: VerifierSettings, runner: ModelRunner, fingerprint: str) -> None:
+    """Keep prefixes in the directory that the settings name, if any.
+
+    Raises:
+        SettingError: if the executor cannot do it.
+    """
+    if settings.prefix_cache_directory:
+        directory = Path(settings.prefix_cache_directory).expanduser()
+        limit = settings.prefix_cache_megabytes * 1_000_000
+        found = runner.keep_prefixes(directory, fingerprint, limit)
+        log.info("%s: %.0f MB of prefixes", directory, found.total_bytes / 1e6)
 
 
 def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
@@ -139,6 +155,7 @@ async def make_servicer(
     tokenizer = await thread.call(Tokenizer.load, directory)
     identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)
     compiler = _compiler(tokenizer, runner)
+    keep_prefixes(settings, runner, identity.model_fingerprint)
     engine = build_engine(settings, runner, compiler)
     resident = await thread.call(ResidentSpeculators.load, settings, runner, identity.tokenizer_fingerprint)
     pass_costs = await thread.call(_pass_costs, engine)

@@ -22,6 +22,7 @@ def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> ver
         held_len=outcome.held_len,
         top_k_token_ids=[token for ids in outcome.top_k for token in ids],
         finished=outcome.finished,
+        cached_tokens=outcome.cached_tokens,
         tree=encode_tree(tree) if tree is not None else None,
     )
     if outcome.features.data:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.weights.fingerprint import weights_fingerprint
 from specinfer.tokenizer import Tokenizer
 from verifier_svc.settings import VerifierSettings
@@ -18,7 +19,7 @@ class Identity:
     instance_id: str
     """Id of this process."""
     model_fingerprint: str
-    """Fingerprint of weights, numeric type, their held format, windowed cache, tokenizer and chat
+    """Fingerprint of weights, numeric type, their held format, cache, tokenizer and chat
     template."""
     text_fingerprint: str
     """Fingerprint of all that turns text into tokens."""
@@ -44,13 +45,15 @@ class Identity:
 
 
 def _model(settings: VerifierSettings, directory: Path, blocks: Sequence[str], text: str) -> str:
-    """Return the fingerprint of the model; a window only matters where the cache has one."""
+    """Return the fingerprint of the model; what the cache does only matters where it changes the text."""
+    kv_type = (settings.kv_type,) if settings.kv_type != AUTO_KV else ()
     window = (settings.kv_window,) if settings.kv_window else ()
     parts = (
         weights_fingerprint(directory),
         settings.dtype,
         *blocks,
         *window,
+        *kv_type,
         text,
     )
     return sha256(repr(parts).encode()).hexdigest()[:16]

@@ -37,6 +37,8 @@ class CacheView(NamedTuple):
     """Prompt tokens that were looked up since the start."""
     shared_tokens: int
     """Looked-up tokens that were found instead of computed."""
+    restored_tokens: int
+    """Found tokens that were read from the directory of prefixes."""
     dropped_tokens: int
     """Context tokens that windowed caches have dropped since the start."""
 
@@ -60,11 +62,14 @@ class CacheMetrics:
             "prefix_cache_queries", "Prompt tokens, in whole blocks, that were looked for in the cache."
         )
         self._hits = counter("prefix_cache_hits", "Those of them that were found instead of computed.")
+        self._restored = counter(
+            "prefix_cache_restored_tokens", "Those of them that were read from `--prefix-cache-directory`."
+        )
         self._dropped = counter(
             "verifier_window_dropped_tokens", "Context tokens that windowed caches (`--kv-window`) dropped."
         )
         self._held = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
-        self._queried = self._shared = self._dropped_before = 0
+        self._queried = self._shared = self._restored_before = self._dropped_before = 0
 
     def observe(self, cache: CacheView) -> None:
         """Show the contents of the cache, and count the tokens found in it."""
@@ -73,8 +78,10 @@ class CacheMetrics:
         self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
         self._queries.inc(cache.queried_tokens - self._queried)
         self._hits.inc(cache.shared_tokens - self._shared)
+        self._restored.inc(cache.restored_tokens - self._restored_before)
         self._dropped.inc(cache.dropped_tokens - self._dropped_before)
         self._queried, self._shared = cache.queried_tokens, cache.shared_tokens
+        self._restored_before = cache.restored_tokens
         self._dropped_before = cache.dropped_tokens
 
 

@@ -182,6 +182,7 @@ def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState
         top_logprobs=part.top_logprobs if part.logprobs else 0,
         constraint=decode_constraint(part.constraint),
         references=tuple([tuple(text.token_ids) for text in part.references]),
+        caller=part.cache_scope,
     )
     return RequestState(request, time.monotonic(), 0, request.sampling, tokens)
 

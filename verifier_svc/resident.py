@@ -46,7 +46,12 @@ class ResidentSpeculators:
         flags = draft_group(settings.model, settings.draft, settings.offload != "none")
         if flags is None:
             return cls(None, (), runner)
-        target = {"model": settings.model, "dtype": settings.dtype, "device": settings.device}
+        target = {
+            "model": settings.model,
+            "dtype": settings.dtype,
+            "device": settings.device,
+            "kv_type": settings.kv_type,
+        }
         loaded = load_drafters("draft", flags, target)
         drafters = SpeculatorEngine(list(loaded.values()), idle_seconds=math.inf)
         drafters.check_tokenizer(fingerprint)

@@ -221,6 +221,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
                 cache.free_tokens,
                 cache.queried_tokens,
                 cache.shared_tokens,
+                cache.restored_tokens,
                 self._engine.evicted_tokens,
             )
         )

@@ -1,5 +1,7 @@
 """Settings of the verifier (environment prefix SPECINFER_VERIFIER_)."""
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -7,6 +9,14 @@ from specinfer.drafters.draft import DRAFT_HELP, NO_DRAFT
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.backends import executors_help
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.cache.kv_types import (
+    AUTO_KV,
+    KV_TOKENS_HELP,
+    KV_TYPE_HELP,
+    PREFIX_MEGABYTES,
+    PREFIX_MEGABYTES_HELP,
+    PREFIXES_HELP,
+)
 from specinfer.model.formats.registry import AUTO, weights_help
 from specinfer.service.settings import ServiceSettings
 from specinfer.system.threads import THREADS_HELP
@@ -62,9 +72,12 @@ class VerifierSettings(ServiceSettings):
         "than the longest pass takes.",
     )
     threads: int = Field(0, ge=0, description=f"CPU threads of the model; {THREADS_HELP}.")
-    kv_tokens: int = Field(
-        CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
+    kv_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] = Field(
+        CACHE_TOKENS, description=f"{KV_TOKENS_HELP}."
     )
+    kv_type: str = Field(AUTO_KV, description=f"{KV_TYPE_HELP}.")
+    prefix_cache_directory: str = Field("", description=f"{PREFIXES_HELP}.")
+    prefix_cache_megabytes: int = Field(PREFIX_MEGABYTES, ge=1, description=f"{PREFIX_MEGABYTES_HELP}.")
     kv_window: int = Field(
         0,
         ge=0,

@@ -190,6 +190,7 @@ def _summary(ending: Ending) -> generation_pb2.Summary:
     return generation_pb2.Summary(
         finish_reason=encode_finish(ending.finish),
         prompt_tokens=ending.prompt_tokens,
+        cached_tokens=ending.cached_tokens,
         new_tokens=ending.new_tokens,
         stats=_stats(ending),
         ttft_seconds=ending.ttft_s,

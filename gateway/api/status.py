@@ -104,6 +104,7 @@ class StatusReporter:
             gateway_id=self._gateway_id if session else link.holder,
             running=scheduler.running if scheduler else 0,
             waiting=scheduler.waiting if scheduler else 0,
+            kv_capacity_tokens=link.description.kv_capacity_tokens if link.description is not None else 0,
         )
 
     def _speculators(

@@ -226,7 +226,9 @@ class VerifierSession:
             )
 
         channel = MeteredChannel(self.link.channel, shared.events.meter("verifier"))
-        verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
+        verifier = VerifierClient(
+            channel, settings.hung_seconds, self.lease.fence, settings.prefix_scope == "key"
+        )
         verifier.expect(description)
         planner: StepPlanner = TablePlanner(curve, budget, settings.adaptive)
         if settings.planner != "measured":

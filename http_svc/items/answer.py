@@ -163,7 +163,7 @@ def ended(begun: dict[str, Any], writer: ItemWriter, answer: Answer, complete: b
         "output": writer.items,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],

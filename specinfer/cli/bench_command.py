@@ -12,13 +12,14 @@ from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_b
 from specinfer.cli.connection import Connection, client_tls
 from specinfer.cli.local.running import gateway, load_in_process
 from specinfer.cli.local.system import LocalOptions
-from specinfer.cli.options.choices import DtypeChoice, OffloadChoice
+from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice
 from specinfer.cli.options.shared import (
     GATEWAY_OPTIONS,
     LOCAL_OPTIONS,
     ApiKey,
     Draft,
     Dtype,
+    KvType,
     LocalDevice,
     Model,
     Offload,
@@ -73,6 +74,7 @@ def bench(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
     weights: Weights = AUTO,
+    kv_type: KvType = KvTypeChoice.AUTO,
     offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
     speculator: Speculators = None,
@@ -93,7 +95,13 @@ def bench(
     if json_path is not None:
         check_writable("--json", json_path)
     if local:
-        here = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
+        here = {
+            "dtype": dtype,
+            "weights": weights,
+            "kv_type": kv_type,
+            "offload": offload,
+            "device": device or "cpu",
+        }
         client = load_in_process(
             model, draft=draft, speculators=speculator, max_num_seqs=max(plan.batches), **here
         )
@@ -103,7 +111,7 @@ def bench(
         model=model,
         dtype=dtype,
         device=device,
-        verifier={"weights": weights, "offload": offload},
+        verifier={"weights": weights, "kv-type": kv_type, "offload": offload},
         gateway={"max-batch": str(max(plan.batches))},
         speculators=read_speculators(speculator),
         draft=draft,

@@ -13,6 +13,7 @@ from specinfer.cli.connection import TRACE_VARIABLE, Connection, check_gateways,
 from specinfer.cli.local.running import load_in_process
 from specinfer.cli.options.choices import (
     DtypeChoice,
+    KvTypeChoice,
     OffloadChoice,
     SpeculationChoice,
 )
@@ -49,6 +50,7 @@ from specinfer.cli.options.shared import (
     Draft,
     Dtype,
     JsonOutput,
+    KvType,
     LocalDevice,
     Model,
     Offload,
@@ -118,6 +120,7 @@ def generate(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
     weights: Weights = AUTO,
+    kv_type: KvType = KvTypeChoice.AUTO,
     offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
     draft: Draft = None,
@@ -148,7 +151,7 @@ def generate(
         **read_constraint(constraint),
     )
     if local:
-        shared = {"dtype": dtype, "weights": weights, "offload": offload}
+        shared = {"dtype": dtype, "weights": weights, "kv_type": kv_type, "offload": offload}
         options = {**shared, "device": device or "cpu", "draft": draft}
         answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
     else:

@@ -20,11 +20,12 @@ from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.models import keys_app, models_app
-from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, planner_name
+from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice, planner_name
 from specinfer.cli.options.shared import (
     DEFAULT_ADDRESS,
     Draft,
     Dtype,
+    KvType,
     LocalDevice,
     Model,
     Offload,
@@ -105,6 +106,7 @@ def up(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DtypeChoice.BFLOAT16,
     weights: Weights = AUTO,
+    kv_type: KvType = KvTypeChoice.AUTO,
     offload: Offload = OffloadChoice.NONE,
     device: LocalDevice = None,
     speculator: Speculators = None,
@@ -124,7 +126,12 @@ def up(
         dtype=dtype,
         device=device,
         listen=listen,
-        verifier={"weights": weights, "offload": offload, "tensor-parallel": str(tensor_parallel)},
+        verifier={
+            "weights": weights,
+            "kv-type": kv_type,
+            "offload": offload,
+            "tensor-parallel": str(tensor_parallel),
+        },
         gateway={
             **({"planner": planner} if planner else {}),
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),

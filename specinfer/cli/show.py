@@ -173,6 +173,16 @@ def learning_words(speculator: generation_pb2.SpeculatorState) -> str:
     )
 
 
+_ROOM_TOKENS = 4096
+"""Length of the requests of which `status` says how many fit."""
+
+
+def room_words(capacity: int, longest: int) -> str:
+    """Return how many requests of a length have room in a cache; the length is at most the model's context."""
+    length = min(_ROOM_TOKENS, longest, capacity)
+    return f"{capacity} tokens: {capacity // length} requests of {length}"
+
+
 def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> str:
     """Return words for a verifier's state and the gateway that drives it, seen from one gateway."""
     if not verifier.gateway_id:

@@ -19,6 +19,7 @@ from specinfer.cli.show import (
     output,
     planner_words,
     ready_words,
+    room_words,
     status_table,
     verifier_words,
 )
@@ -55,6 +56,11 @@ class Interval:
             *((f"gateway {g.gateway_id}", _gateway_words(g)) for g in status.gateway_states),
             ("redis", ready_words(status.redis_ready)),
             *((f"verifier {v.address}", verifier_words(v, status.gateway_id)) for v in status.verifiers),
+            *(
+                (f"cache {v.address}", room_words(v.kv_capacity_tokens, status.max_context_len))
+                for v in status.verifiers
+                if v.kv_capacity_tokens
+            ),
             ("requests", f"{status.running} running, {status.waiting} waiting{self._finished()}"),
             ("tokens", self._tokens()),
             ("steps", self._steps()),

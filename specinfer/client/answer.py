@@ -98,6 +98,8 @@ class Summary:
 
     finish_reason: FinishReason = FinishReason.UNSPECIFIED
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that were found in the verifier's cache."""
     new_tokens: int = 0
     stats: SpeculationStats = SpeculationStats()
     ttft_seconds: float = 0.0
@@ -137,6 +139,7 @@ def read_summary(message: generation_pb2.Summary) -> Summary:
     return Summary(
         finish_reason=_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
         prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
         new_tokens=message.new_tokens,
         stats=_read_stats(message.stats),
         ttft_seconds=message.ttft_seconds,
@@ -196,6 +199,7 @@ class Answer:
             **({"logprobs": self.logprobs} if self.logprobs else {}),
             "finish_reason": s.finish_reason.value,
             "prompt_tokens": s.prompt_tokens,
+            "cached_tokens": s.cached_tokens,
             "new_tokens": s.new_tokens,
             "seed": s.seed,
             "seconds": s.total_seconds,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from specinfer.drafters.search import References
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -132,6 +133,7 @@ class DrafterOptions:
     weights: str = "auto"
     executor: str = "auto"
     kv_tokens: int = CACHE_TOKENS
+    kv_type: str = AUTO_KV
     expansion: str = ""
     beam: int = 4
     depth: int = 7

@@ -58,7 +58,7 @@ class EagleRunner:
         whole = {**weights.tensors, EMBEDDING: weights.embedding}
         backend, held = hold(weights.config, whole, options)
         if backend.name == "native":
-            return cls(NativeEagle(weights, held, dtype, blocks), blocks)
+            return cls(NativeEagle(weights, held, dtype, blocks, options.kv_type), blocks)
         return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:

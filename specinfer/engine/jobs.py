@@ -31,6 +31,7 @@ def job_of(entry: StepEntry, tree: TokenTree | None, asked: WantedOutputs, own: 
         asked.features.since.get(name),
         len(request.prompt) if starts_over else 0,
         request.constraint if starts_over else None,
+        request.caller if starts_over else "",
     )
 
 
@@ -59,4 +60,5 @@ def verdict_of(outcome: VerifyOutcome, features: FeatureSpan | None = None) -> V
         span.data,
         tuple(token for ids in outcome.top_k for token in ids),
         outcome.finished,
+        outcome.cached_tokens,
     )

@@ -21,6 +21,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.formats.registry import AUTO
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
@@ -73,6 +74,8 @@ class LLMOptions:
     """Longest context in tokens; 0: the model's."""
     kv_tokens: int = CACHE_TOKENS
     """Context tokens that the KV cache holds over all requests."""
+    kv_type: str = AUTO_KV
+    """Storage of keys and values: auto (the numeric type), bf16 or q8_0."""
     offload: str = "none"
     """Place of the decoder layers: none, host or disk."""
     tensor_parallel_size: int = 1
@@ -206,6 +209,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
         executor=options.executor,
         weights=options.weights,
         kv_tokens=options.kv_tokens,
+        kv_type=options.kv_type,
         offload=options.offload,
     )
     if layout.ranks == 1:
@@ -246,7 +250,7 @@ def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[s
     if not isinstance(spec, Mapping):
         name = getattr(spec, "__name__", "function")
         return {name: CustomDrafter(spec, name)}
-    target = {"model": model, "dtype": options.dtype, "device": options.device}
+    target = {"model": model, "dtype": options.dtype, "device": options.device, "kv_type": options.kv_type}
     return load_drafters("speculators", spec, target)
 
 

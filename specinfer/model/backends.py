@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
+from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.executor import Executor, TorchExecutor
 from specinfer.model.formats.base import Format
 from specinfer.model.formats.held import name_of
@@ -38,6 +39,8 @@ class Work:
     """Attention backend of the torch executor."""
     store: LayerStore | None = None
     """Place of the layers, if not on the device."""
+    kv_type: str = AUTO_KV
+    """Storage of keys and values, one of `KV_TYPES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,17 @@ class Backend:
     """True if layers may lie elsewhere."""
     automatic: bool = False
     """True if `auto` may take it."""
+    kv_types: bool = False
+    """True if keys and values may be stored otherwise than in the numeric type of the model."""
 
     def runs(self, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str) -> str:
         """Return why it cannot run a model in a format, or nothing."""
         return chosen.fits(config, self.name, name_of(dtype)) or self.supports(config, dtype, device)
+
+    def stores(self, kv_type: str, dtype: torch.dtype) -> bool:
+        """Return whether it can store keys and values so."""
+        own = "bf16" if dtype is torch.bfloat16 else AUTO_KV
+        return self.kv_types or kv_type in (AUTO_KV, own)
 
 
 def _supports_native(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
@@ -72,7 +82,7 @@ def _supports_native(config: ModelConfig, dtype: torch.dtype, device: str) -> st
 def _make_native(work: Work) -> Executor:
     from specinfer.model.native.executor import NativeExecutor
 
-    return NativeExecutor(work.config, work.weights, work.dtype, work.num_blocks, work.store)
+    return NativeExecutor(work.config, work.weights, work.dtype, work.num_blocks, work.store, work.kv_type)
 
 
 def _make_torch(work: Work) -> Executor:
@@ -99,7 +109,7 @@ def _supports_all(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
 BACKENDS = {
     each.name: each
     for each in (
-        Backend("native", "compiled CPU kernels", _supports_native, _make_native, True, True),
+        Backend("native", "compiled CPU kernels", _supports_native, _make_native, True, True, True),
         Backend("torch", "torch operations", _supports_all, _make_torch, True, True),
         Backend("generic", "any causal model of transformers", _supports_all, _make_generic),
         Backend("gpu", "fused kernels for a GPU", _supports_all, _make_gpu),

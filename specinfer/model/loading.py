@@ -5,25 +5,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.backends import Backend, Work, choose_backend
+from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
-from specinfer.model.executor import Executor
+from specinfer.model.executor import Executor, HeadSetter
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
 from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import open_store
-from specinfer.model.options import DTYPES, RunnerOptions, check_numbers, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_kv_type, check_numbers, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
-from specinfer.model.weights.account import check_rope, check_tensors, load_whole
+from specinfer.model.weights.account import HEAD, check_rope, check_tensors, load_whole
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.weights.families import in_llama_names
+from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
-from specinfer.model.weights.trimmed import trimmed
+from specinfer.model.weights.trimmed import TrimmedHead, trimmed
+from specinfer.system.machine import available_memory
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,8 @@ class LoadedModel(NamedTuple):
     """Window of the cache; None: all context tokens are kept."""
     weights: HeldFormats = NOT_COUNTED
     """Formats in which the weights are held."""
+    head: TrimmedHead | None = None
+    """The head whose rows can be replaced; None: they cannot."""
 
 
 def load_model(
@@ -71,6 +77,7 @@ def load_model(
                     *(hf.model_type, config.max_positions),
                 )
             weights = _open_weights(directory, options)
+            options = _with_tokens(options, config, directory)
             if not accounted:
                 check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks)
@@ -83,6 +90,7 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
     """Return a `transformers` model as it is."""
     from specinfer.model.torch.generic import GenericExecutor, generic_config
 
+    check_kv_type(options, "generic")
     num_blocks = blocks_for(options.kv_tokens)
     executor = GenericExecutor(model, num_blocks, options.device)
     if executor.limit:
@@ -112,12 +120,28 @@ def build_model(
         _check_shared(options)
     num_blocks = blocks_for(options.kv_tokens)
     executor, held = _executor(config, weights, options, num_blocks, ranks)
-    return LoadedModel(config, executor, num_blocks, window, held.formats())
+    head = _replaceable_head(weights, held, executor, options)
+    return LoadedModel(config, executor, num_blocks, window, held.formats(), head)
+
+
+def _replaceable_head(
+    weights: Weights, held: HeldWeights, executor: Executor, options: RunnerOptions
+) -> TrimmedHead | None:
+    """Return the head if it is trimmed, and held as its GGUF file stores it."""
+    name = HEAD if HEAD in weights else EMBEDDING
+    if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
+        return None
+    as_stored = held.gives_blocks and held.format.name == AUTO and weights.in_blocks(name)
+    return TrimmedHead(weights, name, options.token_ids, executor.set_head) if as_stored else None
 
 
 def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:
     if options.kv_window:
         raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
+    if options.kv_tokens == AUTO_TOKENS:
+        raise SettingError(
+            "kv_tokens", "auto", "the generic executor needs a number: its tokens differ in size"
+        )
     if options.layers is not None:
         raise SettingError("layers", options.layers, "the generic executor runs whole models")
     if options.offload != "none":
@@ -129,6 +153,23 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
             f"quant_method = {method!r}: not supported for model_type = {hf.model_type!r}"
         )
     return wrap_model(load_whole(directory, hf.model_type, DTYPES[options.dtype]), hf, options, generation)
+
+
+def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -> RunnerOptions:
+    """Return the options with as many tokens in the cache as fit, if they ask for that."""
+    if options.kv_tokens != AUTO_TOKENS:
+        return options
+    if torch.device(options.device).type != "cpu":
+        raise SettingError(
+            "kv_tokens", "auto", f"device = {options.device!r}: only the memory of a CPU is known"
+        )
+    gguf = kept_gguf(directory)
+    files = [gguf] if gguf is not None else directory.glob("*.safetensors")
+    weights = sum(file.stat().st_size for file in files)
+    each = token_bytes(config, DTYPES[options.dtype], options.kv_type)
+    tokens = fitting_tokens(available_memory(), weights, each, config.max_positions)
+    log.info("kv_tokens = auto: %d tokens of %.1f kB", tokens, each / 1e3)
+    return replace(options, kv_tokens=tokens)
 
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
@@ -163,6 +204,7 @@ def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
 def _check_shared(options: RunnerOptions) -> None:
     """Check that ranks can share a model with these options."""
     check_numbers(options, "ranks share a model")
+    check_kv_type(options, "torch")
     if options.offload != "none":
         raise SettingError("offload", options.offload, "ranks that share a model keep it on their devices")
 
@@ -176,7 +218,7 @@ def _executor(
         return parallel_executor(ranks, config, held, dtype, num_blocks, options.executor), held
     backend, held = hold(config, weights, options)
     store = open_store(options.offload, options.device, options.offload_directory)
-    work = Work(config, held, held.format, dtype, num_blocks, options.device, store)
+    work = Work(config, held, held.format, dtype, num_blocks, options.device, store, options.kv_type)
     return backend.make(work), held
 
 
@@ -188,6 +230,7 @@ def hold(config: ModelConfig, weights: Weights, options: RunnerOptions) -> tuple
     """
     dtype, chosen = DTYPES[options.dtype], find_format(options.weights)
     backend = choose_backend(options.executor, config, chosen, dtype, options.device)
+    check_kv_type(options, backend.name)
     preferred = find_format(options.numbers_as)
     asked = chosen.name != AUTO or isinstance(weights, BlockWeights)
     if not asked and not backend.runs(config, preferred, dtype, options.device):

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import SettingError
-from specinfer.model.backends import EXECUTORS, candidates
+from specinfer.model.backends import BACKENDS, EXECUTORS, candidates
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.cache.kv_types import AUTO_KV, KV_TYPES
 from specinfer.model.formats.base import NumberFormat
 from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import OFFLOADS
@@ -23,6 +24,7 @@ class RunnerOptions:
     executor: str = "auto"
     """Backend of passes; auto: the first that can."""
     kv_tokens: int = CACHE_TOKENS
+    """Context tokens that the cache holds over all requests; `AUTO_TOKENS`: as many as fit into the memory."""
     weights: str = AUTO
     """Format of the matrices, one of `FORMATS`."""
     numbers_as: str = AUTO
@@ -33,6 +35,8 @@ class RunnerOptions:
     """Tokens that have a row in the head, in its order; empty: all (`weights.trimmed`)."""
     kv_window: int = 0
     """Context tokens to keep per request (StreamingLLM); lossy. 0 keeps all."""
+    kv_type: str = AUTO_KV
+    """Storage of keys and values, one of `KV_TYPES`."""
     offload: str = "none"
     """Place of the decoder layers, if not on the device: "host" or "disk" (`offload.stores`)."""
     offload_directory: str = ""
@@ -53,8 +57,21 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
     if options.offload != "none" and not any(each.offloads for each in candidates(options.executor)):
         raise SettingError("offload", options.offload, f"the {options.executor} executor holds whole models")
+    if options.kv_type not in KV_TYPES:
+        raise SettingError("kv_type", options.kv_type, f"must be one of {', '.join(KV_TYPES)}")
     _check_weights(options)
     _check_device(options.device)
+
+
+def check_kv_type(options: RunnerOptions, executor: str) -> None:
+    """Check that an executor can store keys and values as asked.
+
+    Raises:
+        SettingError: naming the executor.
+    """
+    if not BACKENDS[executor].stores(options.kv_type, DTYPES[options.dtype]):
+        reason = f"the {executor} executor stores them in dtype = {options.dtype}: needs native"
+        raise SettingError("kv_type", options.kv_type, reason)
 
 
 def check_numbers(options: RunnerOptions, subject: str) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from specinfer.errors import ExhaustedError, SettingError
 from specinfer.model.batch import PassFeatures, Segment, flatten
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
-from specinfer.model.executor import Executor, TorchExecutor
+from specinfer.model.executor import Executor, RecurrentExecutor, TorchExecutor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
 from specinfer.model.loading import build_model, wrap_model
 from specinfer.model.options import RunnerOptions
@@ -24,6 +26,7 @@ from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.trimmed import TrimmedHead
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -39,13 +42,17 @@ class ModelRunner:
         num_blocks: int,
         window: KVWindow | None = None,
         weights: HeldFormats = NOT_COUNTED,
+        head: TrimmedHead | None = None,
     ) -> None:
         self.config, self._executor = config, executor
+        self.head = head
+        """The head whose rows can be replaced; None: they cannot."""
         self.weights = weights
         """Formats in which the weights are held."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
-        self.cache = PagedKVCache(num_blocks, self.features, window)
+        states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
+        self.cache = PagedKVCache(num_blocks, self.features, window, states)
         self._told_of_reference = False
 
     @classmethod
@@ -76,6 +83,11 @@ class ModelRunner:
         return executor.memory if isinstance(executor, ParallelExecutor) else []
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values in this process; 0 if the executor does not report them."""
+        return int(getattr(self._executor, "cache_bytes", 0))
+
+    @property
     def executor_name(self) -> str:
         """Name of its executor: one of `BACKENDS`."""
         return self._executor.name
@@ -85,9 +97,26 @@ class ModelRunner:
         """Chooser of tokens where logits lie, if they do not lie on the host."""
         return self._executor if isinstance(self._executor, Chooser) else None
 
-    def open(self) -> KVSequence:
-        """Return a new, empty sequence."""
-        return self.cache.open()
+    def keep_prefixes(self, directory: Path, fingerprint: str, limit_bytes: int) -> PrefixDirectory:
+        """Keep prefixes in a directory, for models of the same fingerprint.
+
+        Raises:
+            SettingError: if the cache shares no prefixes, or the executor does not copy blocks.
+        """
+        reason = "a windowed cache shares no prefixes" if self.cache.window is not None else ""
+        if self.features.blocks is None:
+            reason = f"the {self.executor_name} executor keeps no prefixes: needs native"
+        if reason or self.features.blocks is None:
+            raise SettingError("prefix_cache_directory", str(directory), reason)
+        prefixes = PrefixDirectory(
+            directory, f"{fingerprint} {self.features.blocks.block_layout}", limit_bytes
+        )
+        self.cache.keep_prefixes(prefixes, self.features.blocks)
+        return prefixes
+
+    def open(self, scope: str = "") -> KVSequence:
+        """Return a new, empty sequence, which shares blocks with those of the same scope."""
+        return self.cache.open(scope)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
@@ -205,7 +234,7 @@ class ModelRunner:
     def _reserve(self, segments: Sequence[Segment]) -> None:
         try:
             for segment in segments:
-                self.cache.reserve(segment.sequence, len(segment.delta) + len(segment.nodes))
+                self.cache.reserve(segment.sequence, len(segment.delta), len(segment.nodes))
         except ExhaustedError:
             for segment in segments:
                 self.cache.trim(segment.sequence)

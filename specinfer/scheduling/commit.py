@@ -41,6 +41,8 @@ def apply_verdict(
         return _fail(state, verdict, now)
     state.put_off_at, state.put_off_s = None, 0.0
     state.verifier_len = verdict.held_len
+    if not state.new_tokens:
+        state.cached_tokens = min(state.cached_tokens + verdict.cached_tokens, len(state.request.prompt))
     return None if tree is None else _accept(state, tree, verdict, now)
 
 

@@ -25,6 +25,8 @@ class Ending:
     invalid: bool = False
     """True if it ended with an error of its caller's."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that were found in the verifier's cache."""
     new_tokens: int = 0
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -50,6 +52,7 @@ class Ending:
             state.retryable,
             state.invalid,
             prompt_tokens=len(state.request.prompt),
+            cached_tokens=state.cached_tokens,
             new_tokens=state.new_tokens,
             ttft_s=(state.first_token_at or end) - state.queued_at,
             total_s=end - state.queued_at,

@@ -108,6 +108,8 @@ class VerdictEntry:
     """[nodes * k] the target's most probable tokens at the nodes of the tree, on their way to speculators."""
     finished: bool = False
     """True if the bonus token completes the request's constraint."""
+    cached_tokens: int = 0
+    """Tokens of the delta that were found in the verifier's cache."""
 
     def tokens(self, tree: TokenTree) -> list[int]:
         """Return the tokens that it adds to its request, of which this tree was verified."""

@@ -126,6 +126,8 @@ class RequestState:
     chooses."""
     verifier_len: int = 0
     """Number of committed tokens that the verifier holds."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that the verifier found in its cache."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None

@@ -40,7 +40,7 @@ class Grant(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., microseconds: _Optional[int] = ..., speculators: _Optional[_Iterable[int]] = ..., step_nodes: _Optional[int] = ..., node_threshold: _Optional[float] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs", "tree_plan", "references", "max_new_tokens", "stop_token_ids")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs", "tree_plan", "references", "max_new_tokens", "stop_token_ids", "cache_scope")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class VerifyEntry(_message.Message):
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -71,7 +72,8 @@ class VerifyEntry(_message.Message):
     references: _containers.RepeatedCompositeFieldContainer[_speculator_pb2.Reference]
     max_new_tokens: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., tree_plan: _Optional[_Union[TreePlan, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_speculator_pb2.Reference, _Mapping]]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    cache_scope: str
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., tree_plan: _Optional[_Union[TreePlan, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_speculator_pb2.Reference, _Mapping]]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_scope: _Optional[str] = ...) -> None: ...
 
 class TreePlan(_message.Message):
     __slots__ = ("node_budget", "max_depth", "max_positions", "shape", "min_path_probability", "forced", "drawn_for", "tokens_per_second")
@@ -146,7 +148,7 @@ class ResidentDraft(_message.Message):
     def __init__(self, microseconds: _Optional[int] = ..., nodes: _Optional[int] = ..., failed: _Optional[int] = ..., malformed: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs", "tree")
+    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs", "tree", "cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +162,7 @@ class Verdict(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
     message: str
@@ -173,7 +176,8 @@ class Verdict(_message.Message):
     finished: bool
     top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TopLogprobs]
     tree: _tree_pb2.TokenTree
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeVerifierRequest(_message.Message):
     __slots__ = ()

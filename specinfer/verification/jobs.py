@@ -55,6 +55,8 @@ class VerifyJob:
     """Context tokens that were not generated; set by jobs that start over (base_len 0)."""
     constraint: Constraint | None = None
     """Constraint on the text; set by jobs that start over."""
+    cache_scope: str = ""
+    """Only requests of the same scope share cached prompts; set by jobs that start over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class VerifyOutcome:
     features: FeatureSpan = NO_FEATURES
     finished: bool = False
     """True if the bonus token completes the constrained text."""
+    cached_tokens: int = 0
+    """Tokens of the delta that were found in the cache instead of computed."""
 
 
 MOST_TOP_K = 256

@@ -53,6 +53,14 @@ class OffloadChoice(StrEnum):
     DISK = "disk"
 
 
+class KvTypeChoice(StrEnum):
+    """Storage of keys and values."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+
+
 def planner_name(text: str) -> str:
     """Return the name of a planner, or the whole path of a file of weights."""
     if text in PLANNERS:

@@ -8,17 +8,18 @@ import typer
 
 from specinfer.cli.bench import MODES
 from specinfer.cli.connection import API_KEY_VARIABLE
-from specinfer.cli.options.choices import DtypeChoice, OffloadChoice, format_name, format_names
+from specinfer.cli.options.choices import DtypeChoice, KvTypeChoice, OffloadChoice, format_name, format_names
 from specinfer.client.options import ConstraintOptions
 from specinfer.client.request import KINDS
 from specinfer.drafters.draft import DRAFT_HELP
 from specinfer.errors import InvalidInputError
+from specinfer.model.cache.kv_types import KV_TYPE_HELP
 from specinfer.model.formats.registry import weights_help
 from specinfer.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
-LOCAL_OPTIONS = ("model", "dtype", "weights", "offload", "device", "speculator", "draft")
+LOCAL_OPTIONS = ("model", "dtype", "weights", "kv_type", "offload", "device", "speculator", "draft")
 """Options that say what a local system runs; a running gateway has that already."""
 TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
 GATEWAY, LOCAL = "Gateway", "Local system"
@@ -126,6 +127,7 @@ Weights = Annotated[
         help=f"Format of a local verifier's weights: {weights_help()}.",
     ),
 ]
+KvType = Annotated[KvTypeChoice, typer.Option(help=f"{KV_TYPE_HELP}.", rich_help_panel=LOCAL)]
 Offload = Annotated[
     OffloadChoice,
     typer.Option(

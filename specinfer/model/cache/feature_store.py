@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.model.cache.kv_cache import KVStorage
-from specinfer.model.cache.sequence import Slots
+from specinfer.model.cache.kv_cache import BlockStorage, KVStorage
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 
 Bfloat16 = NDArray[np.int16]
 """Bfloat16 numbers as their 16 bits; numpy has no type for them."""
@@ -69,6 +69,35 @@ class FeatureStore:
         if self.layers:
             self._states[target] = self._states[source]
             self._known[target] = self._known[source]
+
+    @property
+    def blocks(self) -> BlockStorage | None:
+        """Storage whose blocks can be copied out and in, without hidden states; None if it has no such blocks."""
+        return self if isinstance(self._storage, BlockStorage) else None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's keys and values."""
+        return self._copied.block_bytes
+
+    @property
+    def block_layout(self) -> str:
+        """Name of what the bytes mean."""
+        return self._copied.block_layout
+
+    def read_block(self, block: int) -> bytes:
+        """Return the bytes of a block."""
+        return self._copied.read_block(block)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a block; its tokens have no hidden states."""
+        self._copied.write_block(block, data)
+        self.forget(range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS))
+
+    @property
+    def _copied(self) -> BlockStorage:
+        assert isinstance(self._storage, BlockStorage), "see `blocks`"
+        return self._storage
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turn the keys of slots by `delta` rotary positions; hidden states have no position of their own."""

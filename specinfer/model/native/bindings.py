@@ -48,6 +48,14 @@ class Storage(IntEnum):
     BLOCK_FLOAT = 15
 
 
+class CacheKind(IntEnum):
+    """Storage of keys and values; BYTES_CACHE: one scale per token and head."""
+
+    FLOAT32_CACHE = 0
+    BFLOAT16_CACHE = 1
+    BYTES_CACHE = 2
+
+
 class MatrixSlot(IntEnum):
     """Matrices of a layer; of the model: its head, and fc of an EAGLE model."""
 
@@ -160,6 +168,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_softmax": (None, [c_void_p, c_int, c_float, c_void_p]),
     "si_choose": (c_int, [c_void_p, c_int, c_uint64]),
     "si_choose_by_logits": (c_int, [c_void_p, c_int, c_float, c_uint64]),
+    "si_block_bytes": (c_int64, [c_void_p]),
     "si_move": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_void_p, c_void_p]),
     "si_rotate": (None, [c_void_p, c_void_p, c_int64, c_int, c_void_p, c_void_p, c_void_p]),
 }
@@ -188,7 +197,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
 def _layout() -> Iterator[tuple[str, int]]:
     """Return the interface as C++ lists it: sizes, offsets of all fields, values."""
     yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
-    for values in (Activation, Storage, MatrixSlot, VectorSlot):
+    for values in (Activation, CacheKind, Storage, MatrixSlot, VectorSlot):
         yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())
     for structure in (Shape, Pass, GrowthJob, Growth):
         yield f"sizeof {structure.__name__}", ctypes.sizeof(structure)

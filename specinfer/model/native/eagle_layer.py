@@ -18,12 +18,14 @@ from specinfer.tree import TokenTree
 class NativeEagle:
     """The packed layer and its cache memory."""
 
-    def __init__(self, weights: EagleWeights, held: HeldWeights, dtype: torch.dtype, num_blocks: int) -> None:
+    def __init__(
+        self, weights: EagleWeights, held: HeldWeights, dtype: torch.dtype, num_blocks: int, kv_type: str
+    ) -> None:
         """Pack the layer; `held` are its matrices and the embeddings."""
         tensors = weights.tensors
         self.config = weights.config
         self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
-        self.model = NativeModel(self.config, dtype, self.states, weights.norm_before_residual)
+        self.model = NativeModel(self.config, dtype, kv_type, self.states, weights.norm_before_residual)
         # a few numbers of hidden states are so large that bytes could not represent the others
         self.model.packer(tensors).pack_states()
         packer = self.model.packer(held)

@@ -7,6 +7,7 @@ what else is in the pass (kernels.cpp), so trees, chains and plain decoding agre
 import ctypes
 from collections.abc import Sequence
 from itertools import accumulate, chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,12 +17,13 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.native.bindings import BLOCK, Pass
+from specinfer.model.native.bindings import BLOCK, MatrixSlot, Pass, Storage
 from specinfer.model.native.model import NativeModel
 from specinfer.model.native.stream import StreamedMatrices
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Blocks
 from specinfer.system.progress import progress
 from specinfer.tree import TokenTree
 
@@ -67,10 +69,11 @@ class NativeExecutor:
         dtype: torch.dtype,
         num_blocks: int,
         store: LayerStore | None = None,
+        kv_type: str = "auto",
     ) -> None:
         """Pack the model; `store` holds the layers' matrices, if not in memory."""
         self.config, self.dtype = config, dtype
-        self._model = NativeModel(config, dtype)
+        self._model = NativeModel(config, dtype, kv_type)
         self._library, self._address = self._model.library, self._model.address
         self._streamed = None if store is None else StreamedMatrices(self._library, self._address, store)
         self._embedding = self._pack(weights)
@@ -87,6 +90,32 @@ class NativeExecutor:
                     self._streamed.put_away(layer)
                 report(layer + 1, self.config.layers + 1)
             return packer.pack_ends()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return self._memory.bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's keys and values, of all layers."""
+        return self._memory.bytes // self._memory.blocks
+
+    @property
+    def block_layout(self) -> str:
+        """Name of the library, which changes with its sources and options, and so with roundings."""
+        return f"{Path(self._library._name).stem} {self._model.cache.name}"
+
+    def read_block(self, block: int) -> bytes:
+        """Return the bytes of a block."""
+        keys, values = self._memory.block(block)
+        return keys.tobytes() + values.tobytes()
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Fill a block with bytes that were read before."""
+        content = np.frombuffer(data, np.uint8).reshape(2, self.config.layers, -1)
+        for to, part in zip(self._memory.block(block), content, strict=True):
+            to[:] = part
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Return the float32 logits [R, V] of one pass; write its keys and values into the cache."""
@@ -106,6 +135,11 @@ class NativeExecutor:
             self._library.si_forward(self._address, ctypes.byref(task))
         return logits
 
+    def set_head(self, blocks: Blocks) -> None:
+        """Take a head of as many rows as the one before."""
+        kind, rows = blocks
+        self._library.si_set_matrix(self._address, 0, MatrixSlot.HEAD, Storage[kind], rows.data_ptr())
+
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
         """Return True: all trees can be grown here."""
         return True
@@ -123,8 +157,8 @@ class NativeExecutor:
         pair = [np.array(slots, np.int32) for slots in (source, target)]
         self._library.si_move(
             self._address,
-            self._memory.keys.data_ptr(),
-            self._memory.values.data_ptr(),
+            self._memory.keys.ctypes.data,
+            self._memory.values.ctypes.data,
             self._memory.blocks,
             len(source),
             *(slots.ctypes.data for slots in pair),
@@ -136,7 +170,7 @@ class NativeExecutor:
         cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(
             self._address,
-            self._memory.keys.data_ptr(),
+            self._memory.keys.ctypes.data,
             self._memory.blocks,
             len(here),
             here.ctypes.data,

@@ -24,13 +24,26 @@ _AGREEMENT = (ctypes.c_double * PLACES)(*AGREEMENT)
 class CacheMemory:
     """Keys and values of an executor."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: NDArray[np.uint8]
+    values: NDArray[np.uint8]
     blocks: int
+    layers: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def block(self, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return views [layers, bytes] of a block's keys and values."""
+        return self._of_layers(self.keys)[:, number], self._of_layers(self.values)[:, number]
+
+    def _of_layers(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return memory.reshape(self.layers, self.blocks, -1)
 
     def put(self, call: Pass | Growth) -> None:
         """Enter the memory into a call."""
-        call.keys, call.values = self.keys.data_ptr(), self.values.data_ptr()
+        call.keys, call.values = self.keys.ctypes.data, self.values.ctypes.data
         call.cache_blocks = self.blocks
 
 

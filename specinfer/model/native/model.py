@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.cache.sequence import BLOCK_TOKENS
-from specinfer.model.native.bindings import LANES, Activation, Shape
+from specinfer.model.native.bindings import LANES, Activation, CacheKind, Shape
 from specinfer.model.native.build import load_library
 from specinfer.model.native.expansion import CacheMemory, NativeGrowth
 from specinfer.model.native.weights import WeightPacker
@@ -34,15 +33,30 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
     load_library()
 
 
+def cache_kind(kv_type: str, dtype: torch.dtype) -> CacheKind:
+    """Return the kind of a cache that `RunnerOptions.kv_type` means."""
+    if kv_type == "q8_0":
+        return CacheKind.BYTES_CACHE
+    if kv_type == "bf16" or dtype is torch.bfloat16:
+        return CacheKind.BFLOAT16_CACHE
+    return CacheKind.FLOAT32_CACHE
+
+
 class NativeModel:
     """A model of this shape; `WeightPacker` fills it."""
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, states: int = 0, residual_normed: bool = False
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        kv_type: str,
+        states: int = 0,
+        residual_normed: bool = False,
     ) -> None:
         """Create the model; an EAGLE model has `states`, `residual_normed` (`Shape` in `csrc/bindings.h`)."""
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self.library = config, dtype, load_library()
+        self.cache = cache_kind(kv_type, dtype)
         self._states = states
         tables = all_rotary_tables(config)
         shape = Shape(
@@ -72,7 +86,7 @@ class NativeModel:
             torch.cat(parts)[:, : config.rotary_dim // 2].contiguous() for parts in zip(*tables, strict=True)
         )
         self.address = self.library.si_model_new(
-            ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
+            ctypes.byref(shape), self.cache, cos.data_ptr(), sin.data_ptr()
         )
         """Address by which the kernels know the model."""
         for layer in range(config.layers):
@@ -89,10 +103,8 @@ class NativeModel:
     def memory(self, num_blocks: int) -> CacheMemory:
         """Return empty keys and values of this many blocks; pages count as memory once they are written."""
         config = self.config
-        entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
-        unit = np.uint16 if self.dtype is torch.bfloat16 else np.uint32
-        keys, values = (torch.from_numpy(np.zeros(entries, unit)).view(self.dtype) for _ in range(2))
-        return CacheMemory(keys, values, num_blocks)
+        size = config.layers * num_blocks * config.kv_heads * self.library.si_block_bytes(self.address)
+        return CacheMemory(np.zeros(size, np.uint8), np.zeros(size, np.uint8), num_blocks, config.layers)
 
     def growth(self, memory: CacheMemory) -> NativeGrowth:
         """Return the growth of trees with this model over a cache."""

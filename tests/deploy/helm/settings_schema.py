@@ -10,6 +10,7 @@ from http_svc.settings import HttpSettings
 from specinfer.drafters import DRAFTERS
 from specinfer.drafters.ssm import PROPOSALS
 from specinfer.model.backends import EXECUTORS
+from specinfer.model.cache.kv_types import KV_TYPES
 from specinfer.model.formats.registry import FORMATS
 from specinfer.model.offload.stores import OFFLOADS
 from specinfer.model.options import DTYPES
@@ -34,6 +35,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "dtype": tuple(DTYPES),
     "executor": EXECUTORS,
     "acceptance": tuple(RULES),
+    "kv_type": KV_TYPES,
     "offload": OFFLOADS,
     "proposal": tuple(PROPOSALS),
 }
@@ -68,6 +70,10 @@ def _field(name: str, field: Mapping[str, Any]) -> dict[str, Any]:
         bounds["pattern"] = rf"^{one}(\+{one})*$"
     if name in CHOICES:
         return {"enum": [*CHOICES[name], None]}
+    if "anyOf" in field:
+        return {"anyOf": [*field["anyOf"], {"type": "null"}]}
+    if "enum" in field:
+        return {"enum": [*field["enum"], None]}
     kind = field.get("type", "string")
     return {"type": _KINDS.get(kind, ["string", "null"]), **bounds}
 

@@ -1,6 +1,7 @@
 """Choice of the backend that runs a model."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from specinfer.model.backends import BACKENDS, EXECUTORS, choose_backend, execut
 from specinfer.model.formats.registry import FORMATS
 from specinfer.model.native import model as native_model
 from specinfer.model.weights.config import ModelConfig, from_transformers
-from tests.support.tiny_models import tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 CONFIG: ModelConfig = from_transformers(tiny_transformers("llama").config)
 
@@ -76,3 +77,27 @@ def test_a_format_that_does_not_fit_is_named() -> None:
 def test_help_and_choices_name_all() -> None:
     assert EXECUTORS == ("auto", "native", "torch", "generic", "gpu")
     assert all(name in executors_help() for name in BACKENDS)
+
+
+@pytest.mark.parametrize(
+    ("executor", "dtype", "kv_type", "reason"),
+    [
+        ("torch", "bfloat16", "q8_0", "kv_type = 'q8_0': the torch executor stores them in dtype = bfloat16"),
+        ("torch", "float32", "bf16", "kv_type = 'bf16': the torch executor stores them in dtype = float32"),
+        ("gpu", "bfloat16", "q8_0", "kv_type = 'q8_0': the gpu executor"),
+        ("native", "bfloat16", "q4_0", "kv_type = 'q4_0': must be one of auto, bf16, q8_0"),
+    ],
+)
+def test_storages_of_keys_and_values_that_an_executor_lacks_are_refused(
+    executor: str, dtype: str, kv_type: str, reason: str
+) -> None:
+    with pytest.raises(SettingError, match=re.escape(reason)):
+        runner_of(tiny_transformers("llama"), executor=executor, dtype=dtype, kv_type=kv_type)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(("kv_type", "element"), [("auto", 4), ("bf16", 2), ("q8_0", 1 + 4 / 16)])
+def test_an_executor_counts_the_bytes_of_its_cache(kv_type: str, element: float) -> None:
+    model = tiny_transformers("llama", head_dim=16)
+    runner = runner_of(model, executor="native", kv_tokens=64, kv_type=kv_type)
+    assert runner.cache_bytes == 64 * 2 * CONFIG.layers * CONFIG.kv_heads * 16 * element

@@ -15,6 +15,8 @@ from specinfer.model.runner import ModelRunner
 from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 
 WINDOW = 64
+EXECUTORS = {"torch": ("torch", "auto"), "native": ("native", "auto"), "bytes": ("native", "q8_0")}
+"""Executors with storages of keys and values."""
 TOKENS = [(37 * i + i * i) % 97 for i in range(300)]
 
 
@@ -68,7 +70,8 @@ def windowed(
     executor: str, max_positions: int = 512, kv_tokens: int = 2048, family: str = "llama", **shape: Any
 ) -> tuple[Any, ModelRunner]:
     model = tiny_transformers(family, head_dim=16, max_position_embeddings=max_positions, **shape)
-    options = {"executor": executor, "kv_window": WINDOW, "kv_tokens": kv_tokens}
+    executor, kv_type = EXECUTORS[executor]
+    options = {"executor": executor, "kv_window": WINDOW, "kv_tokens": kv_tokens, "kv_type": kv_type}
     return model, runner_of(model, **options)
 
 
@@ -101,7 +104,7 @@ def test_heads_of_which_only_a_part_turns_slide_as_well(executor: str) -> None:
     assert dropped > 100
 
 
-@pytest.mark.parametrize("executor", ["torch", "native"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_a_tree_in_a_window_equals_single_steps(family: str, executor: str) -> None:
     _, runner = windowed(executor, family=family)
@@ -120,6 +123,20 @@ def test_a_tree_in_a_window_equals_single_steps(family: str, executor: str) -> N
     torch.testing.assert_close(
         after, runner.forward([Segment(plain, [3], want_last=True)])[0], rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.native
+def test_keys_in_bytes_stay_near_the_oracle_however_often_they_are_turned() -> None:
+    """The keys of the first tokens are turned and rounded again at every slide."""
+    _, runner = windowed("bytes")
+    sequence, oracle = runner.open(), oracle_logits(512)
+    errors = []
+    for token, expected in zip(TOKENS, oracle, strict=True):
+        (logits,) = runner.forward([Segment(sequence, [token], want_last=True)])
+        errors.append(float((logits[0] - expected).abs().mean() / expected.abs().mean()))
+        runner.cache.slide(sequence, ahead=32)
+    assert sequence.evicted > 200
+    assert max(errors[-50:]) < 0.1, errors
 
 
 @pytest.mark.native

@@ -39,6 +39,7 @@ def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
         {"dtype": "float32"},
         {"kv_window": 64},
         {"kv_window": 96},
+        {"kv_type": "q8_0"},
     )
     found = [of(directory, **fields) for fields in options]
     found.append(of(directory, "Q4_K", "Q6_K"))
@@ -46,7 +47,7 @@ def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
     found.append(of(directory))
     tiny_transformers("llama", seed=1).save_pretrained(directory)
     found.append(of(directory))
-    assert len({each.model_fingerprint for each in found}) == 7
+    assert len({each.model_fingerprint for each in found}) == 8
     assert len({each.text_fingerprint for each in found}) == 2
     assert {each.tokenizer_fingerprint for each in found} == {ascii_tokenizer().fingerprint()}
 

@@ -14,6 +14,9 @@ enum Activation { SILU, GELU, RELU, GELU_TANH };
 // multiplied where the processor does not do it itself: see block_float.h; it is never asked for.
 enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BLOCK_FLOAT };
 
+// How keys and values are kept: attention/cache_kinds.h.
+enum CacheKind { FLOAT32_CACHE, BFLOAT16_CACHE, BYTES_CACHE };
+
 // Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states).
 enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC };
 
@@ -108,6 +111,7 @@ struct LayoutEntry {
 inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(LANES), VALUE(BLOCK), VALUE(PLACES),
     VALUE(Activation::SILU), VALUE(Activation::GELU), VALUE(Activation::RELU), VALUE(Activation::GELU_TANH),
+    VALUE(CacheKind::FLOAT32_CACHE), VALUE(CacheKind::BFLOAT16_CACHE), VALUE(CacheKind::BYTES_CACHE),
     VALUE(Storage::F32), VALUE(Storage::F16), VALUE(Storage::BF16), VALUE(Storage::Q4_0), VALUE(Storage::Q4_1),
     VALUE(Storage::Q5_0), VALUE(Storage::Q5_1), VALUE(Storage::Q8_0), VALUE(Storage::Q2_K), VALUE(Storage::Q3_K),
     VALUE(Storage::Q4_K), VALUE(Storage::Q5_K), VALUE(Storage::Q6_K), VALUE(Storage::IQ4_NL), VALUE(Storage::IQ4_XS),

@@ -1,50 +1,60 @@
 // Moving and turning entries of the cache.
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
-#include "bindings.h"
+#include "attention/cache_kinds.h"
 #include "norms.h"
 
 namespace specinfer {
 
-template <class T>
-void move_rows(const Shape& s, T* keys, T* values, int64_t blocks, int step, int count, const int32_t* source,
-               const int32_t* target) {
-  const int row = s.kv_heads * s.dim;
-  std::vector<T> held(size_t(count) * row * 2);
+// Copies one entry's elements and scale between a block of keys, or of values, and a row of bytes.
+template <class C, bool PUT>
+void copy_entry(char* block, bool keys, int dim, int lane, char* row) {
+  using T = typename C::T;
+  const auto copy = [&row](void* entry, size_t n) {
+    if (PUT) std::memcpy(entry, row, n);
+    else std::memcpy(row, entry, n);
+    row += n;
+  };
+  copy(block + lane * C::SCALE_BYTES, C::SCALE_BYTES);
+  if (keys)
+    for (int i = 0; i < dim / C::S; ++i) copy(key_words<C>(block, lane) + i * BLOCK, 4);
+  else
+    for (int i = 0; i < dim; ++i) copy(value_elements<C>(block, dim, lane) + i * C::S, sizeof(T));
+}
+
+template <class C>
+void move_entries(const Shape& s, void* keys, void* values, int64_t blocks, int count, const int32_t* source,
+                  const int32_t* target) {
+  const size_t entry = block_bytes<C>(s.dim) / BLOCK, row = 2 * s.kv_heads * entry;
+  std::vector<char> all(count * row);
   for (int layer = 0; layer < s.layers; ++layer) {
-    const size_t base = size_t(layer) * blocks * BLOCK * row;
-    // i: element of [keys, values][KV heads, D]
-    const auto at = [&](int slot, int i) -> T& {
-      const int head = i % row / s.dim, d = i % s.dim, lane = slot % BLOCK;
-      const size_t block = base + (size_t(slot / BLOCK) * s.kv_heads + head) * s.dim * BLOCK;
-      if (i < row) return keys[block + ((d / step) * BLOCK + lane) * step + d % step];
-      return values[block + (size_t(lane / step) * s.dim + d) * step + lane % step];
+    const auto each = [&](const int32_t* slots, auto copy) {
+      for (int j = 0; j < count; ++j)
+        for (int i = 0; i < 2 * s.kv_heads; ++i) {
+          char* block = cache_block<C>(s, i % 2 ? values : keys, blocks, layer, slots[j] / BLOCK, i / 2);
+          copy(block, i % 2 == 0, s.dim, slots[j] % BLOCK, &all[j * row + i * entry]);
+        }
     };
-    for (int j = 0; j < count; ++j)
-      for (int i = 0; i < 2 * row; ++i) held[size_t(j) * 2 * row + i] = at(source[j], i);
-    for (int j = 0; j < count; ++j)
-      for (int i = 0; i < 2 * row; ++i) at(target[j], i) = held[size_t(j) * 2 * row + i];
+    each(source, copy_entry<C, false>);
+    each(target, copy_entry<C, true>);
   }
 }
 
 // Turns the keys of some slots by an angle per pair of dimensions.
-template <class Kind>
-void rotate_keys(const Shape& s, void* cache, int64_t blocks, int count, const int32_t* slots, const float* cos,
+template <class C>
+void rotate_keys(const Shape& s, void* keys, int64_t blocks, int count, const int32_t* slots, const float* cos,
                  const float* sin) {
-  using T = typename Kind::T;
   std::vector<float> x(s.dim);
   for (int layer = 0; layer < s.layers; ++layer)
     for (int j = 0; j < count; ++j)
       for (int head = 0; head < s.kv_heads; ++head) {
-        const int lane = slots[j] % BLOCK;
-        T* block = static_cast<T*>(cache) +
-                   ((size_t(layer) * blocks + slots[j] / BLOCK) * s.kv_heads + head) * s.dim * BLOCK;
-        const auto at = [&](int i) -> T& { return block[((i / Kind::S) * BLOCK + lane) * Kind::S + i % Kind::S]; };
-        for (int i = 0; i < s.dim; ++i) x[i] = Kind::to_float(at(i));
+        char* block = cache_block<C>(s, keys, blocks, layer, slots[j] / BLOCK, head);
+        C::take_key(block, slots[j] % BLOCK, s.dim, x.data());
         rotate(x.data(), cos, sin, s.rotary);
-        for (int i = 0; i < s.dim; ++i) at(i) = Kind::from_float(x[i]);
+        C::put_key(block, slots[j] % BLOCK, s.dim, x.data());
       }
 }
 

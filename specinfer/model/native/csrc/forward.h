@@ -12,20 +12,15 @@
 namespace specinfer {
 
 // Runs one pass; one object per thread, all in step.
-template <class Kind>
+template <class C>
 class Worker {
-  using T = typename Kind::T;
-  using A = typename Kind::A;
-  static constexpr int S = Kind::S;
-
  public:
   Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
       : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
-        attention_(model, pass, work, thread, threads) {}
+        attention_(model, pass, work, thread) {}
 
   void run() {
     const int end = p_.end_layer;
-    attention_.plan();
     if (s_.states) join();
     else if (p_.first_layer == 0) embed();
     for (int layer = p_.first_layer; layer < end; ++layer) {
@@ -183,37 +178,21 @@ class Worker {
       if (h < s_.heads) {
         norm_head(x, l.q_norm, d, s_.eps);
         rotate(x, cos, sin, turned);
-        A* q = reinterpret_cast<A*>(m_.query.data()) + (size_t(t) * s_.heads + h) * d;
-        for (int i = 0; i < d; i += LANES) Kind::put(q + i, load(x + i));
+        C::put_query(x, d, m_.query.data() + (size_t(t) * s_.heads + h) * C::query_words(d));
       } else if (h < s_.heads + s_.kv_heads) {
         norm_head(x, l.k_norm, d, s_.eps);
         rotate(x, cos, sin, turned);
-        store_key(layer, p_.write_slots[t], h - s_.heads, x);
+        C::put_key(block(p_.keys, layer, p_.write_slots[t], h - s_.heads), p_.write_slots[t] % BLOCK, d, x);
       } else {
-        store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
+        C::put_value(block(p_.values, layer, p_.write_slots[t], h - s_.heads - s_.kv_heads), p_.write_slots[t] % BLOCK, d, x);
       }
     }
     if (thread_ == 0) work_[layer].reset();
     barrier_.wait();
   }
 
-  void store_key(int layer, int slot, int head, const float* x) const {
-    uint32_t* block = reinterpret_cast<uint32_t*>(cache_block<T>(p_, s_, p_.keys, layer, slot / BLOCK, head)) + slot % BLOCK;
-    uint32_t units[LANES / S];
-    for (int i = 0; i < s_.dim; i += LANES) {
-      Kind::store(reinterpret_cast<T*>(units), load(x + i));
-      for (int u = 0; u < LANES / S; ++u) block[(i / S + u) * BLOCK] = units[u];
-    }
-  }
-
-  void store_value(int layer, int slot, int head, const float* x) const {
-    const int lane = slot % BLOCK;
-    T* pair = cache_block<T>(p_, s_, p_.values, layer, slot / BLOCK, head) + size_t(lane / S) * s_.dim * S + lane % S;
-    T numbers[LANES];
-    for (int i = 0; i < s_.dim; i += LANES) {
-      Kind::store(numbers, load(x + i));
-      for (int j = 0; j < LANES; ++j) pair[(i + j) * S] = numbers[j];
-    }
+  char* block(void* cache, int layer, int slot, int head) const {
+    return cache_block<C>(s_, cache, p_.cache_blocks, layer, slot / BLOCK, head);
   }
 
   // x += residual_scale * norm(a W^T + bias)
@@ -312,26 +291,26 @@ class Worker {
   Barrier& barrier_;
   SharedWork* work_;
   const int thread_, threads_;
-  Attention<Kind> attention_;
+  Attention<C> attention_;
 };
 
 // Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.
-template <class Kind, class Work>
+template <class C, class Work>
 void in_parallel(Model& m, const Pass& p, Barrier& barrier, int threads, Work work) {
   std::vector<SharedWork> shared(m.shape.layers);
 #pragma omp parallel num_threads(threads)
   {
     const int thread = omp_get_thread_num();
-    Worker<Kind> worker(m, p, barrier, shared.data(), thread, threads);
+    Worker<C> worker(m, p, barrier, shared.data(), thread, threads);
     work(worker, thread);
   }
 }
 
-template <class Kind>
+template <class C>
 void forward(Model& m, const Pass& p) {
-  specinfer::prepare<Kind>(m, std::max(p.tokens, p.logits));
+  specinfer::prepare<C>(m, p);
   Barrier barrier(p.threads);
-  in_parallel<Kind>(m, p, barrier, p.threads, [](Worker<Kind>& worker, int) { worker.run(); });
+  in_parallel<C>(m, p, barrier, p.threads, [](Worker<C>& worker, int) { worker.run(); });
 }
 
 }  // namespace specinfer

@@ -13,7 +13,8 @@
 //   weights   [N/tile][K/S][tile/16][16][S]   dense: a tile is 32 columns, or 16 * WIDE; bfloat16 as whole numbers where the
 //                                             processor does not multiply it. Blocks of GGUF: blocks.h
 //   keys      [block][KV heads][D/S][16][S]   lane = position within its block of 16
-//   values    [block][KV heads][16/S][D][S]   pairs of positions side by side
+//   values    [block][KV heads][16/S][D][S]   S positions side by side
+//   in bytes S is 4, and 16 scales of the block are ahead of its lines (attention/cache_kinds.h)
 
 #ifdef __AVX512F__
 // Sums of whole numbers are to stay in registers. With this pass g++ (12) keeps two copies of each, old and new, and has no
@@ -40,10 +41,11 @@ const LayoutEntry* si_layout(int* count) {
   return LAYOUT;
 }
 
-void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* sin) {
+// cache: a CacheKind
+void* si_model_new(const Shape* shape, int cache, const float* cos, const float* sin) {
   Model* m = new Model;
   m->shape = *shape;
-  m->bf16 = bf16 != 0;
+  m->cache = CacheKind(cache);
   m->layers = std::vector<Layer>(shape->layers);
   const size_t n = size_t(shape->tables) * shape->max_positions * shape->rotary / 2;
   m->cos.assign(cos, cos + n);
@@ -97,15 +99,13 @@ void si_set_embedding(void* model, int storage, const void* table) {
 
 void si_forward(void* model, const Pass* pass) {
   Model& m = *static_cast<Model*>(model);
-  if (m.bf16) return forward<Bf16>(m, *pass);
-  forward<Float32>(m, *pass);
+  with_cache(m.cache, [&](auto cache) { forward<decltype(cache)>(m, *pass); });
 }
 
 // Grows token trees with a small model: see growth.h.
 void si_grow(void* model, Growth* growth) {
   Model& m = *static_cast<Model*>(model);
-  if (m.bf16) return grow<Bf16>(m, *growth);
-  grow<Float32>(m, *growth);
+  with_cache(m.cache, [&](auto cache) { grow<decltype(cache)>(m, *growth); });
 }
 
 // [n] float32 logits to float64 probabilities.
@@ -119,22 +119,24 @@ int si_choose_by_logits(const float* logits, int n, float temperature, uint64_t 
   return choose_by_logits(logits, n, temperature, key);
 }
 
+// Bytes of a block of keys or of values, of one layer and KV head.
+int64_t si_block_bytes(void* model) {
+  Model& m = *static_cast<Model*>(model);
+  return with_cache(m.cache, [&](auto cache) { return int64_t(block_bytes<decltype(cache)>(m.shape.dim)); });
+}
+
 // Moves cache entries, all sources read before any target is written.
 void si_move(void* model, void* keys, void* values, int64_t blocks, int count, const int32_t* source,
              const int32_t* target) {
   Model& m = *static_cast<Model*>(model);
-  if (m.bf16)
-    move_rows(m.shape, static_cast<uint16_t*>(keys), static_cast<uint16_t*>(values), blocks, 2, count, source, target);
-  else
-    move_rows(m.shape, static_cast<float*>(keys), static_cast<float*>(values), blocks, 1, count, source, target);
+  with_cache(m.cache, [&](auto cache) { move_entries<decltype(cache)>(m.shape, keys, values, blocks, count, source, target); });
 }
 
 // Turns keys by delta positions; cos, sin: [rotary / 2] of delta times the rotary frequencies.
 void si_rotate(void* model, void* keys, int64_t blocks, int count, const int32_t* slots, const float* cos,
                const float* sin) {
   Model& m = *static_cast<Model*>(model);
-  if (m.bf16) return rotate_keys<Bf16>(m.shape, keys, blocks, count, slots, cos, sin);
-  rotate_keys<Float32>(m.shape, keys, blocks, count, slots, cos, sin);
+  with_cache(m.cache, [&](auto cache) { rotate_keys<decltype(cache)>(m.shape, keys, blocks, count, slots, cos, sin); });
 }
 
 }  // extern "C"

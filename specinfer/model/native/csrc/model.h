@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/cache_kinds.h"
+#include "attention/plan.h"
 #include "bindings.h"
 #include "products/products.h"
 
@@ -27,7 +29,7 @@ struct Layer {
 
 struct Model {
   Shape shape;
-  bool bf16;
+  CacheKind cache;
   std::vector<Layer> layers;
   Norm final_norm, hidden_norm;
   Matrix head, fc;
@@ -38,7 +40,8 @@ struct Model {
   std::vector<float> positions;  // [positions, hidden], if they are learnt
   // buffers of the largest pass so far
   std::vector<float> x, qkv, normed, attended, inner, change;  // change: what a part adds to x, if it is normed
-  std::vector<uint32_t> query;  // as the kind of numbers of the cache is multiplied
+  std::vector<uint32_t> query;  // as the kind of cache multiplies them
+  AttentionPlan attention;
   Inputs inputs;                // of the product that is computed now
   int ways = PLAIN;             // in which any matrix reads them
 };
@@ -64,20 +67,22 @@ inline void set_matrix(Model& m, int layer, int which, Storage storage, const vo
   if (which == DOWN) put(to, s.hidden, s.inter, 2);
 }
 
-// Makes the buffers large enough for passes of this many tokens.
-template <class Kind>
-void prepare(Model& m, size_t tokens) {
+// Makes the buffers large enough for a pass and plans its attention.
+template <class C>
+void prepare(Model& m, const Pass& p) {
   const Shape& s = m.shape;
+  const size_t tokens = std::max(p.tokens, p.logits);
   const size_t read = std::max(read_width(s), s.states * s.hidden), query = s.heads * s.dim;
   const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
   grow(m.x, tokens * s.hidden);
   if (!m.layers[0].attended_norm.weight.empty()) grow(m.change, tokens * s.hidden);
   grow(m.qkv, tokens * (s.heads + 2 * s.kv_heads) * s.dim);
   grow(m.normed, tokens * read);
-  grow(m.query, (tokens * query * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t));
+  grow(m.query, tokens * s.heads * C::query_words(s.dim));
   grow(m.attended, tokens * query);
   grow(m.inner, tokens * s.inter);
   m.inputs.reserve(m.ways, tokens, std::max({read, query, size_t(s.inter)}));
+  m.attention.make(s, p);
 }
 
 }  // namespace specinfer

@@ -99,7 +99,7 @@ def in_torch(weights: EagleWeights) -> EagleRunner:
 def by_passes(weights: EagleWeights, dtype: str) -> EagleRunner:
     options, blocks = native_options(dtype), TOKENS // 16
     _, held = hold(weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options)
-    layer = NativeEagle(weights, held, DTYPES[options.dtype], blocks)
+    layer = NativeEagle(weights, held, DTYPES[options.dtype], blocks, options.kv_type)
     return EagleRunner(cast(EagleModel, CompiledPasses(layer)), blocks)
 
 

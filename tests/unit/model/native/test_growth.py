@@ -23,6 +23,8 @@ SAMPLED = Sampling(temperature=0.8, seed=11)
 
 
 def make(dtype: str = "float32") -> ModelRunner:
+    if dtype == "cache in bytes":
+        return runner_of(MODEL, executor="native", kv_type="q8_0", kv_tokens=8192)
     if dtype == "q8_0":
         return runner_of(MODEL, executor="native", dtype="bfloat16", weights="q8_0", kv_tokens=8192)
     return runner_of(MODEL, executor="native", dtype=dtype, kv_tokens=8192)
@@ -73,7 +75,7 @@ STOCHASTIC = [
 LEAST = [0.0, 0.5, 0.3, 0.2, 0.04]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q8_0", "cache in bytes"])
 @pytest.mark.parametrize("beam", [1, 4, 30])
 def test_best_first_trees_are_those_of_the_reference(beam: int, dtype: str) -> None:
     for found, expected in grow_both(GrowthShape(beam=beam), LIMITS, GREEDY, dtype):

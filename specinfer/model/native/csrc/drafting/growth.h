@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 inline double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-template <class Kind>
+template <class C>
 void grow(Model& m, Growth& g) {
   const int vocabulary = m.shape.vocab;
   std::vector<GrowingTree> trees;
@@ -42,7 +42,7 @@ void grow(Model& m, Growth& g) {
   const auto start_pass = [&] {
     if (depth == 0) passes.context(g, trees);
     else passes.frontiers(active);
-    prepare<Kind>(m, passes.pass.tokens);
+    prepare<C>(m, passes.pass);
     logits.resize(size_t(passes.pass.logits) * vocabulary);
     passes.pass.logits_out = logits.data();
     passes.pass.end_layer = m.shape.layers;
@@ -67,7 +67,7 @@ void grow(Model& m, Growth& g) {
   start_pass();
   bool done = false;
   Barrier barrier(g.threads);
-  in_parallel<Kind>(m, passes.pass, barrier, g.threads, [&](Worker<Kind>& worker, int thread) {
+  in_parallel<C>(m, passes.pass, barrier, g.threads, [&](Worker<C>& worker, int thread) {
     while (!done) {
       worker.run();
       barrier.wait();

@@ -271,4 +271,31 @@ struct ByteDot {
   }
 };
 
+// ---------------------------------------------------------------------------------- bytes of a cache
+
+// Signed bytes as shorts: the low ones of both halves of every lane, or the high ones.
+inline Words low_bytes(Words x) {
+  return {_mm256_srai_epi16(_mm256_slli_epi16(x.low, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(x.high, 8), 8)};
+}
+inline Words high_bytes(Words x) { return {_mm256_srai_epi16(x.low, 8), _mm256_srai_epi16(x.high, 8)}; }
+// One byte of every lane at another place, among zeros.
+inline Words byte_to(Words x, int from, int to) {
+  const __m128i down = _mm_cvtsi32_si128(8 * from), up = _mm_cvtsi32_si128(8 * to);
+  const Words byte = masked({_mm256_srl_epi32(x.low, down), _mm256_srl_epi32(x.high, down)}, 0xFF);
+  return {_mm256_sll_epi32(byte.low, up), _mm256_sll_epi32(byte.high, up)};
+}
+
+// Sums of four products of signed bytes, from -127 to 127, per lane. By halves, so that the sums of six rows stay in registers.
+// A sum begins with OFFSET times the sum of the query's bytes.
+inline constexpr int BYTE_KEY_PARTS = 2, BYTE_KEY_OFFSET = 0;
+inline __m256i byte_key_part(Words keys, int which) { return which ? keys.high : keys.low; }
+inline Words dot_byte_keys(Words sums, __m256i keys, const uint32_t& query, int which) {
+  const __m256i signs = _mm256_sign_epi8(_mm256_set1_epi32(int(query)), keys);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(keys), signs);
+  const __m256i four = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  if (which) sums.high = _mm256_add_epi32(sums.high, four);
+  else sums.low = _mm256_add_epi32(sums.low, four);
+  return sums;
+}
+
 }  // namespace specinfer

@@ -181,4 +181,35 @@ struct ByteDot {
 };
 #endif
 
+// ---------------------------------------------------------------------------------- bytes of a cache
+
+// Signed bytes as shorts: the low ones of both halves of every lane, or the high ones.
+inline Words low_bytes(Words x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }
+inline Words high_bytes(Words x) { return _mm512_srai_epi16(x, 8); }
+// One byte of every lane at another place, among zeros.
+inline Words byte_to(Words x, int from, int to) {
+  const Words byte = masked(_mm512_srl_epi32(x, _mm_cvtsi32_si128(8 * from)), 0xFF);
+  return _mm512_sll_epi32(byte, _mm_cvtsi32_si128(8 * to));
+}
+
+// Sums of four products of signed bytes, from -127 to 127, per lane. A sum begins with OFFSET times the sum of the query's
+// bytes: VNNI takes keys as unsigned bytes, 128 larger.
+inline constexpr int BYTE_KEY_PARTS = 1;
+#ifdef __AVX512VNNI__
+inline constexpr int BYTE_KEY_OFFSET = -128;
+inline Words byte_key_part(Words keys, int) { return _mm512_xor_si512(keys, _mm512_set1_epi8(char(0x80))); }
+inline Words dot_byte_keys(Words sums, Words keys, uint32_t query, int) {
+  return _mm512_dpbusd_epi32(sums, keys, _mm512_set1_epi32(int(query)));
+}
+#else
+inline constexpr int BYTE_KEY_OFFSET = 0;
+inline Words byte_key_part(Words keys, int) { return keys; }
+inline Words dot_byte_keys(Words sums, Words keys, uint32_t query, int) {
+  const Words q = _mm512_set1_epi32(int(query));
+  const Words signs = _mm512_mask_sub_epi8(q, _mm512_movepi8_mask(keys), no_bits(), q);
+  const Words pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(keys), signs);
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+#endif
+
 }  // namespace specinfer

@@ -1,0 +1,70 @@
+"""Distance of next-token distributions after long texts, by the storage of keys and values."""
+
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.quality import Distance, distances
+from benchmarks.tables import head, line
+from specinfer.model.batch import Segment
+from specinfer.model.runner import ModelRunner
+from specinfer.tokenizer import Tokenizer
+
+COMPARED = 128
+"""Last tokens of a text whose distributions are compared."""
+_CHUNK = 512
+LENGTHS = (8000, 4000, 4000, *[2000] * 4, *[1000] * 6, *[500] * 7)
+"""Tokens of the texts."""
+MODULES = (
+    *("argparse", "ast", "calendar", "codecs", "configparser", "csv", "dataclasses", "typing", "pickle"),
+    *("difflib", "doctest", "enum", "fractions", "ftplib", "functools", "heapq", "inspect", "ipaddress"),
+    *("locale", "mailbox"),
+)
+"""Modules of the standard library, whose sources are the texts."""
+
+
+def texts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the texts: the longest modules for the longest."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    sources = sorted(((library / f"{name}.py").read_text("utf-8") for name in MODULES), key=len, reverse=True)
+    encoded = [tokenizer.encode(source[: 8 * LENGTHS[0]]) for source in sources]
+    return [tokens[:length] for tokens, length in zip(encoded, LENGTHS, strict=True)]
+
+
+def last_logits(runner: ModelRunner, text: Sequence[int]) -> torch.Tensor:
+    """Return the logits [COMPARED, V] after the last tokens of a text."""
+    sequence, read = runner.open(), len(text) - COMPARED
+    for start in range(0, read, _CHUNK):
+        runner.forward([Segment(sequence, text[start : min(start + _CHUNK, read)])])
+    chain = Segment(
+        sequence, text[read : read + 1], text[read + 1 :], range(-1, COMPARED - 2), want_last=True
+    )
+    (logits,) = runner.forward([chain])
+    runner.cache.commit(sequence, ())
+    runner.cache.release(sequence)
+    return logits.float()
+
+
+def compare(
+    reference: ModelRunner, runner: ModelRunner, encoded: Sequence[Sequence[int]]
+) -> dict[int, Distance]:
+    """Return the distance of a runner's distributions from the reference's, by the texts' lengths; 0: of all."""
+    found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: []}
+    for text in encoded:
+        pair = distances(last_logits(runner, text), last_logits(reference, text))
+        found.setdefault(len(text), []).append(pair)
+        found[0].append(pair)
+    return {
+        length: Distance.of(*(torch.cat(parts) for parts in zip(*pairs, strict=True)))
+        for length, pairs in found.items()
+    }
+
+
+def table(found: dict[int, Distance]) -> list[str]:
+    """Return the lines of a table."""
+    lines = head(["KL, mean", "KL, 99th percentile", "same first token"], "tokens of a text")
+    for length, (mean, high, same) in found.items():
+        lines.append(line(str(length or "all"), [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}"]))
+    return lines

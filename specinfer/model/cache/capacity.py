@@ -1,0 +1,43 @@
+"""Size of a cache that fits into the memory that is left."""
+
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.weights.config import ModelConfig
+
+AUTO_TOKENS = 0
+"""Value of `RunnerOptions.kv_tokens` for as many tokens as fit."""
+SHARE = 0.75
+"""Part of the memory beside the weights that the cache may take; drafts and buffers need the rest."""
+MOST_REQUESTS = 16
+"""Number of requests of full length for which the cache has room at most."""
+_LEAST_TOKENS = 512
+_SCALE_BYTES = 4
+
+
+def token_bytes(config: ModelConfig, dtype: torch.dtype, kv_type: str) -> int:
+    """Return the bytes of one token's keys and values."""
+    element = {"q8_0": 1, "bf16": 2}.get(kv_type, dtype.itemsize)
+    scale = _SCALE_BYTES if kv_type == "q8_0" else 0
+    return 2 * config.layers * config.kv_heads * (config.head_dim * element + scale)
+
+
+def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: int) -> int:
+    """Return how many tokens a cache holds beside the weights.
+
+    Args:
+        available: bytes that are left before the weights are read.
+        weights: bytes of the weights.
+        bytes_per_token: see `token_bytes`.
+        longest: positions of the model.
+
+    Raises:
+        SettingError: if there is too little memory.
+    """
+    room = int((available - weights) * SHARE)
+    tokens = min(room // bytes_per_token, MOST_REQUESTS * longest)
+    if tokens < _LEAST_TOKENS:
+        left, needed = max(0, available - weights) / 1e6, _LEAST_TOKENS * bytes_per_token / SHARE / 1e6
+        reason = f"{left:.0f} MB are left beside the weights, {needed:.0f} MB are needed"
+        raise SettingError("kv_tokens", "auto", reason)
+    return tokens

@@ -1,0 +1,163 @@
+"""Prefixes in a directory: found again by another process, bounded, and never a wrong byte."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import Segment
+from specinfer.model.cache.prefix_directory import PrefixDirectory
+from specinfer.model.runner import ModelRunner
+from tests.support.tiny_models import runner_of, tiny_transformers
+
+MODEL = tiny_transformers("llama", head_dim=16)
+PROMPT = [(7 * i + i * i) % 97 for i in range(100)]
+SHARED = 96
+"""Tokens of the prompt in whole blocks."""
+
+
+def runner_at(
+    directory: Path,
+    kv_tokens: int = 256,
+    kv_type: str = "auto",
+    fingerprint: str = "model",
+    limit: int = 1 << 30,
+) -> ModelRunner:
+    runner = runner_of(MODEL, executor="native", dtype="bfloat16", kv_tokens=kv_tokens, kv_type=kv_type)
+    runner.keep_prefixes(directory, fingerprint, limit)
+    return runner
+
+
+def answer(runner: ModelRunner, scope: str = "", prompt: list[int] = PROMPT) -> tuple[int, torch.Tensor]:
+    """Return the number of tokens that were found, and the logits after the prompt."""
+    sequence = runner.open(scope)
+    known = runner.cache.share(sequence, prompt[:-1])
+    (logits,) = runner.forward([Segment(sequence, prompt[known:], want_last=True)])
+    runner.cache.release(sequence)
+    runner.cache.check()
+    return known, logits
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("kv_type", ["auto", "q8_0"])
+def test_another_process_finds_the_prefix_and_computes_the_same_bits(tmp_path: Path, kv_type: str) -> None:
+    first = runner_at(tmp_path, kv_type=kv_type)
+    known, expected = answer(first)
+    assert known == 0
+    first.cache.save_prefixes()
+    second = runner_at(tmp_path, kv_type=kv_type)
+    known, found = answer(second)
+    assert known == SHARED == second.cache.restored_tokens == second.cache.shared_tokens
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.native
+def test_blocks_that_memory_loses_come_back_from_the_directory(tmp_path: Path) -> None:
+    runner = runner_at(tmp_path, kv_tokens=128)
+    _, expected = answer(runner)
+    for start in range(3):
+        answer(runner, prompt=[(start + 5 * i) % 97 for i in range(112)])
+    known, found = answer(runner)
+    assert known == SHARED
+    assert runner.cache.restored_tokens > 0
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("change", [{"kv_type": "q8_0"}, {"fingerprint": "another"}], ids=str)
+def test_another_model_or_format_finds_nothing(tmp_path: Path, change: dict[str, str]) -> None:
+    first = runner_at(tmp_path)
+    answer(first)
+    first.cache.save_prefixes()
+    assert answer(runner_at(tmp_path, **change))[0] == 0
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("damage", ["torn", "a bit", "foreign", "empty"])
+def test_damaged_files_are_left_aside_with_one_line(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = runner_at(tmp_path)
+    _, expected = answer(first)
+    first.cache.save_prefixes()
+    files = sorted(tmp_path.rglob("*.kv"))
+    assert len(files) == SHARED // 16
+    for path in files:
+        content = bytearray(path.read_bytes())
+        if damage == "a bit":
+            content[-1] ^= 1
+        elif damage == "foreign":
+            content[10] ^= 1
+        else:
+            content = content[: len(content) // 2 if damage == "torn" else 0]
+        path.write_bytes(content)
+    second = runner_at(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            second.cache.check()
+            assert torch.equal(answer(second)[1], expected)
+    assert len([line for line in caplog.messages if "left aside" in line]) == 1, "the chain ends there"
+
+
+@pytest.mark.native
+def test_a_directory_that_is_gone_or_cannot_be_written_costs_nothing_but_the_prefix(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = runner_at(tmp_path / "gone")
+    _, expected = answer(first)
+    first.cache.save_prefixes()
+    second = runner_at(tmp_path / "gone")
+    for path in (tmp_path / "gone").rglob("*.kv"):
+        path.unlink()
+    known, found = answer(second)
+    assert known == 0
+    assert torch.equal(found, expected)
+    (tmp_path / "file").write_text("in the way")
+    third = runner_at(tmp_path / "file")
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(answer(third)[1], expected)
+        third.cache.save_prefixes()
+    assert len([line for line in caplog.messages if "cannot be written" in line]) == 1
+
+
+@pytest.mark.native
+def test_scopes_share_no_prefix(tmp_path: Path) -> None:
+    runner = runner_at(tmp_path)
+    assert answer(runner, "alice")[0] == 0
+    assert answer(runner, "bob")[0] == 0
+    assert answer(runner)[0] == 0
+    assert answer(runner, "alice")[0] == SHARED
+    runner.cache.save_prefixes()
+    later = runner_at(tmp_path)
+    assert answer(later, "eve")[0] == 0
+    assert answer(later, "bob")[0] == SHARED
+
+
+def key(number: int) -> bytes:
+    """A key of a block."""
+    return bytes([number] * 16)
+
+
+def test_the_directory_is_bounded_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+    prefixes = PrefixDirectory(tmp_path, "model", 5 * 1056)
+    for number in range(5):
+        prefixes.write(key(number), bytes(1000))
+    assert prefixes.read(key(0), 1000) == bytes(1000)
+    prefixes.write(key(5), bytes(1000))
+    assert [key(number) in prefixes for number in range(6)] == [True, False, True, True, True, True]
+    assert prefixes.total_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) == 5 * 1056
+    later = PrefixDirectory(tmp_path, "another model", 2 * 1056)
+    later.write(key(9), bytes(1000))
+    assert len(list(tmp_path.rglob("*.kv"))) == 2, "files of other models count"
+
+
+def test_executors_that_copy_no_blocks_and_windows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingError, match=r"prefix_cache_directory = .*: the torch executor keeps no prefixes"
+    ):
+        runner_of(MODEL, executor="torch").keep_prefixes(tmp_path, "model", 1)
+    windowed = runner_of(MODEL, executor="native", kv_window=64)
+    with pytest.raises(SettingError, match="a windowed cache shares no prefixes"):
+        windowed.keep_prefixes(tmp_path, "model", 1)
