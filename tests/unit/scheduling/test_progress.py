@@ -1,12 +1,15 @@
 """Progress of several steps is written as one item a request."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.scheduling.commit import apply_verdict
+from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, unite
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import EntryStatus, LogprobRow
+from specinfer.statuses import EntryStatus, FinishReason, LogprobRow
 from specinfer.tree import TreeLimits
 
 
@@ -63,3 +66,12 @@ def test_a_prompt_that_is_read_again_counts_its_cached_tokens_once() -> None:
     assert state.cached_tokens == 48
     read(0, 40, 16)
     assert state.cached_tokens == 16
+
+
+def test_an_ending_is_read_as_earlier_and_later_versions_write_it() -> None:
+    """Gateways of two versions share Redis while they are replaced."""
+    ending = Ending(FinishReason.LENGTH, prompt_tokens=7, cached_tokens=0)
+    values = json.loads(ending.to_json())
+    assert Ending.from_json(json.dumps({**values, "unknown": 1})) == ending
+    del values["cached_tokens"]
+    assert Ending.from_json(json.dumps(values)) == ending
