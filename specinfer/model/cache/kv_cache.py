@@ -115,9 +115,15 @@ class PagedKVCache:
         self._prefixes = directory, storage
 
     def save_prefixes(self) -> None:
-        """Write all full blocks that are not in the directory of prefixes yet."""
-        for key, block in self._filed.items():
-            self._save(key, block)
+        """Write all full blocks that are not in the directory of prefixes yet.
+
+        The first blocks of prompts, without which the others are of no use, and those used last are written last:
+        a directory that is too small keeps them.
+        """
+        used = [block for block in reversed(self._hash_of) if block not in self._free]
+        for block in (*self._free, *used):
+            if block in self._hash_of:
+                self._save(self._hash_of[block], block)
 
     def _save(self, key: bytes, block: int) -> None:
         if self._prefixes is not None and key not in self._prefixes[0]:
