@@ -42,7 +42,8 @@ def apply_verdict(
     state.put_off_at, state.put_off_s = None, 0.0
     state.verifier_len = verdict.held_len
     if not state.new_tokens:
-        state.cached_tokens = min(state.cached_tokens + verdict.cached_tokens, len(state.request.prompt))
+        before = state.cached_tokens if entry.base_len else 0
+        state.cached_tokens = min(before + verdict.cached_tokens, len(state.request.prompt))
     return None if tree is None else _accept(state, tree, verdict, now)
 
 

@@ -83,8 +83,9 @@ class Ending:
 
     @classmethod
     def from_json(cls, text: str) -> "Ending":
-        """Return the ending that `to_json` wrote."""
+        """Return the ending that `to_json` of this version wrote, or of a later one with more fields."""
         values: dict[str, Any] = json.loads(text)
+        values = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         return cls(**{**values, "finish": FinishReason[values["finish"].upper()]})
 
 

@@ -115,9 +115,15 @@ class PagedKVCache:
         self._prefixes = directory, storage
 
     def save_prefixes(self) -> None:
-        """Write all full blocks that are not in the directory of prefixes yet."""
-        for key, block in self._filed.items():
-            self._save(key, block)
+        """Write all full blocks that are not in the directory of prefixes yet.
+
+        The first blocks of prompts, without which the others are of no use, and those used last are written last:
+        a directory that is too small keeps them.
+        """
+        used = [block for block in reversed(self._hash_of) if block not in self._free]
+        for block in (*self._free, *used):
+            if block in self._hash_of:
+                self._save(self._hash_of[block], block)
 
     def _save(self, key: bytes, block: int) -> None:
         if self._prefixes is not None and key not in self._prefixes[0]:
@@ -151,11 +157,11 @@ class PagedKVCache:
         Raises:
             ExhaustedError: if there is too little; the sequence is unchanged.
         """
-        if self.states is not None:
-            self.states.claim(sequence, nodes + _STATES_OF_DELTA)
         missing = blocks_for(sequence.cached + sequence.nodes + delta + nodes) - len(sequence.blocks)
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
+        if self.states is not None:
+            self.states.claim(sequence, nodes + (_STATES_OF_DELTA if delta else 0))
         for _ in range(missing):
             sequence.blocks.append(self._take_free())
 
@@ -263,14 +269,17 @@ class PagedKVCache:
             return
         sequence.released = True
         self._sequences.remove(sequence)
-        if self.states is not None and sequence.blocks:
+        if self.states is not None:
             held = sequence.slots(0, sequence.cached + sequence.nodes)
             cached = sequence.cached
-            self.states.extend(sequence, held[cached - 1] if cached else None, held[cached:], None)
+            before = held[cached - 1] if cached else None
+            self.states.extend(sequence, before, [], None, dropped=held[cached:])
         self._drop(sequence, 0)
 
     def trim(self, sequence: KVSequence) -> None:
-        """Give back blocks that were reserved and are not needed."""
+        """Give back what was reserved and is not needed."""
+        if self.states is not None:
+            self.states.unclaim(sequence)
         keep = blocks_for(sequence.cached + sequence.nodes)
         self._drop(sequence, keep)
 
@@ -304,7 +313,7 @@ class PagedKVCache:
             held = sequence.slots(first, sequence.cached + max(len(tokens), scored))
             before = held.pop(0) if sequence.cached else None
             last = held[len(tokens) - 1] if tokens else before
-            self.states.extend(sequence, before, held, last)
+            self.states.extend(sequence, before, held[: len(tokens)], last, dropped=held[len(tokens) :])
         sequence.tokens.extend(tokens)
         if self.window is not None:
             return

@@ -11,14 +11,18 @@ wrong, is left aside with one line in the log. Files appear whole (`os.replace`)
 import logging
 import os
 import tempfile
+import time
 from collections import OrderedDict
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _MAGIC = b"SIKV0001"
-_SUFFIX = ".kv"
+_SUFFIX, _UNFINISHED = ".kv", ".tmp"
+_UNFINISHED_S = 600.0
+"""Age in seconds of an unfinished file whose process counts as dead."""
 _PARTS = (len(_MAGIC), 16, 16, 16)
 
 
@@ -39,6 +43,7 @@ class PrefixDirectory:
         self._total = 0
         self._left_aside: set[Path] = set()
         self._failed = False
+        _delete_unfinished(directory)
         for path, size in _files(directory):
             self._sizes[path] = size
             self._total += size
@@ -64,7 +69,6 @@ class PrefixDirectory:
             return None
         try:
             content = path.read_bytes()
-            os.utime(path)
         except FileNotFoundError:  # deleted by another process
             self._forget(path)
             return None
@@ -75,6 +79,8 @@ class PrefixDirectory:
         if header != self._header(key, data) or len(data) != size:
             self._leave_aside(path, "torn, or of another model or format")
             return None
+        with suppress(OSError):  # another user's file, or one that may only be read
+            os.utime(path)
         self._sizes.move_to_end(path)
         self.read_blocks += 1
         return data
@@ -136,9 +142,17 @@ def _files(directory: Path) -> list[tuple[Path, int]]:
     return [(path, size) for _, path, size in sorted(found)]
 
 
+def _delete_unfinished(directory: Path) -> None:
+    """Delete files of processes that ended while they wrote."""
+    for path in directory.glob(f"*/*/*{_UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _UNFINISHED_S:
+                path.unlink()
+
+
 def _write_whole(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_UNFINISHED, delete=False) as file:
         try:
             file.write(content)
             file.close()

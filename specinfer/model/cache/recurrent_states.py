@@ -60,23 +60,36 @@ class RecurrentStates(Generic[State]):
             return
         others = sum(self._claims.values()) - self._claims.get(sequence, 0)
         free = self.limit - self.needed - others
-        if states > free and (others or self.needed > 1):
+        if states > free and (others or self.needed > 1 + sequence.nodes):
             raise ExhaustedError(
                 f"memory of recurrent layers full: {states} states needed, {max(free, 0)} free"
             )
         self._claims[sequence] = states
         self.shrink(max(free - states, 0))
 
-    def extend(self, sequence: KVSequence, before: int | None, written: Slots, last: int | None) -> None:
+    def unclaim(self, sequence: KVSequence) -> None:
+        """Give up the claim of a sequence, if it has one."""
+        self._claims.pop(sequence, None)
+
+    def extend(
+        self,
+        sequence: KVSequence,
+        before: int | None,
+        written: Slots,
+        last: int | None,
+        dropped: Slots = (),
+    ) -> None:
         """Note that a context ends at slot `last` now, not at `before` any more; None: it is empty, or gone.
 
         Args:
             sequence: whose context it is.
             before: slot of its last token up to now.
-            written: slots of its other tokens and of nodes since then.
+            written: slots of its other tokens since then.
             last: slot of its last token from now on.
+            dropped: slots of nodes that did not become context; no request can continue from their states.
         """
-        self._claims.pop(sequence, None)
+        self.unclaim(sequence)
+        self.forget(dropped)
         if last is not None:
             self._users[last] += 1
             self._snapshots.pop(last, None)

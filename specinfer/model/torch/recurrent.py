@@ -143,6 +143,9 @@ class RecurrentLayers:
             for number, (layer, name) in enumerate(self._layers):
                 layer.forward = self._replaced(number, layer.forward, name)
             yield
+        except BaseException:  # the states of some layers, after tokens that no sequence has
+            self.states.forget([chain.end for level in self._levels for chain in level])
+            raise
         finally:
             for layer, _ in self._layers:
                 layer.__dict__.pop("forward", None)

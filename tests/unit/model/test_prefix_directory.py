@@ -1,6 +1,8 @@
 """Prefixes in a directory: found again by another process, bounded, and never a wrong byte."""
 
 import logging
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,45 @@ def test_the_directory_is_bounded_and_keeps_what_was_used_last(tmp_path: Path) -
     later = PrefixDirectory(tmp_path, "another model", 2 * 1056)
     later.write(key(9), bytes(1000))
     assert len(list(tmp_path.rglob("*.kv"))) == 2, "files of other models count"
+
+
+@pytest.mark.native
+def test_a_directory_that_is_too_small_keeps_beginnings_of_the_last_prompts(tmp_path: Path) -> None:
+    block = runner_at(tmp_path).features.block_bytes + 56
+    first = runner_at(tmp_path, limit=3 * block)
+    answer(first, prompt=[(5 * i) % 97 for i in range(100)])
+    answer(first)
+    first.cache.save_prefixes()
+    assert answer(runner_at(tmp_path))[0] == 3 * 16
+
+
+def test_a_process_that_died_amid_a_file_leaves_none_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            PrefixDirectory(tmp_path, "model", 1 << 20).write(key(1), bytes(1000))
+    (left,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    PrefixDirectory(tmp_path, "model", 1 << 20)
+    assert left.exists(), "its process may still be writing"
+    os.utime(left, (time.time() - 3600,) * 2)
+    PrefixDirectory(tmp_path, "model", 1 << 20)
+    assert not left.exists()
+
+
+def test_files_that_may_only_be_read_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
+    prefixes.write(key(1), bytes(1000))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert prefixes.read(key(1), 1000) == bytes(1000)
 
 
 def test_executors_that_copy_no_blocks_and_windows_are_refused(tmp_path: Path) -> None:

@@ -144,3 +144,87 @@ def test_a_state_that_two_contexts_end_at_stays_until_both_have_gone_on() -> Non
     assert (end in states, states.needed) == (True, 0)
     states.shrink(0)
     assert end not in states
+
+
+def cache_of(blocks: int, limit: int) -> tuple[PagedKVCache, RecurrentStates[str]]:
+    states: RecurrentStates[str] = RecurrentStates()
+    states.limit = limit
+    return PagedKVCache(blocks, Storage(), states=states), states
+
+
+def write(states: RecurrentStates[str], sequence: KVSequence, start: int, stop: int) -> None:
+    """Write a state after each of these positions."""
+    for slot in sequence.slots(start, stop):
+        states[slot] = "state"
+
+
+def test_requests_that_are_refused_or_released_claim_nothing() -> None:
+    cache, states = cache_of(blocks=2, limit=8)
+    first, second = cache.open(), cache.open()
+    cache.reserve(first, 20)
+    write(states, first, 19, 20)
+    cache.append(first, [5] * 20)
+    for _ in range(9):  # as the same request that comes again
+        with pytest.raises(ExhaustedError, match="KV cache full"):
+            cache.reserve(cache.open(), 1, 4)
+        with pytest.raises(ExhaustedError, match="KV cache full"):
+            cache.reserve(second, 1, 4)
+        cache.release(second)
+        second = cache.open()
+    cache.reserve(first, 1, 5)
+    cache.trim(first)
+    cache.release(first)
+    cache.reserve(second, 1, 5)
+
+
+def test_a_node_that_was_rejected_at_the_end_of_a_block_leaves_no_state() -> None:
+    """Else a longer delta, which writes no state there, would file the block with the node's."""
+    cache, states = cache_of(blocks=4, limit=64)
+    sequence = cache.open()
+    cache.reserve(sequence, 14, 2)
+    write(states, sequence, 13, 16)
+    cache.append(sequence, [5] * 14)
+    cache.add_nodes(sequence, [6, 7], [-1, -1])
+    cache.commit(sequence, ())
+    assert sequence.slots(15, 16)[0] not in states
+    cache.reserve(sequence, 0, 2)
+    write(states, sequence, 14, 16)
+    cache.add_nodes(sequence, [6, 7], [-1, -1])
+    cache.release(sequence)
+    assert not len(states)
+
+
+def test_a_tree_that_grows_in_several_passes_keeps_the_room_that_it_claimed() -> None:
+    """Also a tree that is larger than the memory, where its request is alone."""
+    for limit, nodes, requests in ((6, 3, 1), (8, 2, 2), (2, 20, 1)):
+        cache, states = cache_of(blocks=8, limit=limit)
+        growing = [cache.open() for _ in range(requests)]
+        for sequence in growing:
+            cache.reserve(sequence, 1, nodes)
+        for sequence in growing:
+            cache.reserve(sequence, 1)
+            write(states, sequence, 0, 1)
+            cache.append(sequence, [5])
+        for node in range(nodes):
+            for sequence in growing:
+                cache.reserve(sequence, 0, 1)
+                write(states, sequence, node + 1, node + 2)
+                cache.add_nodes(sequence, [6], [-1])
+        for sequence in growing:
+            cache.commit(sequence, ())
+        assert states.needed == requests
+
+
+def test_a_pass_that_fails_leaves_no_states(models: dict[str, Any]) -> None:
+    runner = runner_of(models["mamba2"])
+    sequence = runner.open()
+    runner.forward([Segment(sequence, [5, 6, 7], want_last=True)])
+    failing = runner._executor._recurrent.modules[-1]  # type: ignore[attr-defined]
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise RuntimeError("no memory")
+
+    failing.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        runner.forward([Segment(sequence, [8, 9], [10], [-1], want_last=True)])
+    assert states_of(runner).needed == 1
