@@ -135,7 +135,7 @@ class SsmDrafter:
         sequence = self._sequences.get(job.request_id)
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
-            sequence = self._sequences[job.request_id] = self._runner.open()
+            sequence = self._sequences[job.request_id] = self._runner.open(job.cache_scope)
             # prompts that begin alike are read once; the last token is always read
             self._runner.cache.share(sequence, job.context[:-1])
         delta = job.context[sequence.length : sequence.length + _CATCH_UP]

@@ -123,12 +123,14 @@ class PagedKVCache:
         used = [block for block in reversed(self._hash_of) if block not in self._free]
         for block in (*self._free, *used):
             if block in self._hash_of:
-                self._save(self._hash_of[block], block)
+                self._save(self._hash_of[block], block, wait=True)
+        if self._prefixes is not None:
+            self._prefixes[0].flush()
 
-    def _save(self, key: bytes, block: int) -> None:
+    def _save(self, key: bytes, block: int, wait: bool = False) -> None:
         if self._prefixes is not None and key not in self._prefixes[0]:
             directory, storage = self._prefixes
-            directory.write(key, storage.read_block(block))
+            directory.write(key, storage.read_block(block), wait)
 
     def _restore(self, key: bytes) -> int | None:
         """Return a free block filled from the directory of prefixes; None if there is none, or no such file."""

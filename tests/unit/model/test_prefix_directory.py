@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
+from specinfer.model.cache import prefix_directory
 from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.runner import ModelRunner
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -149,9 +151,11 @@ def test_the_directory_is_bounded_and_keeps_what_was_used_last(tmp_path: Path) -
     assert prefixes.read(key(0), 1000) == bytes(1000)
     prefixes.write(key(5), bytes(1000))
     assert [key(number) in prefixes for number in range(6)] == [True, False, True, True, True, True]
+    prefixes.flush()
     assert prefixes.total_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) == 5 * 1056
     later = PrefixDirectory(tmp_path, "another model", 2 * 1056)
     later.write(key(9), bytes(1000))
+    later.flush()
     assert len(list(tmp_path.rglob("*.kv"))) == 2, "files of other models count"
 
 
@@ -173,8 +177,9 @@ def test_a_process_that_died_amid_a_file_leaves_none_for_ever(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", die)
-        with pytest.raises(KeyboardInterrupt):
-            PrefixDirectory(tmp_path, "model", 1 << 20).write(key(1), bytes(1000))
+        prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
+        prefixes.write(key(1), bytes(1000))
+        prefixes.flush()
     (left,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     PrefixDirectory(tmp_path, "model", 1 << 20)
     assert left.exists(), "its process may still be writing"
@@ -183,9 +188,37 @@ def test_a_process_that_died_amid_a_file_leaves_none_for_ever(
     assert not left.exists()
 
 
+def test_a_slow_disk_holds_up_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that wait for it are found; the oldest beyond the backlog are not kept, unless the process ends."""
+    disk = threading.Event()
+    replace = os.replace
+
+    def wait(*paths: str) -> None:
+        assert disk.wait(60)
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", wait)
+    monkeypatch.setattr(prefix_directory, "_BACKLOG_BYTES", 3500)
+    prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
+    for number in range(5):
+        prefixes.write(key(number), bytes([number]) * 1000)
+    kept = [0, 3, 4]
+    for number in range(5):
+        found = prefixes.read(key(number), 1000)
+        assert found == (bytes([number]) * 1000 if number in kept else None)
+    disk.set()
+    prefixes.write(key(5), bytes([5]) * 1000, wait=True)
+    prefixes.flush()
+    later = PrefixDirectory(tmp_path, "model", 1 << 20)
+    assert [number for number in range(6) if key(number) in later] == [*kept, 5]
+    assert later.read(key(4), 1000) == bytes([4]) * 1000
+    assert prefixes.total_bytes == later.total_bytes
+
+
 def test_files_that_may_only_be_read_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
     prefixes.write(key(1), bytes(1000))
+    prefixes.flush()
 
     def refuse(*_: object) -> None:
         raise PermissionError("Operation not permitted")
