@@ -188,17 +188,21 @@ class PagedKVCache:
     def _claim(self, sequence: KVSequence, tokens: Seq[int]) -> list[int]:
         """Take the filed blocks of further tokens, up to the last one after which a request can go on."""
         found: list[int] = []
+        restored: list[bytes] = []
         known = _last_hash(sequence)
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             known = _block_hash(known, tokens[at : at + BLOCK_TOKENS])
             block = self._filed.get(known)
             if block is None:
                 block = self._restore(known)
+                restored.append(known)
             if block is None:
                 break
             self._free.pop(block, None)
             self._uses[block] += 1
             found.append(block)
+        if self._prefixes is not None:
+            self._prefixes[0].note_use(restored)
         if self.states is not None:
             while found and _last_slot(found[-1]) not in self.states:
                 self._give_back(found.pop())

@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -31,7 +32,7 @@ _PARTS = (len(_MAGIC), 16, 16, 16)
 
 
 class PrefixDirectory:
-    """A bounded directory of blocks, of which those unused for longest are deleted. Used by one thread, but for its own."""
+    """A bounded directory of blocks: those unused for longest are deleted. Used by one thread, and its own."""
 
     def __init__(self, directory: Path, fingerprint: str, limit_bytes: int) -> None:
         """Read which blocks are there.
@@ -78,7 +79,6 @@ class PrefixDirectory:
         if key not in self:
             return None
         if path in self._pending:
-            self._sizes.move_to_end(path)
             return self._pending[path]
         try:
             content = path.read_bytes()
@@ -92,11 +92,15 @@ class PrefixDirectory:
         if header != self._header(key, data) or len(data) != size:
             self._leave_aside(path, "torn, or of another model or format")
             return None
-        with suppress(OSError):  # another user's file, or one that may only be read
-            os.utime(path)
-        self._sizes.move_to_end(path)
         self.read_blocks += 1
         return data
+
+    def note_use(self, keys: Sequence[bytes]) -> None:
+        """Count blocks of one prompt as used now, its first ones last: without those the others are of no use."""
+        for path in map(self._path, reversed(keys)):
+            if path in self._sizes:
+                self._sizes.move_to_end(path)
+                self._writer.submit(_touch, path)
 
     def write(self, key: bytes, data: bytes, wait: bool = False) -> None:
         """Write a block that is not there; a directory that cannot be written is logged once.
@@ -158,9 +162,7 @@ class PrefixDirectory:
             else:
                 self._forget(path)
                 if not self._failed:
-                    log.warning(
-                        "prefix_cache_directory = %s: cannot be written: %s", self._directory, error
-                    )
+                    log.warning("prefix_cache_directory = %s: cannot be written: %s", self._directory, error)
             self._failed = error is not None
 
     def _delete_oldest(self) -> None:
@@ -195,6 +197,11 @@ def _files(directory: Path) -> list[tuple[Path, int]]:
             continue
         found.append((status.st_mtime_ns, path, status.st_size))
     return [(path, size) for _, path, size in sorted(found)]
+
+
+def _touch(path: Path) -> None:
+    with suppress(OSError):  # another user's file, one that may only be read, one that was deleted
+        os.utime(path)
 
 
 def _delete(path: Path) -> None:

@@ -149,6 +149,7 @@ def test_the_directory_is_bounded_and_keeps_what_was_used_last(tmp_path: Path) -
     for number in range(5):
         prefixes.write(key(number), bytes(1000))
     assert prefixes.read(key(0), 1000) == bytes(1000)
+    prefixes.note_use([key(0)])
     prefixes.write(key(5), bytes(1000))
     assert [key(number) in prefixes for number in range(6)] == [True, False, True, True, True, True]
     prefixes.flush()
@@ -167,6 +168,22 @@ def test_a_directory_that_is_too_small_keeps_beginnings_of_the_last_prompts(tmp_
     answer(first)
     first.cache.save_prefixes()
     assert answer(runner_at(tmp_path))[0] == 3 * 16
+
+
+@pytest.mark.native
+def test_a_prompt_that_was_read_loses_its_end_first(tmp_path: Path) -> None:
+    """What was deleted of it are blocks that are of no use without the others."""
+    block = runner_at(tmp_path).features.block_bytes + 56
+    first = runner_at(tmp_path)
+    answer(first)
+    first.cache.save_prefixes()
+    again = runner_at(tmp_path, limit=(SHARED // 16 + 1) * block)
+    assert answer(again)[0] == SHARED
+    again.cache.save_prefixes()
+    other = runner_at(tmp_path, limit=(SHARED // 16 + 1) * block)
+    answer(other, prompt=[(5 * i) % 97 for i in range(40)])
+    other.cache.save_prefixes()
+    assert 0 < answer(runner_at(tmp_path))[0] < SHARED
 
 
 def test_a_process_that_died_amid_a_file_leaves_none_for_ever(
