@@ -1,5 +1,6 @@
 """Speculative decoding without services: drafters, merge, cut, verifier, in one process and in batches."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from specinfer.drafters.contexts import FeatureBuffer
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.reliability import Reliability
-from specinfer.sampling import Sampling, draft_seed
+from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.features import FeatureSpan
@@ -52,6 +53,17 @@ class Result:
     """Steps by the drafted tokens that they accepted."""
     reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
     """By drafter: how well its scores foretold acceptance, as they came and as corrected."""
+    answers: list[list[int]] = field(default_factory=list)
+    """Tokens of every prompt's answer."""
+    first_guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """(source, whether the likeliest child of the root was the next token) -> steps; no child is a wrong one."""
+    paths: list[tuple[float, bool]] = field(default_factory=list)
+    """(probability of its path by the draft's own scores, whether all of it was accepted) of every drafted node."""
+
+    def right_first_guesses(self, source: str) -> float:
+        """Return the share of a source's steps whose first guess was right."""
+        right, wrong = (self.first_guesses[source, value] for value in (True, False))
+        return right / max(right + wrong, 1)
 
     def tokens_per_step(self, source: str | None = None) -> float:
         """Acceptance length, of one source or of all."""
@@ -88,6 +100,8 @@ class _Request:
     held: int = 0
     steps: int = 0
     accepted: Counter[int] = field(default_factory=Counter)
+    first_guesses: Counter[bool] = field(default_factory=Counter)
+    paths: list[tuple[float, bool]] = field(default_factory=list)
     target_top_k: TargetTopK | None = None
     """Predictions of the target in the last step, if any drafter reads that."""
     ended: bool = False
@@ -96,6 +110,19 @@ class _Request:
     @property
     def new_tokens(self) -> int:
         return len(self.context) - len(self.prompt.tokens)
+
+    def count_guesses(self, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """Count the first guess, and the nodes by their paths."""
+        children = [node for node, parent in enumerate(tree.parents) if parent == 0]
+        first = max(children, key=lambda node: tree.scores[node], default=None)
+        self.first_guesses[first is not None and tree.token_ids[first] == tokens[0]] += 1
+        paths = [(1.0, 0)]
+        """(probability of its path, its depth if all of it was accepted, else -1) of every node."""
+        for node in range(1, len(tree)):
+            p, depth = paths[tree.parents[node]]
+            right = 0 <= depth < len(tokens) and tokens[depth] == tree.token_ids[node]
+            paths.append((p * float(tree.scores[node]), depth + 1 if right else -1))
+        self.paths += [(p, depth > 0) for p, depth in paths[1:]]
 
     def commit(self, tokens: Sequence[int], stops: Sequence[int]) -> None:
         """Appends what a step brought, up to the answer's end."""
@@ -110,7 +137,7 @@ class Decoding:
     """A target, and drafters that share one budget."""
 
     def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter], plan: DecodingPlan) -> None:
-        self._engine = VerifierEngine(runner, plan.rule, EngineLimits())
+        self._engine = VerifierEngine(runner, plan.rule, EngineLimits(idle_seconds=math.inf))
         self._drafters, self._plan, self._calibration = drafters, plan, Calibration()
         self._features = FeatureFlow(runner, drafters)
         self._top_k = max((drafter.description.target_top_k for drafter in drafters), default=0)
@@ -138,8 +165,8 @@ class Decoding:
             for drafter in self._drafters:
                 for name in names:
                     drafter.release(name)
-            result.per_prompt += [(r.prompt.source, r.steps, r.new_tokens) for r in requests]
-            result.accepted += sum((r.accepted for r in requests), Counter())
+            for r in requests:
+                _count(result, r)
         found = map(self._calibration.reliability, range(len(self._drafters)))
         result.reliability = [parts or (Reliability(), Reliability()) for parts in found]
         return result
@@ -166,6 +193,7 @@ class Decoding:
             for index, tree in enumerate(drafts[i]):
                 self._calibration.observe(index, tree, tokens)
             self._calibration.observe_draws(trees[i], outcome.verdict.accepted)
+            requests[i].count_guesses(trees[i], tokens)
             requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
             requests[i].held = outcome.held_len
             self._features.arrived(requests[i].name, outcome.features)
@@ -210,6 +238,49 @@ class Decoding:
             root = TokenTree.root_only(r.context[-1])
             merged.append(merge_trees(pairs, limits.nodes + 1, beliefs) if pairs else root)
         return merged, drafts
+
+
+def _count(result: Result, request: _Request) -> None:
+    """Add a finished request to the counts."""
+    source = request.prompt.source
+    result.per_prompt.append((source, request.steps, request.new_tokens))
+    result.answers.append(request.context[len(request.prompt.tokens) :])
+    result.accepted += request.accepted
+    result.first_guesses.update({(source, right): n for right, n in request.first_guesses.items()})
+    result.paths += request.paths
+
+
+def replay(
+    drafter: Drafter,
+    prompts: Sequence[EvaluationPrompt],
+    answers: Sequence[Sequence[int]],
+    plan: DecodingPlan,
+) -> Result:
+    """Count what a drafter that reads nothing of the target gets of known greedy answers, without a target."""
+    result, limits = Result(), TreeLimits(plan.nodes, plan.depth, plan.width)
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        request = _Request(prompt, f"r{i}", GREEDY, list(prompt.tokens))
+        while request.new_tokens < len(answer):
+            (tree,) = drafter.draft([DraftJob(request.name, request.context, limits, request.sampling)])
+            assert isinstance(tree, TokenTree), tree
+            rest = answer[request.new_tokens :]
+            tokens = rest[: _agreed(tree, rest) + 1]
+            request.count_guesses(tree, tokens)
+            request.commit(tokens, ())
+        drafter.release(request.name)
+        _count(result, request)
+    return result
+
+
+def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
+    """Return the number of first tokens that are a path of a tree."""
+    node = 0
+    for depth, token in enumerate(tokens):
+        found = [v for v, parent in enumerate(tree.parents) if parent == node and tree.token_ids[v] == token]
+        if not found:
+            return depth
+        (node,) = found
+    return len(tokens)
 
 
 class FeatureFlow:

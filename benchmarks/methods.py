@@ -35,7 +35,7 @@ KV_TOKENS = 32768
 Methods = dict[str, Drafter]
 
 
-def load_methods(specs: Sequence[str]) -> Methods:
+def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
     """Drafters by name, of `NAME[=MODEL]`: points, and no branch ends early, so that budgets are used up.
 
     Of several of a kind the later ones are named by their checkpoints, too.
@@ -47,7 +47,12 @@ def load_methods(specs: Sequence[str]) -> Methods:
     for spec in specs:
         name, _, model = spec.partition("=")
         options = DrafterOptions(
-            model=model, kv_tokens=KV_TOKENS, beam=8, depth=DEPTH, min_path_probability=0.0
+            model=model,
+            kv_tokens=KV_TOKENS,
+            beam=8,
+            depth=DEPTH,
+            min_path_probability=0.0,
+            datastore=datastore,
         )
         found[f"{name} {Path(model).name}" if name in found else name] = make_drafter(name, options)
     return found

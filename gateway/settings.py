@@ -38,8 +38,8 @@ class RequestSettings(ProcessSettings):
     )
     prefix_scope: Literal["all", "key"] = Field(
         "all",
-        description="Who shares the prefixes of prompts in the cache: all, or requests of one API key. all is faster, "
-        "but the time to a first token shows whether another caller had a prompt with this beginning.",
+        description="Requests that share cached prompts: all, or those with the same API key, so that no caller can "
+        "measure by the time to the first token what others have sent.",
     )
     vllm_metrics: bool = Field(
         False, description="Show the load also under vLLM's metric names, which endpoint pickers read."

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from http_svc.body.bodies import Body, ChatBody, CompletionBody
+from http_svc.body.names import chat_names, completion_names, tokenize_names
 from http_svc.body.tokens import DetokenizeBody, TokenizeBody
 from http_svc.call import Call, ClientGoneError, while_wanted
 from http_svc.calls.answer import AnswerReader
@@ -27,11 +28,8 @@ from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape, is_whole
 from http_svc.streaming import EventStream, event_lines, read_event_id
 from http_svc.to_gateway import (
     answer_form,
-    chat_names,
     chat_requests,
-    completion_names,
     completion_requests,
-    tokenize_names,
     tokenize_request,
     wants_logprobs,
 )

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from http_svc.calls.answer import AnswerForm, AnswerReader, combined
+from http_svc.calls.answer import AnswerReader, combined
+from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.reader import Delta
 from specinfer.client import (
     Answer,
@@ -216,10 +217,11 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
     """
     choices = len(answers) // prompts
     read = sum(answer.summary.prompt_tokens for answer in answers[::choices])
+    cached = sum(answer.summary.cached_tokens for answer in answers[::choices])
     generated = sum(answer.summary.new_tokens for answer in answers)
     return {
         "prompt_tokens": read,
-        "prompt_tokens_details": {"cached_tokens": sum(a.summary.cached_tokens for a in answers[::choices])},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens": generated,
         "total_tokens": read + generated,
         "speculation": stats_to_json(add_up([answer.stats for answer in answers])),

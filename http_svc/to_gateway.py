@@ -9,7 +9,7 @@ from http_svc.body.conversation import Conversation
 from http_svc.body.forms import ANY_OBJECT
 from http_svc.body.messages import Message
 from http_svc.body.tokens import TokenizeBody
-from http_svc.calls.answer import AnswerForm
+from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar, form_named
 from specinfer.chat.forms import ChatForm
@@ -70,68 +70,6 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[generatio
     prompts = _prompts(body.prompt)
     _check_count(len(prompts) * (body.n or 1))
     return _choices(body, [make_request(prompt, **options) for prompt in prompts], request_id)
-
-
-def chat_names(body: ChatBody) -> dict[str, str]:
-    """Return the caller's names of the fields that a gateway's errors name."""
-    limit = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
-    return {
-        **_NAMES,
-        "max_new_tokens": limit,
-        **({} if body.structured_outputs else {"constraint.json_schema": _schema_name(body)}),
-        **({"constraint.grammar": "tools"} if body.callable else {}),
-        "constraint": _form_name(body),
-        "chat.tools": "tools",
-        "chat.variables": "chat_template_kwargs",
-        "chat.end": "continue_final_message" if body.continue_final_message else "add_generation_prompt",
-        **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
-    }
-
-
-def _form_name(body: ChatBody) -> str:
-    """Return the field that a constraint comes from."""
-    if body.callable:
-        return "tools"
-    return "structured_outputs" if body.structured_outputs else "response_format"
-
-
-def completion_names() -> dict[str, str]:
-    """Return the caller's names of the fields that a gateway's errors name."""
-    names = {
-        "max_new_tokens": "max_tokens",
-        "text": "prompt",
-        "tokens.ids": "prompt",
-        "top_logprobs": "logprobs",
-    }
-    return {**_NAMES, **names}
-
-
-def tokenize_names() -> dict[str, str]:
-    """Return the caller's names of the fields that a gateway's errors name."""
-    turns = dict.fromkeys(("chat.messages", "chat"), "messages")
-    return {
-        "text": "prompt",
-        "chat.tools": "tools",
-        "chat.variables": "chat_template_kwargs",
-        "chat.end": "continue_final_message",
-        **turns,
-    }
-
-
-def _schema_name(body: ChatBody) -> str:
-    form = body.response_format
-    nested = form is None or form.json_schema is not None
-    return "response_format.json_schema.schema" if nested else "response_format.schema"
-
-
-_NAMES = {
-    "stop_strings": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "request_id": "Idempotency-Key",
-    "constraint.choice.texts": "structured_outputs.choice",
-    "constraint.json_schema": "structured_outputs.json",
-    **{f"constraint.{kind}": f"structured_outputs.{kind}" for kind in ("choice", "grammar", "regex")},
-}
 
 
 def wants_logprobs(body: Body) -> bool:
@@ -251,8 +189,8 @@ def _form(body: Body) -> RequestOptions:
 
 def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> RequestOptions:
     """Return options with a grammar of calls, or of an answer in the form that was asked for."""
-    other = ""
-    if (schema := options.get("json_schema")) is not None:
+    schema, other = options.get("json_schema"), ""
+    if schema is not None:
         other = f"%json {schema if isinstance(schema, str) else json.dumps(schema)}"
     elif (regex := options.get("regex")) is not None:
         other = f"/{regex.replace('/', chr(92) + '/')}/"
@@ -262,9 +200,10 @@ def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> Requ
     wanted = Wanted(
         body.callable,
         form_named(form.calls),
-        must_call=body.tool_choice not in (None, "auto"),
+        must_call=body.must_call,
         several=body.several_calls,
         other=other,
+        any_object=schema == ANY_OBJECT,
         mark_tokens=form.mark_tokens,
         thoughts=answers.thoughts,
         begins_in_thoughts=answers.begins_in_thoughts,
@@ -285,5 +224,20 @@ def answer_form(body: Body, form: ChatForm) -> AnswerForm:
     asked = [variables[name] for name in ("enable_thinking", "thinking") if name in variables]
     begins = form.begins_in_thoughts if not asked else form.begins_in_thoughts_if_asked and all(asked)
     thinks = not body.resumable and (functions is not None or not _form(body))
-    kinds = {function.name: kinds_of(function.parameters) for function in body.callable}
-    return AnswerForm(functions, form.thoughts if thinks else ("", ""), begins and thinks, kinds)
+    return AnswerForm(
+        functions,
+        form.thoughts if thinks else ("", ""),
+        begins and thinks,
+        kinds={function.name: kinds_of(function.parameters) for function in body.callable},
+        calls=form_named(form.calls),
+        beginnings=_beginnings(body, form),
+    )
+
+
+def _beginnings(body: ChatBody, form: ChatForm) -> tuple[str, ...]:
+    """Return how calls begin in an answer that has another form instead; empty if it may be words."""
+    asked = _form(body)
+    if not body.callable or body.must_call or not asked:
+        return ()
+    mark = form_named(form.calls).mark
+    return tuple({mark, ""} if asked.get("json_schema") == ANY_OBJECT else {mark})

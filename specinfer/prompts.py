@@ -1,7 +1,9 @@
 """Prompts from files and from the command line: text that is UTF-8."""
 
+import gzip
 import json
 import sys
+import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -96,6 +98,21 @@ def to_text(field: str, path: Path | None, data: bytes) -> str:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InvalidInputError(field, _named(path), f"not UTF-8 at byte {error.start + 1}") from error
+
+
+def read_lines(field: str, path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text, gzipped or not, with their numbers from 1 on.
+
+    Raises:
+        InvalidInputError: naming the field, if it cannot be read or is not UTF-8.
+    """
+    kind = gzip.open if path.suffix == ".gz" else open
+    try:
+        with kind(path, "rt", encoding="utf-8-sig") as lines:
+            yield from enumerate(lines, 1)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise InvalidInputError(field, str(path), f"cannot be read: {why}") from error
 
 
 def _named(path: Path | None) -> str:

@@ -27,7 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
         SettingError: if it holds something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
         raise SettingError("tokenizer", str(path), f"no JSON: {error}") from error
     if not isinstance(found, dict):

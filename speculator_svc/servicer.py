@@ -161,6 +161,7 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
             entry.features_start,
             _decode_top_k(entry),
             [list(reference.token_ids) for reference in entry.references],
+            entry.cache_scope,
         )
     except SpecInferError as error:
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)

@@ -38,7 +38,7 @@ class CacheView(NamedTuple):
     shared_tokens: int
     """Looked-up tokens that were found instead of computed."""
     restored_tokens: int
-    """Number of them that were read from the directory of prefixes."""
+    """Found tokens that were read from the directory of prefixes."""
     dropped_tokens: int
     """Context tokens that windowed caches have dropped since the start."""
 

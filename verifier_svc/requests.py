@@ -181,8 +181,8 @@ def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState
         logprobs=part.logprobs,
         top_logprobs=part.top_logprobs if part.logprobs else 0,
         constraint=decode_constraint(part.constraint),
-        prefix_scope=part.prefix_scope,
         references=tuple([tuple(text.token_ids) for text in part.references]),
+        caller=part.cache_scope,
     )
     return RequestState(request, time.monotonic(), 0, request.sampling, tokens)
 

@@ -6,6 +6,7 @@ from gateway.api.encode import planner_state
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
 from gateway.cluster.verifier_link import VerifierLink
+from gateway.session.limits import longest_request
 from gateway.session.session import VerifierSession
 from gateway.session.totals import PHASES, GatewayTotals, Named
 from gateway.store.leases import GatewayReport
@@ -58,7 +59,7 @@ class StatusReporter:
         target = sessions[0].description if sessions else self._target
         reply = generation_pb2.StatusReply(
             model=target.model,
-            max_context_len=target.max_context_len,
+            max_context_len=longest_request(target),
             waiting=sum(session.loop.scheduler.waiting for session in sessions),
             running=sum(session.loop.scheduler.running for session in sessions),
             verifier_ready=any(session.loop.verifier_ready for session in sessions),

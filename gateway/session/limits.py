@@ -25,11 +25,11 @@ def scheduler_limits(
 
 
 def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
-    """Return the most tokens of a request, prompt included, for which a verifier has room with any trees."""
+    """Return the most tokens of a request, prompt included, for which a verifier has room with and without trees."""
     if verifier.kv_window_tokens:
         return verifier.max_context_len
     whole_blocks = verifier.kv_capacity_tokens // verifier.kv_block_tokens * verifier.kv_block_tokens
-    return min(verifier.max_context_len, whole_blocks - verifier.max_nodes)
+    return min(verifier.max_context_len, whole_blocks)
 
 
 def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:

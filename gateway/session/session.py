@@ -196,6 +196,7 @@ class VerifierSession:
             description.vocab_size,
             description.tokenizer_fingerprint,
             hung_s=settings.hung_seconds,
+            scoped=settings.prefix_scope == "key",
             trust_draws=settings.trust_draws,
             max_nodes=description.max_nodes,
             hidden_size=description.hidden_size,

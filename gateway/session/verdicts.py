@@ -96,6 +96,8 @@ def _contradiction(
     held_len = entry.context_len + len(accepted)
     if answer.held_len != held_len:
         return f"the verifier holds {answer.held_len} tokens instead of {held_len}"
+    if answer.cached_tokens > len(entry.delta):
+        return f"the verifier found {answer.cached_tokens} of {len(entry.delta)} tokens in its cache"
     if tree is not None and answer.bonus_token_id >= vocab_size:
         return f"the verifier added token {answer.bonus_token_id} of a vocabulary of {vocab_size}"
     if answer.finished and entry.state.request.constraint is None:

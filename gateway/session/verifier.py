@@ -78,8 +78,8 @@ class VerifierClient:
         """Create a client of the verifier at a channel.
 
         After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead.
-        `fence` is the number of the lease by which it is driven; 0 stands for none. If `scoped`, callers share no
-        prefixes.
+        `fence` is the number of the lease by which it is driven; 0 stands for none. `scoped`: only requests of one
+        caller share cached prompts.
         """
         self.fence, self._scoped = fence, scoped
         self.instance_id = self.model_fingerprint = ""
@@ -140,13 +140,7 @@ class VerifierClient:
         request = verifier_pb2.VerifyRequest(
             step_id=self._steps,
             entries=[
-                _encode(
-                    entry,
-                    trees.get(entry.request_id),
-                    wanted,
-                    order.plans.get(entry.request_id),
-                    self._scoped,
-                )
+                self._encode(entry, trees.get(entry.request_id), wanted, order.plans.get(entry.request_id))
                 for entry in entries
             ],
             fence=self.fence,
@@ -199,6 +193,32 @@ class VerifierClient:
             found.append(Verdicts(verdicts, made, min(part.compute_us / 1e6, waited_s), drafts))
         return found
 
+    def _encode(
+        self,
+        entry: StepEntry,
+        tree: TokenTree | None,
+        wanted: WantedOutputs,
+        plan: verifier_pb2.TreePlan | None,
+    ) -> verifier_pb2.VerifyEntry:
+        request, starts_over = entry.state.request, entry.base_len == 0
+        return verifier_pb2.VerifyEntry(
+            request_id=request.request_id,
+            base_len=entry.base_len,
+            delta_token_ids=entry.delta,
+            tree=encode_tree(tree) if tree is not None else None,
+            sampling=encode_sampling(entry.state.sampling, with_adjustments=starts_over),
+            logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            features_from=wanted.features.since.get(request.request_id),
+            return_top_k=wanted.top_k.get(request.request_id, 0),
+            prompt_len=len(request.prompt) if starts_over else 0,
+            constraint=encode_constraint(request.constraint) if request.constraint and starts_over else None,
+            tree_plan=plan,
+            max_new_tokens=request.max_new_tokens if starts_over else 0,
+            stop_token_ids=request.stop_token_ids if starts_over else (),
+            cache_scope=request.caller if self._scoped and starts_over else "",
+        )
+
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
         """Check that the expected process answered.
 
@@ -230,30 +250,3 @@ class VerifierClient:
 def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
     """Return the durations of passes of a verifier whose description was checked."""
     return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
-
-
-def _encode(
-    entry: StepEntry,
-    tree: TokenTree | None,
-    wanted: WantedOutputs,
-    plan: verifier_pb2.TreePlan | None,
-    scoped: bool,
-) -> verifier_pb2.VerifyEntry:
-    request, starts_over = entry.state.request, entry.base_len == 0
-    return verifier_pb2.VerifyEntry(
-        request_id=request.request_id,
-        base_len=entry.base_len,
-        delta_token_ids=entry.delta,
-        tree=encode_tree(tree) if tree is not None else None,
-        sampling=encode_sampling(entry.state.sampling, with_adjustments=starts_over),
-        logprobs=request.logprobs,
-        top_logprobs=request.top_logprobs,
-        features_from=wanted.features.since.get(request.request_id),
-        return_top_k=wanted.top_k.get(request.request_id, 0),
-        prompt_len=len(request.prompt) if starts_over else 0,
-        constraint=encode_constraint(request.constraint) if request.constraint and starts_over else None,
-        tree_plan=plan,
-        max_new_tokens=request.max_new_tokens if starts_over else 0,
-        stop_token_ids=request.stop_token_ids if starts_over else (),
-        prefix_scope=request.caller if starts_over and scoped else "",
-    )

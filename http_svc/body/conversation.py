@@ -55,6 +55,11 @@ class Conversation(Strict):
         return [] if self.tool_choice == "none" else functions
 
     @property
+    def must_call(self) -> bool:
+        """True if the answer may be nothing but calls."""
+        return self.tool_choice not in (None, "auto", "none")
+
+    @property
     def several_calls(self) -> bool:
         """True if an answer may have more than one call."""
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, ChosenTool)

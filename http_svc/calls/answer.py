@@ -1,29 +1,10 @@
 """Reads an answer as it comes: thoughts, words and calls."""
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
-from http_svc.calls.elements import Kinds
+from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.reader import CallReader, Delta
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """Parts that the answers of one request may have."""
-
-    functions: Collection[str] | None = None
-    """Names of functions that may be called; empty: any; None: there are no calls."""
-    thoughts: tuple[str, str] = ("", "")
-    """Marks around thoughts; empty: there are none."""
-    begins_in_thoughts: bool = False
-    kinds: Mapping[str, Kinds] = field(default_factory=dict)
-    """Types of parameters by function."""
-
-    @property
-    def plain(self) -> bool:
-        """True if the text is the answer as it is."""
-        return self.functions is None and not self.thoughts[0]
 
 
 class _ThoughtReader:
@@ -89,9 +70,9 @@ class AnswerReader:
     def __init__(self, call_id: str, form: AnswerForm) -> None:
         """Create a reader; `call_id` distinguishes the ids of its calls."""
         self._thoughts = _ThoughtReader(form.thoughts, form.begins_in_thoughts)
-        self._calls = (
-            None if form.functions is None else CallReader(call_id, form.functions or None, form.kinds)
-        )
+        self._calls: CallReader | None = None
+        if form.functions is not None:
+            self._calls = CallReader(call_id, form)
         self._blank = bool(form.thoughts[0])
         """True while line breaks are left out: those between thoughts and words."""
         self.message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from http_svc.body.tools import Function
+from http_svc.calls.any_object import object_rules
 from http_svc.calls.elements import ELEMENT_TEXT, are_elements, element_rules
 from http_svc.calls.heads import JSON_MIDDLE, JSON_NEAR_OPENING, JSON_OPENING, SPACE
 from http_svc.calls.reader import MOST_CALLS
@@ -29,6 +30,8 @@ class Wanted:
     """True: more than one call."""
     other: str = ""
     """Rule of the answer instead of calls, in Lark's notation; empty: any words."""
+    any_object: bool = False
+    """True: the answer is any JSON object instead of calls."""
     thoughts: tuple[str, str] = ("", "")
     """Marks around thoughts; empty: there are none."""
     begins_in_thoughts: bool = False
@@ -63,7 +66,8 @@ def call_grammar(wanted: Wanted) -> str:
     arguments = [
         f"args_{i}: %json {json.dumps(followed(function))}" for i, function in enumerate(wanted.functions)
     ]
-    answer = _strict(wanted) if wanted.must_call or wanted.other else _free(wanted)
+    bound = wanted.must_call or wanted.any_object or wanted.other
+    answer = _strict(wanted) if bound else _free(wanted)
     return "\n".join([*arguments, *_section(wanted), *answer, *_thoughts(wanted)])
 
 
@@ -93,13 +97,19 @@ def _section(wanted: Wanted) -> list[str]:
 
 
 def _strict(wanted: Wanted) -> list[str]:
-    """Return rules of answers that are calls, or the other form."""
-    other = "" if wanted.must_call else f" | {wanted.other}"
-    return [
-        f"start: {_thought(wanted)} {_python(wanted)} (answer{other})",
-        f"answer: {wanted.text(wanted.form.mark)} section LINE?",
-        "LINE: /[ \\n]{1,4}/",
-    ]
+    """Return rules of answers that are calls, or the other form.
+
+    JSON without the form's mark is a call only where the answer may be any object.
+    """
+    calls, others = [f"{_python(wanted)} {wanted.text(wanted.form.mark)} section LINE?"], []
+    rules = ["LINE: /[ \\n]{1,4}/"]
+    if not wanted.must_call and wanted.any_object:
+        calls = [*(calls if wanted.form.mark else ()), f"{_python(wanted)} json_calls LINE?"]
+        others = ["other_object"]
+        rules += object_rules([one.name for one in wanted.functions], wanted.several)
+    elif not wanted.must_call:
+        others = [wanted.other]
+    return [f"start: {_thought(wanted)} answer", f"answer: {' | '.join([*calls, *others])}", *rules]
 
 
 def _free(wanted: Wanted) -> list[str]:

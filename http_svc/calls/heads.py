@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from http_svc.calls.answer_form import AnswerForm
 from specinfer.chat.forms import BY_NAME, DEEPSEEK, FORMS, PYTHON_TAG, TOOL_CALL
 
 SPACE = r"[ \t\r\n]{0,20}"
@@ -12,13 +13,14 @@ ELEMENT = BY_NAME["qwen3_coder"].before
 """Begins a call whose arguments are elements, not JSON."""
 
 
-JSON_OPENING = r"[ \t\r\n]*".join([r"\{", '(?:"type"', ":", '"function"', ',)?"name"', ":", '"'])
+_BLANKS = r"[ \t\r\n]*"
+_TYPE = _BLANKS.join(['(?:"type"', ":", '"function"', ",", ")?"])
+JSON_OPENING = _BLANKS.join([r"\{", f'{_TYPE}"name"', ":", '"'])
 """A call in JSON up to its name; white space has no bound, which would cost grammars much."""
 JSON_NEAR_OPENING = JSON_OPENING.replace("*", "{0,4}")
 """The same with little white space, where nothing else may stand."""
 JSON_MIDDLE = r"[ \t\r\n]{0,4}".join(['"', ",", '"(?:arguments|parameters)"', ":"])
 """A call in JSON between its name and its arguments."""
-_BLANKS = r"[ \t\r\n]*"
 _TYPED = '{"type":"function","name":"'
 _IN_JSON = [form for form in FORMS if form.before.startswith("{")]
 _HEADS = (
@@ -95,6 +97,29 @@ FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}
 """A fence at the end of a text, whose language may still follow."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\Z")
 """The beginning of what belongs to a call behind it."""
+
+
+def may_call(name: str, before: str, form: AnswerForm) -> bool:
+    """Return whether a head, with this text before its name, begins a call: grammars bound no others' arguments."""
+    of_form = form.calls is None or before.startswith("{") or before == (form.calls.before or form.calls.mark)
+    return of_form and (not form.functions or name in form.functions)
+
+
+def begins_calls(text: str, form: AnswerForm) -> bool | None:
+    """Return whether an answer that is calls or another form is calls; None while it is undecided."""
+    begun = text.lstrip().removeprefix(PYTHON_TAG).lstrip()
+    marks = [mark for mark in form.beginnings if mark]
+    if begun.startswith(tuple(marks)):
+        return True
+    growing = any(mark.startswith(begun) for mark in (*marks, PYTHON_TAG))
+    if "" in form.beginnings and begun.startswith("{"):
+        head = HEAD.match(begun)
+        if head is not None:
+            return may_call(*name_of(head), form)
+        growing = UNDECIDED.match(begun) is not None
+    return None if growing else False
+
+
 END = re.compile(rf'{SPACE}(?:,{SPACE}"id"{SPACE}:{SPACE}"[^"]*"{SPACE})?\}}')
 """The end of a call in JSON behind its arguments."""
 

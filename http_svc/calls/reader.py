@@ -1,13 +1,23 @@
 """Reads calls in the text of one answer as it comes, in whatever form they are written."""
 
 import json
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-from http_svc.calls.elements import ELEMENT_END, Kinds, next_parameter, read_value
-from http_svc.calls.heads import CLOSER, CLOSING, ELEMENT, END, FENCE, HEAD, UNDECIDED, name_of
+from http_svc.calls.answer_form import AnswerForm
+from http_svc.calls.elements import ELEMENT_END, next_parameter, read_value
+from http_svc.calls.heads import (
+    CLOSER,
+    CLOSING,
+    ELEMENT,
+    END,
+    FENCE,
+    HEAD,
+    UNDECIDED,
+    begins_calls,
+    may_call,
+    name_of,
+)
 from specinfer.chat.turns import call_id_of
 
 MOST_CALLS = 32
@@ -64,20 +74,11 @@ class _Call:
 class CallReader:
     """Reads the text of one choice."""
 
-    def __init__(
-        self,
-        call_id: str,
-        names: Collection[str] | None = None,
-        kinds: Mapping[str, Kinds] = MappingProxyType({}),
-    ) -> None:
-        """Create a reader.
-
-        Args:
-            call_id: distinguishes the ids of this choice's calls.
-            names: of functions that may be called; None: any.
-            kinds: types of parameters by function, for values that are not written in JSON.
-        """
-        self._call_id, self._names, self._kinds = call_id, names, kinds
+    def __init__(self, call_id: str, form: AnswerForm) -> None:
+        """Create a reader; `call_id` distinguishes the ids of this choice's calls."""
+        self._call_id, self._form = call_id, form
+        self._called: bool | None = None if form.beginnings else True
+        """True: the answer may have calls; None until it is known."""
         self._text = ""
         """Text that is not decided yet."""
         self._calls = list[_Call]()
@@ -97,6 +98,10 @@ class CallReader:
     def push(self, text: str) -> list[Delta]:
         """Return the next deltas of a stream."""
         self._text += text
+        if self._called is None:
+            self._called = begins_calls(self._text, self._form)
+        if not self._called:
+            return [] if self._called is None else self._take_words(len(self._text))
         found = list[Delta]()
         while self._text and not self.ended:
             before = len(self._text), self._call, self._behind_call
@@ -129,7 +134,7 @@ class CallReader:
         start = 0
         while (head := HEAD.search(self._text, start)) is not None:
             name, before = name_of(head)
-            if self._names is None or name in self._names:
+            if may_call(name, before, self._form):
                 return self._begin(head.start(), head.end(), _Call(name, before))
             start = head.end()
         undecided = UNDECIDED.search(self._text, start)
@@ -137,6 +142,9 @@ class CallReader:
         place = undecided.start()
         if len(self._text) - place > _UNDECIDED_MOST:
             place = len(self._text)
+        return self._take_words(place)
+
+    def _take_words(self, place: int) -> list[Delta]:
         words, self._text = self._text[:place], self._text[place:]
         return [{"content": words}] if words else []
 
@@ -174,7 +182,7 @@ class CallReader:
 
     def _read_elements(self, call: _Call) -> bool:
         """Read arguments that are elements, as JSON; return whether they are whole."""
-        kinds = self._kinds.get(call.name, {})
+        kinds = self._form.kinds.get(call.name, {})
         while (found := next_parameter(self._text)) is not None:
             name, value = found["name"], read_value(found["value"], kinds.get(found["name"], frozenset()))
             call.arguments += (

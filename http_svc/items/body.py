@@ -23,9 +23,9 @@ from http_svc.body.fields import (
     only,
 )
 from http_svc.body.messages import MOST_PARTS
+from http_svc.body.names import chat_names
 from http_svc.body.tools import Name, usable_only
 from http_svc.errors import ApiError, api_error, invalid_body
-from http_svc.to_gateway import chat_names
 from http_svc.tool_schemas import name_function
 from specinfer.errors import SpecInferError
 

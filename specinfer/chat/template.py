@@ -221,7 +221,7 @@ def stored_templates(directory: Path, config: Mapping[str, Any]) -> Stored:
     beside = directory / "chat_template.json"
     stored: Stored = config.get("chat_template")
     return (
-        json.loads(beside.read_text(encoding="utf-8-sig")).get("chat_template")
+        json.loads(beside.read_bytes()).get("chat_template")
         if stored is None and beside.is_file()
         else stored
     )

@@ -98,6 +98,8 @@ class Summary:
 
     finish_reason: FinishReason = FinishReason.UNSPECIFIED
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that were found in the verifier's cache."""
     new_tokens: int = 0
     stats: SpeculationStats = SpeculationStats()
     ttft_seconds: float = 0.0
@@ -108,8 +110,6 @@ class Summary:
     """Seconds of waiting for admission."""
     seed: int = 0
     """The seed that was used."""
-    cached_tokens: int = 0
-    """Tokens of the prompt that were found in the cache."""
 
 
 def acceptance_length(steps: int, accepted: int) -> float:
@@ -139,13 +139,13 @@ def read_summary(message: generation_pb2.Summary) -> Summary:
     return Summary(
         finish_reason=_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
         prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
         new_tokens=message.new_tokens,
         stats=_read_stats(message.stats),
         ttft_seconds=message.ttft_seconds,
         total_seconds=message.total_seconds,
         queue_seconds=message.queue_seconds,
         seed=message.seed,
-        cached_tokens=message.cached_tokens,
     )
 
 

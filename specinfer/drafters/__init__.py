@@ -97,6 +97,8 @@ class DraftJob:
     """Predictions of the target, if this drafter reads any and the last step brought some."""
     references: References | None = None
     """Texts that this request may copy from, if it has any."""
+    cache_scope: str = ""
+    """Only requests of the same scope share cached prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class _Context:
     tokens: list[int] = field(default_factory=list)
     features: FeatureBuffer = field(default_factory=FeatureBuffer)
     references: References | None = None
+    cache_scope: str = ""
     last_used: float = 0.0
 
 
@@ -78,9 +79,9 @@ class Contexts:
         context = self._contexts.get(request_id)
         return len(context.tokens) if context else 0
 
-    def append(self, request_id: str, delta: Sequence[int]) -> list[int]:
-        """Append committed tokens and return the whole context."""
-        context = self._contexts.setdefault(request_id, _Context())
+    def append(self, request_id: str, delta: Sequence[int], cache_scope: str = "") -> list[int]:
+        """Append committed tokens and return the whole context; its first tokens set its scope."""
+        context = self._contexts.setdefault(request_id, _Context(cache_scope=cache_scope))
         context.tokens.extend(delta)
         context.last_used = self._clock()
         return context.tokens
@@ -96,6 +97,10 @@ class Contexts:
     def references(self, request_id: str) -> References | None:
         """Return the references of a held request, if it has any."""
         return self._contexts[request_id].references
+
+    def cache_scope(self, request_id: str) -> str:
+        """Return the scope of a held request."""
+        return self._contexts[request_id].cache_scope
 
     def release(self, request_id: str) -> bool:
         """Forget a request; says whether it was known."""

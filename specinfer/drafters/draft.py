@@ -133,7 +133,7 @@ def method_of(directory: Path) -> str:
     """
     if not is_draft_checkpoint(directory):
         return "ssm"
-    kind = json.loads((directory / "config.json").read_text()).get("speculators_model_type")
+    kind = json.loads((directory / "config.json").read_bytes()).get("speculators_model_type")
     method = _METHODS.get(kind, kind)
     if method not in DRAFTERS:
         raise IncompatibleError(f"{directory}: speculators_model_type = {kind!r} is no drafter here")

@@ -90,7 +90,7 @@ class SpeculatorEngine:
         if held != entry.base_len:
             self.release([name])
             return DraftOutcome(name, EntryStatus.RESYNC, held_len=held)
-        context = self._contexts.append(name, entry.delta)
+        context = self._contexts.append(name, entry.delta, entry.cache_scope)
         if entry.features:
             shape = len(self.description.feature_layers), self.description.feature_size
             self._contexts.features(name).add(entry.features_start, entry.features, shape)
@@ -101,6 +101,7 @@ class SpeculatorEngine:
         return DraftJob(
             *(name, context, entry.limits, sampling, entry.draw_seed, entry.sees_noise),
             references=self._contexts.references(name),
+            cache_scope=self._contexts.cache_scope(name),
         )
 
     def release(self, request_ids: Sequence[str]) -> int:

@@ -35,6 +35,8 @@ class DraftEntry:
     target_top_k: TargetTopK | None = None
     references: Sequence[Sequence[int]] = ()
     """Texts that the request may copy from, where it starts over."""
+    cache_scope: str = ""
+    """Only requests of the same scope share cached prompts; set where it starts over."""
 
 
 @dataclass(frozen=True, slots=True)

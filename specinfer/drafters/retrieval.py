@@ -9,7 +9,6 @@ The texts are files given at the start: an array over them takes little memory, 
 What the service itself says is for `suffix`. Every proposal is a point.
 """
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.search import END, SuffixArray
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
+from specinfer.prompts import read_lines, read_text
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
@@ -121,14 +121,13 @@ def read_datastore(paths: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
         if not path.is_file():
             raise SettingError("datastore", name, "no such file")
         if ".jsonl" not in path.suffixes:
-            yield tokenizer.encode(path.read_text())
+            yield tokenizer.encode(read_text("datastore", path))
             continue
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    row = json.loads(line)
-                    yield tokenizer.encode(row["text"]) if "text" in row else [*row["p"], *row["o"]]
-                except (json.JSONDecodeError, KeyError, TypeError) as error:
-                    raise InvalidInputError(
-                        f"{path}:{number}", line[:60], "needs `text`, or `p` and `o`"
-                    ) from error
+        for number, line in read_lines("datastore", path):
+            try:
+                row = json.loads(line)
+                yield tokenizer.encode(row["text"]) if "text" in row else [*row["p"], *row["o"]]
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                raise InvalidInputError(
+                    f"{path}:{number}", line[:60], "needs `text`, or `p` and `o`"
+                ) from error

@@ -4,7 +4,7 @@ The growth of trees is `specinfer.model.drafting.expansion`.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
 from specinfer.drafters.checkpoint import load_trained
+from specinfer.drafters.vocabulary import TrafficVocabulary
 from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
@@ -28,6 +29,8 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 log = logging.getLogger(__name__)
 
+_PROMPT, _SWAPPED_AT_ONCE = 32, 16
+"""Tokens of new context above which the head is replaced in the same step; missing tokens from which it always is."""
 _CATCH_UP = 1024
 """Most context tokens read at once: the service may hold many that this drafter has not read."""
 _DRAFT_FORMAT = "q8_0"
@@ -45,11 +48,14 @@ class SsmDrafter:
         description: DrafterDescription,
         shape: GrowthShape,
         token_ids: torch.Tensor | None = None,
+        pinned: Iterable[int] = (),
     ) -> None:
+        """Take the model; `token_ids` of a trimmed head follow the traffic where it can, but for the `pinned` ones."""
         self._runner, self._shape = runner, shape
         self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
-        self._token_ids = ids.to(torch.int32)  # as the kernels read them
+        self._token_ids = ids.to(torch.int32, copy=True)  # as the kernels read them
+        self._vocabulary = TrafficVocabulary(ids.tolist(), pinned) if runner.head else None
         self._sequences: dict[str, KVSequence] = {}
 
     @classmethod
@@ -73,7 +79,8 @@ class SsmDrafter:
             tokenizer_facts(directory).fingerprint,
             runner.config.max_positions,
         )
-        return cls(runner, description, shape, torch.tensor(token_ids) if token_ids else None)
+        added = tokenizer_facts(directory).added_ids
+        return cls(runner, description, shape, torch.tensor(token_ids) if token_ids else None, added)
 
     @classmethod
     def _trained(cls, options: DrafterOptions, shape: GrowthShape) -> "SsmDrafter":
@@ -105,23 +112,36 @@ class SsmDrafter:
             except ExhaustedError as error:
                 self.release(job.request_id)
                 results[index] = error
+        self._follow_traffic(tasks.values())
         if tasks:
             trees = self._runner.grow(list(tasks.values()), self._shape, self._token_ids)
             results.update(zip(tasks, trees, strict=True))
         return [results[index] for index in range(len(jobs))]
+
+    def _follow_traffic(self, tasks: Iterable[GrowthTask]) -> None:
+        """Give tokens of new context rows of a trimmed head: those of prompts at once, others when they are some."""
+        if self._vocabulary is None or self._runner.head is None:
+            return
+        for task in tasks:
+            self._vocabulary.note(task.delta)
+        reads = any(len(task.delta) > _PROMPT for task in tasks)
+        if len(self._vocabulary.missing) >= (1 if reads else _SWAPPED_AT_ONCE):
+            changed = self._vocabulary.swap()
+            self._runner.head.replace(changed)
+            self._token_ids[list(changed)] = torch.tensor([*changed.values()], dtype=torch.int32)
 
     def _task(self, job: DraftJob) -> GrowthTask:
         """Find the request's cache and reserve space for its new context and every node of its tree."""
         sequence = self._sequences.get(job.request_id)
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
-            sequence = self._sequences[job.request_id] = self._runner.open()
+            sequence = self._sequences[job.request_id] = self._runner.open(job.cache_scope)
             # prompts that begin alike are read once; the last token is always read
             self._runner.cache.share(sequence, job.context[:-1])
         delta = job.context[sequence.length : sequence.length + _CATCH_UP]
         complete = sequence.length + len(delta) == len(job.context)
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
-        self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
+        self._runner.cache.reserve(sequence, len(delta), self._shape.scored_nodes(limits))
         return growth_task(self._shape, job, sequence, delta, limits)
 
 

@@ -31,7 +31,7 @@ def job_of(entry: StepEntry, tree: TokenTree | None, asked: WantedOutputs, own: 
         asked.features.since.get(name),
         len(request.prompt) if starts_over else 0,
         request.constraint if starts_over else None,
-        request.prefix_scope if starts_over else "",
+        request.caller if starts_over else "",
     )
 
 

@@ -208,6 +208,7 @@ class LocalPool:
             start,
             self._top_k(name, group.target_top_k),
             state.request.references if held == 0 and group.engine.description.reads_references else (),
+            state.request.caller if held == 0 else "",
         )
 
     def _top_k(self, request_id: str, k: int) -> TargetTopK | None:

@@ -65,7 +65,7 @@ def remove_model(name: str) -> list[LocalModel]:
     """
     wanted, path = model_name(name), Path(name).expanduser()
     matching = [model for model in local_models() if model.name in (name, wanted)]
-    if path.suffix == ".gguf" and path.name != name:  # a path, not the name of a file anywhere
+    if path.suffix.lower() == ".gguf" and path.name != name:  # a path, not the name of a file anywhere
         matching = [model for model in matching if model.file == path.absolute()]
     if not matching:
         known = ", ".join(sorted({model.name for model in local_models()})) or "nothing"

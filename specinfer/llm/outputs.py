@@ -73,6 +73,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     metrics: RequestMetrics | None = None
     """None while an answer grows."""
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that were found in the cache instead of computed."""
 
     @property
     def finished(self) -> bool:

@@ -1,10 +1,11 @@
 """Interface of executors of flattened passes, which own the weights and the cache; the one in torch."""
 
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from specinfer.model.batch import Batch
+from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.transformer import StreamedTransformer
@@ -14,6 +15,7 @@ from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.rotary import rotate
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Blocks
 
 
 class Executor(Protocol):
@@ -33,6 +35,23 @@ class Executor(Protocol):
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turn the keys of slots by `delta` rotary positions."""
+
+
+@runtime_checkable
+class HeadSetter(Protocol):
+    """Executor that can take another output head."""
+
+    def set_head(self, blocks: Blocks) -> None:
+        """Take a head of as many rows as the one before."""
+
+
+@runtime_checkable
+class RecurrentExecutor(Protocol):
+    """An executor of models that may have recurrent layers."""
+
+    @property
+    def recurrent_states(self) -> RecurrentStates[Any] | None:
+        """States of recurrent layers; None: there are no such layers."""
 
 
 class TorchExecutor:

@@ -11,7 +11,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.backends import Backend, Work, choose_backend
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
-from specinfer.model.executor import Executor
+from specinfer.model.executor import Executor, HeadSetter
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
 from specinfer.model.formats.registry import AUTO, find_format
 from specinfer.model.offload.stores import open_store
@@ -19,14 +19,14 @@ from specinfer.model.options import DTYPES, RunnerOptions, check_kv_type, check_
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
-from specinfer.model.weights.account import check_rope, check_tensors, load_whole
+from specinfer.model.weights.account import HEAD, check_rope, check_tensors, load_whole
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.weights.families import in_llama_names
+from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.interfaces import BlockWeights
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.source import kept_gguf
-from specinfer.model.weights.trimmed import trimmed
+from specinfer.model.weights.trimmed import TrimmedHead, trimmed
 from specinfer.system.machine import available_memory
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class LoadedModel(NamedTuple):
     """Window of the cache; None: all context tokens are kept."""
     weights: HeldFormats = NOT_COUNTED
     """Formats in which the weights are held."""
+    head: TrimmedHead | None = None
+    """The head whose rows can be replaced; None: they cannot."""
 
 
 def load_model(
@@ -118,12 +120,28 @@ def build_model(
         _check_shared(options)
     num_blocks = blocks_for(options.kv_tokens)
     executor, held = _executor(config, weights, options, num_blocks, ranks)
-    return LoadedModel(config, executor, num_blocks, window, held.formats())
+    head = _replaceable_head(weights, held, executor, options)
+    return LoadedModel(config, executor, num_blocks, window, held.formats(), head)
+
+
+def _replaceable_head(
+    weights: Weights, held: HeldWeights, executor: Executor, options: RunnerOptions
+) -> TrimmedHead | None:
+    """Return the head if it is trimmed, and held as its GGUF file stores it."""
+    name = HEAD if HEAD in weights else EMBEDDING
+    if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
+        return None
+    as_stored = held.gives_blocks and held.format.name == AUTO and weights.in_blocks(name)
+    return TrimmedHead(weights, name, options.token_ids, executor.set_head) if as_stored else None
 
 
 def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:
     if options.kv_window:
         raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
+    if options.kv_tokens == AUTO_TOKENS:
+        raise SettingError(
+            "kv_tokens", "auto", "the generic executor needs a number: its tokens differ in size"
+        )
     if options.layers is not None:
         raise SettingError("layers", options.layers, "the generic executor runs whole models")
     if options.offload != "none":

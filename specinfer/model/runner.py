@@ -17,7 +17,7 @@ from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
-from specinfer.model.executor import Executor, TorchExecutor
+from specinfer.model.executor import Executor, RecurrentExecutor, TorchExecutor
 from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
 from specinfer.model.loading import build_model, wrap_model
 from specinfer.model.options import RunnerOptions
@@ -26,6 +26,7 @@ from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.trimmed import TrimmedHead
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -41,13 +42,17 @@ class ModelRunner:
         num_blocks: int,
         window: KVWindow | None = None,
         weights: HeldFormats = NOT_COUNTED,
+        head: TrimmedHead | None = None,
     ) -> None:
         self.config, self._executor = config, executor
+        self.head = head
+        """The head whose rows can be replaced; None: they cannot."""
         self.weights = weights
         """Formats in which the weights are held."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
-        self.cache = PagedKVCache(num_blocks, self.features, window)
+        states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
+        self.cache = PagedKVCache(num_blocks, self.features, window, states)
         self._told_of_reference = False
 
     @classmethod
@@ -110,7 +115,7 @@ class ModelRunner:
         return prefixes
 
     def open(self, scope: str = "") -> KVSequence:
-        """Return a new, empty sequence."""
+        """Return a new, empty sequence, which shares blocks with those of the same scope."""
         return self.cache.open(scope)
 
     @torch.inference_mode()
@@ -229,7 +234,7 @@ class ModelRunner:
     def _reserve(self, segments: Sequence[Segment]) -> None:
         try:
             for segment in segments:
-                self.cache.reserve(segment.sequence, len(segment.delta) + len(segment.nodes))
+                self.cache.reserve(segment.sequence, len(segment.delta), len(segment.nodes))
         except ExhaustedError:
             for segment in segments:
                 self.cache.trim(segment.sequence)

@@ -145,7 +145,7 @@ def save_weights(path: Path, models: Mapping[str, LinearModel], trained: Mapping
     sets = {name: model.weights.tolist() for name, model in models.items()}
     content = {"format": _FORMAT, "features": list(NAMES), "trained": trained, "sets": sets}
     try:
-        path.write_text(json.dumps(content) + "\n")
+        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
     except OSError as error:
         raise SettingError("out", str(path), f"cannot be written: {error.strerror}") from error
 
@@ -157,7 +157,7 @@ def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
         SettingError: naming the setting, the file and its fault.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT or tuple(content["features"]) != NAMES:
             raise ValueError(f"format {content['format']} of features {content['features']}")
         return {str(name): _model_of(weights) for name, weights in content["sets"].items()}

@@ -51,7 +51,7 @@ def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep],
     steps, names = list[RecordedStep](), list[str]()
     for path in paths:
         try:
-            lines = path.read_text().splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise SettingError(setting, str(path), f"cannot be read: {error}") from error
         for number, line in enumerate(lines, 1):

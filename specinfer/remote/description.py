@@ -20,6 +20,11 @@ def consent_of(request: GenerationRequest) -> speculator_pb2.LearningConsent | N
     return speculator_pb2.LearningConsent(caller=_number_of(request.caller), prompt_len=len(request.prompt))
 
 
+def scope_of(request: GenerationRequest) -> str:
+    """Return the scope of a request's cached prompts, which does not name its caller."""
+    return f"{_number_of(request.caller):x}" if request.caller else ""
+
+
 @lru_cache(1024)
 def _number_of(caller: str) -> int:
     """Return a number that stands for a caller, the same at every gateway."""

@@ -66,6 +66,8 @@ class PoolPolicy:
     """Silence after which a service is taken for dead."""
     most_deadline_s: float = 5.0
     """Most that a deadline in proportion may be."""
+    scoped: bool = False
+    """True if only requests of one caller share cached prompts."""
     trust_draws: bool = True
     """True if speculators may draw for sampled requests. One that lies about the distribution it drew from
     biases the output, so those that are not trusted may only send points."""

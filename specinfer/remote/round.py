@@ -89,7 +89,7 @@ class DraftRound:
         These are context positions by request, once it took the message.
         """
         most = _FEATURE_BYTES // len(asked)
-        entries = [service.encode(item, self._target, most) for item in asked.values()]
+        entries = [service.encode(item, self._target, most, self._policy.scoped) for item in asked.values()]
         if service.reads_references:
             add_references(entries, {name: it.entry.state.request.references for name, it in asked.items()})
         features, layers = self._target.features, service.feature_layers

@@ -14,7 +14,7 @@ from specinfer.drafters.refusals import Refusals
 from specinfer.errors import MalformedTreeError
 from specinfer.planning.choice import SpeculatorSet
 from specinfer.planning.step_report import DraftTime
-from specinfer.remote.description import consent_of
+from specinfer.remote.description import consent_of, scope_of
 from specinfer.remote.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, encode_top_k, sound_tree
 from specinfer.remote.faults import DraftFaults, DraftStatistics
 from specinfer.sampling import draft_seed
@@ -155,9 +155,12 @@ class SpeculatorService:
         return self.description.target_top_k if self.description else 0
 
     def encode(
-        self, asked: DraftQuery, relay: TargetOutputs, feature_bytes: int
+        self, asked: DraftQuery, relay: TargetOutputs, feature_bytes: int, scoped: bool = False
     ) -> speculator_pb2.DraftEntry:
-        """Return the entry of a request, with at most so many bytes of features."""
+        """Return the entry of a request, with at most so many bytes of features.
+
+        `scoped`: only requests of one caller share cached prompts.
+        """
         entry, speculators = asked
         tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
         if held > len(tokens):
@@ -192,6 +195,7 @@ class SpeculatorService:
             features_start=start,
             target_top_k=encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
             learning=consent_of(entry.state.request) if learns else None,
+            cache_scope=scope_of(entry.state.request) if scoped and held == 0 else "",
         )
 
     def accept(

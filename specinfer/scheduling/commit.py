@@ -10,6 +10,8 @@ MOST_PUT_OFF_S = 30.0
 """Seconds for which the verifier may put a request off before it fails: its cache is full, it compiles
 constraints, of which each may take two seconds, or it cannot read a layer. Steps are not counted: some are
 short."""
+_MOST_OF_STEP_S = 5.0
+"""Seconds that count of a step: a process that was stopped, or a verifier that was lost, put nothing off."""
 
 
 def apply_verdict(
@@ -30,16 +32,18 @@ def apply_verdict(
         state.verifier_len = 0
         return None
     if verdict.status is EntryStatus.EXHAUSTED:
-        state.put_off_since = now if state.put_off_since is None else state.put_off_since
-        if now - state.put_off_since <= MOST_PUT_OFF_S:
+        if state.put_off_at is not None:
+            state.put_off_s += min(now - state.put_off_at, _MOST_OF_STEP_S)
+        state.put_off_at = now
+        if state.put_off_s <= MOST_PUT_OFF_S:
             return None
     if verdict.status is not EntryStatus.OK:
         return _fail(state, verdict, now)
-    state.put_off_since = None
+    state.put_off_at, state.put_off_s = None, 0.0
     state.verifier_len = verdict.held_len
     if not state.new_tokens:
         before = state.cached_tokens if entry.base_len else 0
-        state.cached_tokens = before + verdict.cached_tokens
+        state.cached_tokens = min(before + verdict.cached_tokens, len(state.request.prompt))
     return None if tree is None else _accept(state, tree, verdict, now)
 
 

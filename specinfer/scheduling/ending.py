@@ -26,7 +26,7 @@ class Ending:
     """True if it ended with an error of its caller's."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of the prompt that were found in the cache."""
+    """Tokens of the prompt that were found in the verifier's cache."""
     new_tokens: int = 0
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -83,8 +83,9 @@ class Ending:
 
     @classmethod
     def from_json(cls, text: str) -> "Ending":
-        """Return the ending that `to_json` wrote."""
+        """Return the ending that `to_json` of this version wrote, or of a later one with more fields."""
         values: dict[str, Any] = json.loads(text)
+        values = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         return cls(**{**values, "finish": FinishReason[values["finish"].upper()]})
 
 

@@ -109,7 +109,7 @@ class VerdictEntry:
     finished: bool = False
     """True if the bonus token completes the request's constraint."""
     cached_tokens: int = 0
-    """Tokens of the delta that the verifier found in its cache."""
+    """Tokens of the delta that were found in the verifier's cache."""
 
     def tokens(self, tree: TokenTree) -> list[int]:
         """Return the tokens that it adds to its request, of which this tree was verified."""
@@ -201,7 +201,7 @@ def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[S
     for index, entry in enumerate(entries):
         request = entry.state.request
         if request.constraint is not None and entry.final and entry.reach:
-            forced = min(room.most_nodes(request) - entry.limits.nodes, free)
+            forced = min(room.most_nodes(request, len(entry.state.tokens)) - entry.limits.nodes, free)
             entries[index] = replace(entry, forced=forced)
             free -= forced
     return entries
@@ -250,7 +250,7 @@ def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState])
 
 
 def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) -> int:
-    nodes = room.most_nodes(state.request) if room.most_depth(state) else 0
+    nodes = room.most_nodes(state.request, len(state.tokens)) if room.most_depth(state) else 0
     return nodes if most_nodes is None else min(nodes, most_nodes)
 
 

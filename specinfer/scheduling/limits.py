@@ -76,11 +76,15 @@ class CacheRoom:
     limits: SchedulerLimits
     budget: NodeBudget
 
-    def most_nodes(self, request: GenerationRequest) -> int:
-        """Return the most nodes that a tree of the request may have, root excluded."""
+    def most_nodes(self, request: GenerationRequest, tokens: int) -> int:
+        """Return the most nodes that a tree behind this many tokens may have, root excluded.
+
+        A tree takes what the cache has left: a request that fits without trees fits with them.
+        """
         if request.speculation is Speculation.OFF:
             return 0
-        most = min(self.budget.per_request, self.limits.max_tree_nodes)
+        room = max(0, self._whole_blocks - self._cached(tokens))
+        most = min(self.budget.per_request, self.limits.max_tree_nodes, room)
         if request.speculation is Speculation.SEQUENCE:
             return min(self.limits.sequence_length, most)
         return most
@@ -107,13 +111,28 @@ class CacheRoom:
 
     def at(self, request: GenerationRequest, tokens: int) -> int:
         """Return the cache tokens of a request once it has this many tokens: context, tree, whole blocks."""
+        block = self.limits.kv_block_tokens
+        return -(-(self._cached(tokens) + self.most_nodes(request, tokens)) // block) * block
+
+    @property
+    def _whole_blocks(self) -> int:
+        """Tokens of the cache's whole blocks."""
+        return self.limits.kv_capacity_tokens // self.limits.kv_block_tokens * self.limits.kv_block_tokens
+
+    def _cached(self, tokens: int) -> int:
+        """Return how many of so many tokens of a request are cached."""
         block, window = self.limits.kv_block_tokens, self.limits.kv_window_tokens
         if window:  # it may hold a block and the chunk it is reading beyond its window
-            tokens = min(tokens, window + block + self.limits.prefill_chunk)
-        return -(-(tokens + self.most_nodes(request)) // block) * block
+            return min(tokens, window + block + self.limits.prefill_chunk)
+        return tokens
 
     def could_hold(self, request: GenerationRequest) -> bool:
         """Return whether positions and the whole cache are enough for the request at its longest."""
-        longest = len(request.prompt) + request.max_new_tokens
-        fits = self.at(request, longest) <= self.limits.kv_capacity_tokens
-        return fits and longest <= self.limits.max_context_len
+        return self.bound_met(request) is None
+
+    def bound_met(self, request: GenerationRequest) -> str | None:
+        """Return the bound that the request exceeds at its longest; None if it can be served."""
+        longest, capacity = len(request.prompt) + request.max_new_tokens, self.limits.kv_capacity_tokens
+        if longest > self.limits.max_context_len:
+            return f"the context of {self.limits.max_context_len}"
+        return f"the cache of {capacity} tokens" if self._cached(longest) > self._whole_blocks else None

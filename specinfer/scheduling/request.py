@@ -50,8 +50,6 @@ class GenerationRequest:
     """Number of most probable tokens to report beside each generated one."""
     caller: str = ""
     """Name of the caller's API key; empty where there are no keys. Callers share the verifier fairly."""
-    prefix_scope: str = ""
-    """Scope whose prefixes it shares, for a host that reads the request itself."""
     deadline_s: float | None = None
     """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
     constraint: Constraint | None = None
@@ -126,10 +124,10 @@ class RequestState:
     drawn_for: bool = False
     """True if speculators may draw for it. Then none of them is shown the noise by which the target
     chooses."""
-    cached_tokens: int = 0
-    """Tokens of the prompt that the verifier found in its cache."""
     verifier_len: int = 0
     """Number of committed tokens that the verifier holds."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that the verifier found in its cache."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -140,8 +138,10 @@ class RequestState:
     """True if the same request may succeed later, if it ended with an error."""
     invalid: bool = False
     """True if it ended with an error of its caller's."""
-    put_off_since: float | None = None
-    """Time since which the verifier puts it off in every step; None if it does not."""
+    put_off_at: float | None = None
+    """Time at which the verifier last put it off; None if it did not in the last step."""
+    put_off_s: float = 0.0
+    """Seconds for which it has done so in every step."""
     cancelled: bool = False
     preemptions: int = 0
     """Number of times that it had to give its cache to others."""

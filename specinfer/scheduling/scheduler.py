@@ -262,9 +262,8 @@ class Scheduler:
         self._release(state)
 
     def _check_room(self, request: GenerationRequest, now: float) -> None:
-        if not self.could_hold(request):
-            cache, context = self._limits.kv_capacity_tokens, self._limits.max_context_len
-            raise request.too_long(f"over the cache of {cache} tokens or the context of {context}")
+        if (bound := self._room.bound_met(request)) is not None:
+            raise request.too_long(f"over {bound}")
         full = self._batch.queue.full_for(request.caller, self._limits.max_waiting)
         if full:
             raise ExhaustedError(full, self._rate.hint(now))

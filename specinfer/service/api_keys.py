@@ -84,7 +84,7 @@ def read_keys(path: Path) -> list[ApiKey]:
         SettingError: naming the file, and line and field that are wrong.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = (isinstance(error, OSError) and error.strerror) or "cannot be read"
         raise SettingError(SETTING, str(path), why) from error

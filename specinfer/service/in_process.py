@@ -173,10 +173,9 @@ class _StreamCall:
             AioRpcError: if the method has ended otherwise.
             CancelledError: if the call was cancelled.
         """
-        reply = await self._context.replies.get()
-        if reply is not _ENDED:
+        replies = self._context.replies
+        if not (self.task.done() and replies.empty()) and (reply := await replies.get()) is not _ENDED:
             return reply
-        self._context.replies.put_nowait(_ENDED)  # for whoever reads on
         self.task.result()
         return grpc.aio.EOF
 
@@ -200,10 +199,7 @@ class _StreamCall:
                 replies.get_nowait()
         else:
             task.exception()  # it is read, or nobody wants it
-        if replies.full():
-            waiting = asyncio.ensure_future(replies.put(_ENDED))
-            self._last = waiting
-        else:
+        if not replies.full():  # else the reader waits for nothing, and sees the end behind the last reply
             replies.put_nowait(_ENDED)
 
 

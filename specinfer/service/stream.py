@@ -1,7 +1,7 @@
 """Long-lived bidirectional streams, used as request and reply, and the bytes that they carry.
 
 A stream opens when first used and again after any failure. A round trip on an open stream costs half of a unary call
-(docs/performance.md#streams).
+(docs/findings.md#streams).
 """
 
 import asyncio

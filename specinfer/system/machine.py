@@ -32,7 +32,7 @@ def processor_flags() -> frozenset[str]:
 def _field(name: str) -> str:
     """Return the system's description of its first processor, or nothing."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     fields = (line.partition(":") for line in lines)
@@ -65,6 +65,6 @@ def _of_cgroup(folder: Path) -> int:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""

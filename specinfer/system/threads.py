@@ -120,7 +120,7 @@ def _quota(group: Path, unified: bool) -> float | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:  # not there, or not for us
         return ""
 

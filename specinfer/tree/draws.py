@@ -6,7 +6,7 @@ output with it. So a draw is ranked by what is known before it: the distribution
 
 If q is all that is known, a draw x is accepted with probability sum(min(P, q)). A draft does not know P,
 but where it is sure of what comes next it is right more often: on text the sum follows the norm of q
-(docs/performance.md#best-first-draws). A draw that is rejected leaves q without x, and P without what q had
+(docs/findings.md#best-first-draws). A draw that is rejected leaves q without x, and P without what q had
 of it: then the next one is worse, and it is tried only if those before it failed.
 """
 
@@ -20,7 +20,7 @@ Belief = Callable[[int, float], float]
 
 AGREEMENT = (0.85, 0.45, 0.3)
 """Expected acceptance, over the norm of q, of the first draw, the second, and all that follow, each if those
-before it were rejected. Measured with the shipped SSM (docs/performance.md#best-first-draws)."""
+before it were rejected. Measured with the shipped SSM (docs/findings.md#best-first-draws)."""
 
 
 def take_at_word(place: int, acceptance: float) -> float:

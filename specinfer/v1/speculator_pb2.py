@@ -26,37 +26,37 @@ from specinfer.v1 import common_pb2 as specinfer_dot_v1_dot_common__pb2
 from specinfer.v1 import tree_pb2 as specinfer_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspecinfer/v1/speculator.proto\x12\x0cspecinfer.v1\x1a\x19specinfer/v1/common.proto\x1a\x17specinfer/v1/tree.proto\"u\n\x0c\x44raftRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12)\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x18.specinfer.v1.DraftEntry\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x13\n\x0btraceparent\x18\x04 \x01(\tJ\x04\x08\x05\x10\x06\"\xf1\x03\n\nDraftEntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x17\n\x0f\x64\x65lta_token_ids\x18\x03 \x03(\r\x12\x13\n\x0bnode_budget\x18\x04 \x01(\r\x12\x11\n\tmax_depth\x18\x05 \x01(\r\x12&\n\x05shape\x18\x06 \x01(\x0e\x32\x17.specinfer.v1.TreeShape\x12.\n\x08sampling\x18\x07 \x01(\x0b\x32\x1c.specinfer.v1.SamplingParams\x12\x17\n\x0ftarget_features\x18\x08 \x01(\x0c\x12.\n\x0ctarget_top_k\x18\t \x01(\x0b\x32\x18.specinfer.v1.TargetTopK\x12\x13\n\x0bspeculators\x18\n \x03(\r\x12\x1c\n\x14min_path_probability\x18\x0b \x01(\x02\x12\x11\n\tdraw_seed\x18\x0c \x01(\x04\x12\x16\n\x0e\x66\x65\x61tures_start\x18\r \x01(\r\x12+\n\nreferences\x18\x0e \x03(\x0b\x32\x17.specinfer.v1.Reference\x12/\n\x08learning\x18\x10 \x01(\x0b\x32\x1d.specinfer.v1.LearningConsent\x12\x19\n\x11tokens_per_second\x18\x11 \x01(\x02J\x04\x08\x0f\x10\x10\"5\n\x0fLearningConsent\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\x04\x12\x12\n\nprompt_len\x18\x02 \x01(\r\"\x1e\n\tReference\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"I\n\nTargetTopK\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x17\n\x0ftop_k_token_ids\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x05\"\xb8\x01\n\nDraftReply\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x19.specinfer.v1.DraftResult\x12\x12\n\ncompute_us\x18\x03 \x01(\x04\x12\x15\n\rspeculator_us\x18\x04 \x03(\x04\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12-\n\x08learning\x18\x06 \x01(\x0b\x32\x1b.specinfer.v1.LearningState\"\x9a\x01\n\x0b\x44raftResult\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.specinfer.v1.EntryStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\x12#\n\x06\x64rafts\x18\x04 \x03(\x0b\x32\x13.specinfer.v1.Draft\x12\x10\n\x08held_len\x18\x05 \x01(\rJ\x04\x08\x06\x10\x07\"~\n\x05\x44raft\x12\x12\n\nspeculator\x18\x01 \x01(\r\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.specinfer.v1.EntryStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x04tree\x18\x04 \x01(\x0b\x32\x17.specinfer.v1.TokenTree\"\x1b\n\x19\x44\x65scribeSpeculatorRequest\"\xb7\x02\n\x17\x44\x65scribeSpeculatorReply\x12\x38\n\x0bspeculators\x18\x01 \x03(\x0b\x32#.specinfer.v1.SpeculatorDescription\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x03 \x01(\r\x12\x14\n\x0cmax_requests\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x06 \x03(\r\x12\x14\n\x0ctarget_top_k\x18\x07 \x01(\r\x12\x13\n\x0binstance_id\x18\x08 \x01(\t\x12\x14\n\x0c\x66\x65\x61ture_size\x18\t \x01(\r\x12\x18\n\x10reads_references\x18\n \x01(\x08\x12\x0e\n\x06learns\x18\x0b \x01(\x08\"n\n\x15SpeculatorDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\r\n\x05\x64raws\x18\x05 \x01(\x08J\x04\x08\x06\x10\x07*U\n\tTreeShape\x12\x1a\n\x16TREE_SHAPE_UNSPECIFIED\x10\x00\x12\x13\n\x0fTREE_SHAPE_TREE\x10\x01\x12\x17\n\x13TREE_SHAPE_SEQUENCE\x10\x02\x32\xf0\x01\n\nSpeculator\x12\x41\n\x05\x44raft\x12\x1a.specinfer.v1.DraftRequest\x1a\x18.specinfer.v1.DraftReply(\x01\x30\x01\x12Z\n\x08\x44\x65scribe\x12\'.specinfer.v1.DescribeSpeculatorRequest\x1a%.specinfer.v1.DescribeSpeculatorReply\x12\x43\n\x07Release\x12\x1c.specinfer.v1.ReleaseRequest\x1a\x1a.specinfer.v1.ReleaseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspecinfer/v1/speculator.proto\x12\x0cspecinfer.v1\x1a\x19specinfer/v1/common.proto\x1a\x17specinfer/v1/tree.proto\"u\n\x0c\x44raftRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12)\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x18.specinfer.v1.DraftEntry\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x13\n\x0btraceparent\x18\x04 \x01(\tJ\x04\x08\x05\x10\x06\"\x86\x04\n\nDraftEntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x17\n\x0f\x64\x65lta_token_ids\x18\x03 \x03(\r\x12\x13\n\x0bnode_budget\x18\x04 \x01(\r\x12\x11\n\tmax_depth\x18\x05 \x01(\r\x12&\n\x05shape\x18\x06 \x01(\x0e\x32\x17.specinfer.v1.TreeShape\x12.\n\x08sampling\x18\x07 \x01(\x0b\x32\x1c.specinfer.v1.SamplingParams\x12\x17\n\x0ftarget_features\x18\x08 \x01(\x0c\x12.\n\x0ctarget_top_k\x18\t \x01(\x0b\x32\x18.specinfer.v1.TargetTopK\x12\x13\n\x0bspeculators\x18\n \x03(\r\x12\x1c\n\x14min_path_probability\x18\x0b \x01(\x02\x12\x11\n\tdraw_seed\x18\x0c \x01(\x04\x12\x16\n\x0e\x66\x65\x61tures_start\x18\r \x01(\r\x12+\n\nreferences\x18\x0e \x03(\x0b\x32\x17.specinfer.v1.Reference\x12/\n\x08learning\x18\x10 \x01(\x0b\x32\x1d.specinfer.v1.LearningConsent\x12\x19\n\x11tokens_per_second\x18\x11 \x01(\x02\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x12 \x01(\tJ\x04\x08\x0f\x10\x10\"5\n\x0fLearningConsent\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\x04\x12\x12\n\nprompt_len\x18\x02 \x01(\r\"\x1e\n\tReference\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"I\n\nTargetTopK\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x17\n\x0ftop_k_token_ids\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x05\"\xb8\x01\n\nDraftReply\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x19.specinfer.v1.DraftResult\x12\x12\n\ncompute_us\x18\x03 \x01(\x04\x12\x15\n\rspeculator_us\x18\x04 \x03(\x04\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12-\n\x08learning\x18\x06 \x01(\x0b\x32\x1b.specinfer.v1.LearningState\"\x9a\x01\n\x0b\x44raftResult\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.specinfer.v1.EntryStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\x12#\n\x06\x64rafts\x18\x04 \x03(\x0b\x32\x13.specinfer.v1.Draft\x12\x10\n\x08held_len\x18\x05 \x01(\rJ\x04\x08\x06\x10\x07\"~\n\x05\x44raft\x12\x12\n\nspeculator\x18\x01 \x01(\r\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.specinfer.v1.EntryStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x04tree\x18\x04 \x01(\x0b\x32\x17.specinfer.v1.TokenTree\"\x1b\n\x19\x44\x65scribeSpeculatorRequest\"\xb7\x02\n\x17\x44\x65scribeSpeculatorReply\x12\x38\n\x0bspeculators\x18\x01 \x03(\x0b\x32#.specinfer.v1.SpeculatorDescription\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x03 \x01(\r\x12\x14\n\x0cmax_requests\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x06 \x03(\r\x12\x14\n\x0ctarget_top_k\x18\x07 \x01(\r\x12\x13\n\x0binstance_id\x18\x08 \x01(\t\x12\x14\n\x0c\x66\x65\x61ture_size\x18\t \x01(\r\x12\x18\n\x10reads_references\x18\n \x01(\x08\x12\x0e\n\x06learns\x18\x0b \x01(\x08\"n\n\x15SpeculatorDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\r\n\x05\x64raws\x18\x05 \x01(\x08J\x04\x08\x06\x10\x07*U\n\tTreeShape\x12\x1a\n\x16TREE_SHAPE_UNSPECIFIED\x10\x00\x12\x13\n\x0fTREE_SHAPE_TREE\x10\x01\x12\x17\n\x13TREE_SHAPE_SEQUENCE\x10\x02\x32\xf0\x01\n\nSpeculator\x12\x41\n\x05\x44raft\x12\x1a.specinfer.v1.DraftRequest\x1a\x18.specinfer.v1.DraftReply(\x01\x30\x01\x12Z\n\x08\x44\x65scribe\x12\'.specinfer.v1.DescribeSpeculatorRequest\x1a%.specinfer.v1.DescribeSpeculatorReply\x12\x43\n\x07Release\x12\x1c.specinfer.v1.ReleaseRequest\x1a\x1a.specinfer.v1.ReleaseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specinfer.v1.speculator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TREESHAPE']._serialized_start=1807
-  _globals['_TREESHAPE']._serialized_end=1892
+  _globals['_TREESHAPE']._serialized_start=1828
+  _globals['_TREESHAPE']._serialized_end=1913
   _globals['_DRAFTREQUEST']._serialized_start=99
   _globals['_DRAFTREQUEST']._serialized_end=216
   _globals['_DRAFTENTRY']._serialized_start=219
-  _globals['_DRAFTENTRY']._serialized_end=716
-  _globals['_LEARNINGCONSENT']._serialized_start=718
-  _globals['_LEARNINGCONSENT']._serialized_end=771
-  _globals['_REFERENCE']._serialized_start=773
-  _globals['_REFERENCE']._serialized_end=803
-  _globals['_TARGETTOPK']._serialized_start=805
-  _globals['_TARGETTOPK']._serialized_end=878
-  _globals['_DRAFTREPLY']._serialized_start=881
-  _globals['_DRAFTREPLY']._serialized_end=1065
-  _globals['_DRAFTRESULT']._serialized_start=1068
-  _globals['_DRAFTRESULT']._serialized_end=1222
-  _globals['_DRAFT']._serialized_start=1224
-  _globals['_DRAFT']._serialized_end=1350
-  _globals['_DESCRIBESPECULATORREQUEST']._serialized_start=1352
-  _globals['_DESCRIBESPECULATORREQUEST']._serialized_end=1379
-  _globals['_DESCRIBESPECULATORREPLY']._serialized_start=1382
-  _globals['_DESCRIBESPECULATORREPLY']._serialized_end=1693
-  _globals['_SPECULATORDESCRIPTION']._serialized_start=1695
-  _globals['_SPECULATORDESCRIPTION']._serialized_end=1805
-  _globals['_SPECULATOR']._serialized_start=1895
-  _globals['_SPECULATOR']._serialized_end=2135
+  _globals['_DRAFTENTRY']._serialized_end=737
+  _globals['_LEARNINGCONSENT']._serialized_start=739
+  _globals['_LEARNINGCONSENT']._serialized_end=792
+  _globals['_REFERENCE']._serialized_start=794
+  _globals['_REFERENCE']._serialized_end=824
+  _globals['_TARGETTOPK']._serialized_start=826
+  _globals['_TARGETTOPK']._serialized_end=899
+  _globals['_DRAFTREPLY']._serialized_start=902
+  _globals['_DRAFTREPLY']._serialized_end=1086
+  _globals['_DRAFTRESULT']._serialized_start=1089
+  _globals['_DRAFTRESULT']._serialized_end=1243
+  _globals['_DRAFT']._serialized_start=1245
+  _globals['_DRAFT']._serialized_end=1371
+  _globals['_DESCRIBESPECULATORREQUEST']._serialized_start=1373
+  _globals['_DESCRIBESPECULATORREQUEST']._serialized_end=1400
+  _globals['_DESCRIBESPECULATORREPLY']._serialized_start=1403
+  _globals['_DESCRIBESPECULATORREPLY']._serialized_end=1714
+  _globals['_SPECULATORDESCRIPTION']._serialized_start=1716
+  _globals['_SPECULATORDESCRIPTION']._serialized_end=1826
+  _globals['_SPECULATOR']._serialized_start=1916
+  _globals['_SPECULATOR']._serialized_end=2156
 # @@protoc_insertion_point(module_scope)

@@ -31,7 +31,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "min_path_probability", "draw_seed", "features_start", "references", "learning", "tokens_per_second")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "min_path_probability", "draw_seed", "features_start", "references", "learning", "tokens_per_second", "cache_scope")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class DraftEntry(_message.Message):
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
     LEARNING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -64,7 +65,8 @@ class DraftEntry(_message.Message):
     references: _containers.RepeatedCompositeFieldContainer[Reference]
     learning: LearningConsent
     tokens_per_second: float
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ..., references: _Optional[_Iterable[_Union[Reference, _Mapping]]] = ..., learning: _Optional[_Union[LearningConsent, _Mapping]] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
+    cache_scope: str
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ..., references: _Optional[_Iterable[_Union[Reference, _Mapping]]] = ..., learning: _Optional[_Union[LearningConsent, _Mapping]] = ..., tokens_per_second: _Optional[float] = ..., cache_scope: _Optional[str] = ...) -> None: ...
 
 class LearningConsent(_message.Message):
     __slots__ = ("caller", "prompt_len")

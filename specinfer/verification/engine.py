@@ -34,8 +34,8 @@ class _Held:
     sequence: KVSequence
     last_used: float
     adjustment: RequestAdjustment | None = None
-    found: int = 0
-    """Tokens of the last delta that were in the cache."""
+    cached_tokens: int = 0
+    """Tokens of the latest delta that were found in the cache."""
 
 
 class VerifierEngine:
@@ -206,14 +206,14 @@ class VerifierEngine:
             if len(self._held) >= self.limits.max_requests:
                 raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
             adjustment = adjustment_of(job, self.runner.config.vocab_size, opened)
-            held = self._held[job.request_id] = _Held(self.runner.open(job.prefix_scope), 0.0, adjustment)
+            held = self._held[job.request_id] = _Held(self.runner.open(job.cache_scope), 0.0, adjustment)
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         held.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
         # the last token is always computed: its logits may be wanted
-        known = held.found = self.runner.cache.share(held.sequence, job.delta[:-1])
+        known = held.cached_tokens = self.runner.cache.share(held.sequence, job.delta[:-1])
         try:
-            self.runner.cache.reserve(held.sequence, len(job.delta) - known + len(nodes))
+            self.runner.cache.reserve(held.sequence, len(job.delta) - known, len(nodes))
         except ExhaustedError:
             if known:  # half a delta would look like another base_len
                 self.release([job.request_id])
@@ -248,7 +248,7 @@ class VerifierEngine:
             top_k=verified.top_k,
             features=self._features(job, sequence, accepted, feature_bytes),
             finished=verified.finished,
-            cached_tokens=held.found,
+            cached_tokens=held.cached_tokens,
         )
 
     def features(self, request_id: str, since: int, most: int = MESSAGE_BYTES) -> FeatureSpan:

@@ -55,8 +55,8 @@ class VerifyJob:
     """Context tokens that were not generated; set by jobs that start over (base_len 0)."""
     constraint: Constraint | None = None
     """Constraint on the text; set by jobs that start over."""
-    prefix_scope: str = ""
-    """Scope whose prefixes it shares; set by jobs that start over."""
+    cache_scope: str = ""
+    """Only requests of the same scope share cached prompts; set by jobs that start over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def measure_passes(
 
     A second is enough: its medians came within 2 % of those of two seconds, those of half a second within 5 %
     (default model, bfloat16, two cores with AVX-512). What it misses the gateway finds out while it serves
-    (`specinfer.planning.pass_times`).
+    (`specinfer.planning.pass_curve`).
     """
     with progress("measuring passes"):
         costs = list(_measure(runner, budget_s, clock, most_tokens).items())

@@ -180,7 +180,7 @@ class Learner:
         """
         path = offered / "config.json"
         try:
-            config = json.loads(path.read_text())
+            config = json.loads(path.read_bytes())
             found = config[KIND]
             config["speculators_config"]["verifier"]["name_or_path"] = self._target_name
             if found != ALGORITHM:

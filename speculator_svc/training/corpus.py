@@ -6,7 +6,6 @@ every output token, so that it need not run again. Knows no model.
 """
 
 import base64
-import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import InvalidInputError
+from specinfer.prompts import read_lines
 from specinfer.system.append_file import AppendFile, read_records
 from specinfer.tokenizer import Tokenizer
 
@@ -83,11 +83,7 @@ def read_corpus(path: Path) -> list[Continuation]:
     Raises:
         InvalidInputError: naming file and line.
     """
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            found = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
-    except OSError as error:
-        raise InvalidInputError("corpus", str(path), error.strerror or "cannot be read") from error
+    found = [_parse(line, f"{path}:{number}") for number, line in read_lines("corpus", path)]
     if not found:
         raise InvalidInputError("corpus", str(path), "no continuations in it")
     return found

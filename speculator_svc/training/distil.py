@@ -138,7 +138,7 @@ SAVE_EVERY_S = 120.0
 SCORE_SHARE, PATIENCE = 0.05, 5
 """Least part of the time between scores, and scores that are no better behind which training ends: a quarter of the
 time, as a draft that learns fast is not yet better where it will be."""
-LONGEST_STEP_S = 10.0
+LONGEST_STEP_S = 120.0
 """Most seconds for which a step counts, so that a suspended run loses nothing."""
 
 

@@ -1,7 +1,8 @@
 """The target's hidden states and labels at every token of a corpus, computed once and kept on disk.
 
-One pass per group of continuations gives both: hidden states after some of its layers at all tokens but the
-last (what EAGLE and Medusa read), and its most probable tokens at every output token (what they learn).
+A corpus that is being written keeps both of what it writes (`keeper`). Else one pass per group of continuations
+gives them: hidden states after some of its layers at all tokens but the last (what EAGLE and Medusa read), and
+its most probable tokens at every output token (what they learn).
 Chunks of the corpus are files of their own, so that an interrupted run goes on where it stopped, and hidden
 states are mapped, not read: a corpus of a million tokens with three layers of 576 numbers is 3.5 GB. What was
 computed for more layers serves readers of some of them, so that EAGLE's states also train Medusa's heads.
@@ -50,7 +51,9 @@ def think(
         digest = _digest(chunk)
         kept = _kept(directory, digest, layers) or Kept(_place(directory, digest, layers), tuple(layers))
         if not kept.whole:
-            _write(kept.place, _think(runner, chunk, layers))
+            _write(kept.place, _think(runner, chunk, layers, directory))
+            for item in chunk:
+                _single(directory, item, layers).unlink(missing_ok=True)
         thoughts += _read(kept, chunk, layers)
         report(len(thoughts), len(corpus))
     return thoughts
@@ -108,7 +111,45 @@ def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
     yield group
 
 
+def keeper(directory: Path, layers: Sequence[int]) -> Callable[[Continuation, NDArray[np.int16]], None]:
+    """Return a function that keeps a continuation's states and labels, which `think` then need not compute."""
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def keep(item: Continuation, states: NDArray[np.int16]) -> None:
+        assert item.labels is not None
+        place = _single(directory, item, layers)
+        partial = place.with_suffix(".part.npz")
+        np.savez(partial, states=states, ids=item.labels.ids, probabilities=item.labels.probabilities)
+        partial.replace(place)
+
+    return keep
+
+
+def _single(directory: Path, item: Continuation, layers: Sequence[int]) -> Path:
+    """Return the place of what was kept of one continuation."""
+    return directory / f"thought-{_digest([item])}-{'-'.join(map(str, layers))}.npz"
+
+
 def _think(
+    runner: ModelRunner, chunk: Sequence[Continuation], layers: Sequence[int], directory: Path
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield (states, ids, probabilities) of each continuation, computed if they were not kept."""
+    places = [_single(directory, item, layers) for item in chunk]
+    missing = [item for item, place in zip(chunk, places, strict=True) if not place.is_file()]
+    computed = _compute(runner, missing, layers) if missing else iter(())
+    for place in places:
+        if not place.is_file():
+            yield next(computed)
+            continue
+        with np.load(place) as data:
+            states, ids, probabilities = (torch.from_numpy(data[name]) for name in _NAMES)
+        yield states.view(torch.bfloat16), ids, probabilities
+
+
+_NAMES = ("states", "ids", "probabilities")
+
+
+def _compute(
     runner: ModelRunner, chunk: Sequence[Continuation], layers: Sequence[int]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield (states, ids, probabilities) of each continuation.

@@ -63,12 +63,14 @@ def continue_prompts(
     stop_tokens: Sequence[int],
     label_width: int = 0,
     over: Callable[[], bool] = lambda: False,
+    keep: Callable[[Continuation, NDArray[np.int16]], None] | None = None,
 ) -> Iterator[tuple[ContinuationJob, Continuation]]:
     """Yield jobs and their continuations as they end; a stop token is the last of its output.
 
     As soon as it is `over`, asked after every pass, all that runs ends where it is.
 
-    With a `label_width` the target's so many most probable tokens at every output token come along.
+    With a `label_width` the target's so many most probable tokens at every output token come along. `keep` is called
+    with every continuation and the hidden states that the runner keeps, of all its tokens but the last.
     """
     waiting, running = deque(jobs), list[_Running]()
     stops = frozenset(stop_tokens)
@@ -80,8 +82,12 @@ def continue_prompts(
             waiting.clear()
         for item in running:
             if ended or item.output[-1] in stops or len(item.output) == max_new_tokens:
+                found = item.continuation()
+                if keep is not None:
+                    slots = item.sequence.slots(0, item.sequence.length)
+                    keep(found, runner.features.read(slots, len(slots))[1])
                 runner.cache.release(item.sequence)
-                yield item.job, item.continuation()
+                yield item.job, found
         running = [item for item in running if not item.sequence.released]
 
 

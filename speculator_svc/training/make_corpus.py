@@ -3,11 +3,13 @@
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
@@ -101,8 +103,15 @@ def continuation_jobs(
 class CorpusMaker:
     """Runs jobs whose result is not in a file yet, and writes it there."""
 
-    def __init__(self, runner: ModelRunner, batch: int, seed: int) -> None:
-        self._runner, self._batch, self._seed = runner, batch, seed
+    def __init__(
+        self,
+        runner: ModelRunner,
+        batch: int,
+        seed: int,
+        keep: Callable[[Continuation, NDArray[np.int16]], None] | None = None,
+    ) -> None:
+        """Take the target, the number of continuations at a time, and what `continue_prompts` calls with each."""
+        self._runner, self._batch, self._seed, self._keep = runner, batch, seed, keep
 
     def run(
         self,
@@ -163,7 +172,7 @@ class CorpusMaker:
                 return passed >= seconds
 
             for job, item in continue_prompts(
-                self._runner, jobs, self._batch, max_new_tokens, stops, label_width, over
+                self._runner, jobs, self._batch, max_new_tokens, stops, label_width, over, self._keep
             ):
                 yield job.job_id, item
                 if not timed:

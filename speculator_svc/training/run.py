@@ -62,6 +62,12 @@ DraftVocabulary = Annotated[
     typer.Option(help="Size of the draft vocabulary; not given: 8192, or all of a target with fewer."),
 ]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
+WidthRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Peak learning rate; not given: 0.001, less for targets with hidden states over 576 wide."
+    ),
+]
 BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]
 Threads = Annotated[int, typer.Option(help=f"CPU threads; {THREADS_HELP}.")]
 Overwrite = Annotated[

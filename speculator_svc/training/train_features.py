@@ -1,6 +1,7 @@
 """Training of drafters that read hidden states: EAGLE's layer, Medusa's and blockwise heads."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +17,9 @@ from specinfer.drafters.heads_layers import (
 )
 from specinfer.drafters.published.eagle3 import EagleSource, load_eagle, save_eagle
 from specinfer.errors import SettingError
-from specinfer.hub import DEFAULT_MODEL
+from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.draft_checkpoint import target_config
 from specinfer.model.weights.families import EMBEDDING
 from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
@@ -30,11 +32,11 @@ from speculator_svc.training.run import (
     Device,
     DraftVocabulary,
     FeatureWork,
-    LearningRate,
     Overwrite,
     Target,
     Threads,
     TrainingMinutes,
+    WidthRate,
     layer_numbers,
 )
 
@@ -59,13 +61,13 @@ def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
         markov_rank: MarkovRank = MARKOV_RANK,
         vocabulary: DraftVocabulary = None,
         minutes: TrainingMinutes = 60.0,
-        learning_rate: LearningRate = 1e-3,
+        learning_rate: WidthRate = None,
         seed: BatchSeed = 0,
         threads: Threads = 0,
         device: Device = "auto",
         overwrite: Overwrite = False,
     ) -> None:
-        options = DistilOptions(minutes, learning_rate, seed=seed)
+        options = options_for(target_config(resolve_model(model)).hidden_size, minutes, learning_rate, seed)
         asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
         _train(kind, heads, markov_rank, asked)
 
@@ -107,7 +109,7 @@ def train_eagle(
     steps: Annotated[int, typer.Option(min=1, help="Steps unrolled on its own outputs.")] = 4,
     vocabulary: DraftVocabulary = None,
     minutes: TrainingMinutes = 60.0,
-    learning_rate: LearningRate = 1e-3,
+    learning_rate: WidthRate = None,
     seed: BatchSeed = 0,
     threads: Threads = 0,
     device: Device = "auto",
@@ -117,7 +119,7 @@ def train_eagle(
 
     SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
     """
-    options = DistilOptions(minutes, learning_rate, seed=seed)
+    options = options_for(target_config(resolve_model(model)).hidden_size, minutes, learning_rate, seed)
     asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
@@ -135,6 +137,18 @@ def train_eagle(
         f" --start {start.name}" if start else ""
     )
     training.run(TrainingMethod("eagle", flags, own, steps, make, save, base.token_ids if base else None))
+
+
+_USUAL_HIDDEN = 576
+"""Width of the default target's hidden states, by which the rate and the batches were chosen."""
+
+
+def options_for(hidden: int, minutes: float, learning_rate: float | None, seed: int) -> DistilOptions:
+    """Return the options of a training that reads hidden states of this width: wide ones take small, cautious steps."""
+    narrow = min(1.0, _USUAL_HIDDEN / hidden)
+    usual = DistilOptions(minutes, seed=seed)
+    rate = usual.learning_rate * narrow if learning_rate is None else learning_rate
+    return replace(usual, learning_rate=rate, tokens_per_batch=max(int(usual.tokens_per_batch * narrow), 256))
 
 
 def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:

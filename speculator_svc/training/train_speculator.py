@@ -27,6 +27,7 @@ from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import finished_jobs, read_corpora
 from speculator_svc.training.distil import console
 from speculator_svc.training.feature_training import think_aloud
+from speculator_svc.training.features import keeper
 from speculator_svc.training.generate import LABEL_WIDTH
 from speculator_svc.training.make_corpus import CorpusMaker, continuation_jobs
 from speculator_svc.training.run import Device, Target, Threads, place_for
@@ -114,7 +115,7 @@ class RunProgress:
         if not path.is_file():
             work.mkdir(parents=True, exist_ok=True)
             return fresh
-        found = cls(**json.loads(path.read_text()))
+        found = cls(**json.loads(path.read_bytes()))
         for name in ("target", "prompts", "method", "minutes", "seed"):
             before, now = getattr(found, name), getattr(fresh, name)
             if before != now:
@@ -201,7 +202,7 @@ def train_speculator(
     given |= {"minutes": progress.training_minutes, "threads": threads, "device": device}
     _TRAINERS[chosen.method](**given, overwrite=overwrite)
     (work / "progress.json").unlink()
-    trained = json.loads((out / "config.json").read_text())["trained"]
+    trained = json.loads((out / "config.json").read_bytes())["trained"]
     for line in report(chosen.method, out, work, trained):
         typer.echo(line)
     _, held_out = read_corpora([corpus])
@@ -232,18 +233,20 @@ def _prepare(
     _check_time(runner, progress.minutes)
     if known := len(finished_jobs(corpus)):
         console.print(f"going on with {known} continuations in {corpus}", soft_wrap=True, highlight=False)
+    layers = _layers_read(SpeculatorMethod(progress.method), config)
+    runner.keep_features(layers)
     asked = {f"prompt-{i}": text for i, text in enumerate(texts)}
     jobs = continuation_jobs(tokenizer, asked, 0.8, progress.seed)
     with progress.timed(work):
         left = CORPUS_SHARE * 60 * progress.minutes - progress.spent_s
-        maker = CorpusMaker(runner, batch, progress.seed)
+        maker = CorpusMaker(runner, batch, progress.seed, keeper(work, layers) if layers else None)
         found = maker.run("corpus", corpus, jobs, MOST_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
     tokens = sum(len(item.output) for item in found.values())
     console.print(f"corpus: {len(found)} continuations, {tokens} tokens", highlight=False)
     if len(found) < LEAST_PROMPTS:
         why = f"only {len(found)} continuations were written in a third of it; needs {LEAST_PROMPTS}"
         raise SettingError("minutes", progress.minutes, why)
-    layers = _layers_read(SpeculatorMethod(progress.method), config)
+    runner.keep_features(())
     if layers:
         with progress.timed(work):
             parts, held_out = read_corpora([corpus])

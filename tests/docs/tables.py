@@ -93,13 +93,13 @@ def request_options() -> str:
 
 
 TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
-    ("operations.md", "every service"): lambda: settings(ServiceSettings),
-    ("operations.md", "gateway"): lambda: settings(GatewaySettings, ServiceSettings),
-    ("operations.md", "verifier"): lambda: settings(VerifierSettings, ServiceSettings),
-    ("drafters.md", "speculator service"): lambda: settings(SpeculatorSettings, ServiceSettings),
-    ("http.md", "http"): lambda: settings(HttpSettings, ProcessSettings),
-    ("http.md", "serve"): lambda: settings(ServeSettings, ApiSettings),
-    ("vllm.md", "vllm"): variables,
+    ("settings.md", "every service"): lambda: settings(ServiceSettings),
+    ("settings.md", "gateway"): lambda: settings(GatewaySettings, ServiceSettings),
+    ("settings.md", "verifier"): lambda: settings(VerifierSettings, ServiceSettings),
+    ("settings.md", "speculator service"): lambda: settings(SpeculatorSettings, ServiceSettings),
+    ("settings.md", "http"): lambda: settings(HttpSettings, ProcessSettings),
+    ("settings.md", "serve"): lambda: settings(ServeSettings, ApiSettings),
+    ("settings.md", "vllm"): variables,
     ("python.md", "llm"): lambda: dataclass_fields(LLMOptions),
     ("python.md", "sampling"): lambda: dataclass_fields(SamplingParams),
     ("python.md", "request"): request_options,

@@ -10,7 +10,7 @@ from tests.docs.tables import GENERATED, TABLES, dataclass_fields, stored
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-MOST_PAGES, MOST_LINES, MOST_LINES_OF_README = 12, 450, 89
+MOST_PAGES, MOST_LINES, MOST_LINES_OF_README = 13, 450, 80
 """Lines without tables that are generated, which nobody reads from top to bottom."""
 
 
@@ -49,6 +49,6 @@ def test_tables_have_names_defaults_and_meanings() -> None:
     assert "| `n` | `1` | Answers to each prompt; with a seed, answer i has seed + i. |" in dataclass_fields(
         SamplingParams
     )
-    gateway = stored("operations.md")["gateway"]
+    gateway = stored("settings.md")["gateway"]
     assert "| `--lease-seconds` | `3.0` | Life of this gateway's leases" in gateway
     assert "| `--log-level`" not in gateway

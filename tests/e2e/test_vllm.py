@@ -1,4 +1,4 @@
-"""vLLM 0.32 with our speculators as its proposer, in an environment of its own (docs/vllm.md)."""
+"""vLLM 0.32 with our speculators as its proposer, in an environment of its own (docs/drafters.md)."""
 
 import json
 import os

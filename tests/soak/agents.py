@@ -3,18 +3,22 @@
 import asyncio
 import json
 import random
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 import httpx
 
-from tests.soak.checks import joined, problems_of
-from tests.soak.conversations import Body, openings, options, with_results
+from tests.soak.checks import problems_of
+from tests.soak.conversations import Body, openings
+from tests.soak.doors import CHAT, ITEMS, Door, chosen_options
 
-SILENCE_S = 300.0
+SILENCE_S = 900.0
 """Silence after which an answer counts as one without an end."""
 _TURNS = 6
+_SHOWN = 4000
+"""Characters of a problem that are printed."""
 
 
 @dataclass(slots=True)
@@ -24,9 +28,11 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
-    def add(self, problem: str, body: Body) -> None:
-        """Note a problem, with what was asked for."""
-        self.problems.append(f"{problem}\n    {json.dumps(body, ensure_ascii=False)}")
+    def add(self, problem: str, body: Body | None = None) -> None:
+        """Note a problem, with what was asked for, and print it at once."""
+        asked = "" if body is None else f"\n    {json.dumps(body, ensure_ascii=False)}"
+        self.problems.append(problem + asked)
+        print(self.problems[-1][:_SHOWN], file=sys.stderr, flush=True)
 
 
 async def soak(base: str, model: str, agents: int, until: float, seed: int) -> Report:
@@ -46,36 +52,43 @@ async def _converse(
 ) -> None:
     while time.monotonic() < until:
         report.counts["conversations"] += 1
-        turns = openings(choices)
+        door = choices.choice((CHAT, CHAT, ITEMS))
+        history = door.begin(openings(choices), choices)
         for _ in range(choices.randint(1, _TURNS)):
-            body = {"model": model, "messages": turns, **options(choices)}
+            chosen = chosen_options(door, model, choices)
+            body = door.body(history, chosen)
             try:
-                answer = await _ask(client, body, choices, report)
+                answer = await _ask(client, door, body, choices, report)
             except httpx.HTTPError as error:
                 report.add(f"{type(error).__name__}: {error}", body)
                 break
             if answer is None or time.monotonic() > until:
                 break
+            chat = door.chat(answer)
             report.counts["answers"] += 1
-            for problem in problems_of(body, answer):
+            report.counts[f"answers of {door.path}"] += 1
+            for problem in problems_of(chosen, chat):
                 report.add(problem, body)
-            if not answer["choices"]:
+            if not chat["choices"]:
                 break
-            for choice in answer["choices"]:
+            for choice in chat["choices"]:
                 report.counts[f"ended by {choice.get('finish_reason')}"] += 1
-            turns = with_results(turns, answer["choices"][0]["message"], choices)
+                report.counts["calls"] += len(choice["message"].get("tool_calls") or ())
+            history = door.go_on(history, answer, choices)
 
 
-async def _ask(client: httpx.AsyncClient, body: Body, choices: random.Random, report: Report) -> Body | None:
+async def _ask(
+    client: httpx.AsyncClient, door: Door, body: Body, choices: random.Random, report: Report
+) -> Body | None:
     """Return the answer to a call; None if there is none, or the agent hung up."""
     if not body.get("stream"):
-        reply = await client.post("/v1/chat/completions", json=body)
+        reply = await client.post(door.path, json=body)
         if reply.status_code == httpx.codes.OK:
             return dict(reply.json())
         report.add(f"status {reply.status_code}: {reply.text[:300]}", body)
         return None
     hangs_up = choices.random() < 0.1
-    async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+    async with client.stream("POST", door.path, json=body) as reply:
         if reply.status_code != httpx.codes.OK:
             report.add(f"status {reply.status_code}: {(await reply.aread())[:300]!r}", body)
             return None
@@ -85,7 +98,7 @@ async def _ask(client: httpx.AsyncClient, body: Body, choices: random.Random, re
             if hangs_up and len(lines) > 6:
                 report.counts["hung up"] += 1
                 return None
-    answer, problems = joined(lines)
+    answer, problems = door.joined(lines)
     for problem in problems:
         report.add(problem, body)
     return answer

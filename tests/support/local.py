@@ -7,6 +7,7 @@ from specinfer.drafters import Drafter
 from specinfer.llm import LLM, SamplingParams
 from specinfer.llm.build import LLMOptions, assemble
 from specinfer.llm.engine import LocalEngine
+from specinfer.model.runner import ModelRunner
 from specinfer.planning.pass_curve import PassCurve
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -17,12 +18,13 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 def tiny_engine(
     drafters: Mapping[str, Drafter] | None = None, model: Any = None, **options: Any
 ) -> LocalEngine:
-    """The engine of a tiny model in float32; each drafter is a group of its own."""
+    """The engine of a tiny model in float32, or of a runner; each drafter is a group of its own."""
     options = {"adaptive": False, "tree_nodes": 8, "max_num_seqs": 8, "kv_tokens": 2048} | options
-    runner = runner_of(model or tiny_transformers("llama"), kv_tokens=options["kv_tokens"])
+    if not isinstance(model, ModelRunner):
+        model = runner_of(model or tiny_transformers("llama"), kv_tokens=options["kv_tokens"])
     groups = [{name: drafter} for name, drafter in (drafters or {}).items()]
     return assemble(
-        runner, ascii_tokenizer(), groups, LLMOptions(**options), PassCurve([(1, 0.001), (64, 0.002)])
+        model, ascii_tokenizer(), groups, LLMOptions(**options), PassCurve([(1, 0.001), (64, 0.002)])
     )
 
 

@@ -178,6 +178,22 @@ class System:
         self.verifier.verify = forgetful  # type: ignore[method-assign]
         return seen
 
+    def generated(self, request_id: str) -> int:
+        """Return the tokens of an answer that are committed; 0 where the request does not run here."""
+        state = self.loop.scheduler.states.get(request_id)
+        return state.new_tokens if state is not None else 0
+
+    def hold(self, waits: Callable[[], bool] = lambda: True) -> asyncio.Event:
+        """From now on no pass of the verifier begins while this is true; the event ends it for good."""
+        verify, go_on = self.loop.verifier.verify, asyncio.Event()
+
+        async def held(*arguments: Any) -> Any:
+            await until(lambda: go_on.is_set() or not waits())
+            return await verify(*arguments)
+
+        self.loop.verifier.verify = held  # type: ignore[method-assign]
+        return go_on
+
     async def generate(self, prompt: Sequence[int], **fields: Any) -> list[generation_pb2.GenerateReply]:
         """All replies to one greedy request for token ids (any field can be overridden)."""
         return [reply async for reply in self.stub.Generate(request_for(prompt, **fields))]

@@ -1,16 +1,20 @@
 """Tiny random `transformers` models of every supported family, and ours made from the same weights."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from specinfer.model.executor import HeadSetter
 from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.interfaces import Blocks
+from specinfer.model.weights.trimmed import TrimmedHead
 from specinfer.system.machine import processor_flags
 
 FAMILIES = (
@@ -156,6 +160,26 @@ def runner_of(model: Any, **options: Any) -> ModelRunner:
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048, "executor": "torch"}
     return ModelRunner.build(from_transformers(model.config), weights, RunnerOptions(**(defaults | options)))
+
+
+class _FloatRows:
+    """The embedding table of a model as rows in float32."""
+
+    def __init__(self, model: Any) -> None:
+        self._table: torch.Tensor = model.get_input_embeddings().weight.detach().float()
+
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks:
+        return "F32", self._table
+
+    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        return self._table[list(rows)]
+
+
+def replaceable_head(model: Any, runner: ModelRunner, token_ids: Sequence[int]) -> TrimmedHead:
+    """Give a runner, whose head has the rows of these tokens, a head whose rows can be replaced; return it."""
+    assert isinstance(runner._executor, HeadSetter)
+    runner.head = TrimmedHead(_FloatRows(model), "", token_ids, runner._executor.set_head)
+    return runner.head
 
 
 def rounds_activations() -> bool:

@@ -237,6 +237,6 @@ def check_writable(field: str, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
+        path.open("ab").close()
     except OSError as error:
         raise InvalidInputError(field, str(path), error.strerror or "cannot be written") from error

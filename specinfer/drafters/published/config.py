@@ -240,7 +240,7 @@ def _check_verifier(
     named = verifier_fields(config).get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise IncompatibleError(f"verifier.architectures = {named!r}: must be names")
-    found = json.loads((target_directory / "config.json").read_text()).get("architectures") or ()
+    found = json.loads((target_directory / "config.json").read_bytes()).get("architectures") or ()
     if named and found and not set(named) & set(found):
         told = f"verifier.architectures = {named!r}"
         raise IncompatibleError(f"{told}: {target_directory} is of {list(found)!r}")

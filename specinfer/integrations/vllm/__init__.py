@@ -1,4 +1,4 @@
-"""Our speculator services as a proposer of vLLM 0.32 (docs/vllm.md).
+"""Our speculator services as a proposer of vLLM 0.32 (docs/drafters.md).
 
 It is loaded by its class path:
 

@@ -24,16 +24,19 @@ exactly the blocks its tokens need.
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from specinfer.errors import ExhaustedError, InvalidInputError
 from specinfer.model.cache.prefix_directory import PrefixDirectory
+from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, blocks_for
 
 CACHE_TOKENS = 32768
 """Default number of context tokens that a cache holds."""
+_STATES_OF_DELTA = 2
+"""States that a pass writes for a context: behind its last whole block, and behind its last token."""
 
 
 class KVStorage(Protocol):
@@ -68,20 +71,28 @@ class BlockStorage(Protocol):
 class PagedKVCache:
     """Allocation of a storage's blocks to sequences."""
 
-    def __init__(self, num_blocks: int, storage: KVStorage, window: KVWindow | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        storage: KVStorage,
+        window: KVWindow | None = None,
+        states: RecurrentStates[Any] | None = None,
+    ) -> None:
         self.num_blocks, self._storage, self.window = num_blocks, storage, window
+        self.states = states
+        """States of recurrent layers; None: the model has no such layers."""
         # in the order in which they will be handed out
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._uses = [0] * num_blocks
-        self._filed: dict[int, int] = {}  # hash of a full block -> block
-        self._hash_of: dict[int, int] = {}  # and back
+        self._filed: dict[bytes, int] = {}  # hash of a full block -> block
+        self._hash_of: dict[int, bytes] = {}  # and back
         self._sequences: list[KVSequence] = []
         self.queried_tokens = 0
         """Context tokens, in whole blocks, that were looked up since the start."""
         self.shared_tokens = 0
         """Context tokens that were found instead of computed, since the start."""
         self.restored_tokens = 0
-        """Number of shared tokens that were read from the directory of prefixes."""
+        """Found tokens that were read from the directory of prefixes."""
         self._prefixes: tuple[PrefixDirectory, BlockStorage] | None = None
 
     @property
@@ -104,16 +115,24 @@ class PagedKVCache:
         self._prefixes = directory, storage
 
     def save_prefixes(self) -> None:
-        """Write all full blocks that are not in the directory of prefixes yet."""
-        for key, block in self._filed.items():
-            self._save(key, block)
+        """Write all full blocks that are not in the directory of prefixes yet.
 
-    def _save(self, key: int, block: int) -> None:
+        The first blocks of prompts, without which the others are of no use, and those used last are written last:
+        a directory that is too small keeps them.
+        """
+        used = [block for block in reversed(self._hash_of) if block not in self._free]
+        for block in (*self._free, *used):
+            if block in self._hash_of:
+                self._save(self._hash_of[block], block, wait=True)
+        if self._prefixes is not None:
+            self._prefixes[0].flush()
+
+    def _save(self, key: bytes, block: int, wait: bool = False) -> None:
         if self._prefixes is not None and key not in self._prefixes[0]:
             directory, storage = self._prefixes
-            directory.write(key, storage.read_block(block))
+            directory.write(key, storage.read_block(block), wait)
 
-    def _restore(self, key: int) -> int | None:
+    def _restore(self, key: bytes) -> int | None:
         """Return a free block filled from the directory of prefixes; None if there is none, or no such file."""
         if self._prefixes is None or not self._free:
             return None
@@ -130,44 +149,21 @@ class PagedKVCache:
 
     def open(self, scope: str = "") -> KVSequence:
         """Return a new, empty sequence, which shares blocks with those of the same scope."""
-        sequence = KVSequence()
-        sequence.scope = _scope(scope)
+        sequence = KVSequence(scope)
         self._sequences.append(sequence)
         return sequence
 
-    def fork(self, sequence: KVSequence, length: int) -> KVSequence:
-        """Return a tentative sequence with the first tokens: full blocks are shared, the last one is copied.
+    def reserve(self, sequence: KVSequence, delta: int, nodes: int = 0) -> None:
+        """Reserve space for context tokens and nodes after everything the sequence holds.
 
         Raises:
-            ExhaustedError: if there is no block for the copy.
+            ExhaustedError: if there is too little; the sequence is unchanged.
         """
-        assert self.window is None, "a fork has the whole context"
-        assert sequence.nodes == 0, "a fork has no tentative nodes"
-        whole, rest = divmod(length, BLOCK_TOKENS)
-        if rest and not self._free:
-            raise ExhaustedError("KV cache full: no block for a fork")
-        fork = self.open()
-        fork.tentative, fork.scope = True, sequence.scope
-        for block in sequence.blocks[:whole]:
-            self._uses[block] += 1
-            fork.blocks.append(block)
-        if rest:
-            fork.blocks.append(self._take_free())
-        fork.tokens, fork.chain = sequence.tokens[:length], sequence.chain[:whole]
-        if rest:
-            start = whole * BLOCK_TOKENS
-            self._storage.move(sequence.slots(start, length), fork.slots(start, length))
-        return fork
-
-    def reserve(self, sequence: KVSequence, extra: int) -> None:
-        """Reserve space for `extra` tokens after everything the sequence holds.
-
-        Raises:
-            ExhaustedError: if there are too few free blocks; the sequence is unchanged.
-        """
-        missing = blocks_for(sequence.cached + sequence.nodes + extra) - len(sequence.blocks)
+        missing = blocks_for(sequence.cached + sequence.nodes + delta + nodes) - len(sequence.blocks)
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
+        if self.states is not None:
+            self.states.claim(sequence, nodes + (_STATES_OF_DELTA if delta else 0))
         for _ in range(missing):
             sequence.blocks.append(self._take_free())
 
@@ -183,20 +179,30 @@ class PagedKVCache:
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
         self.queried_tokens += len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+        found = self._claim(sequence, tokens)
+        sequence.blocks.extend(found)
+        self._extend(sequence, tokens[: len(found) * BLOCK_TOKENS])
+        self.shared_tokens += sequence.length - start
+        return sequence.length - start
+
+    def _claim(self, sequence: KVSequence, tokens: Seq[int]) -> list[int]:
+        """Take the filed blocks of further tokens, up to the last one after which a request can go on."""
+        found: list[int] = []
+        known = _last_hash(sequence)
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            part = tokens[at : at + BLOCK_TOKENS]
-            key = _chain(sequence, part)
-            block = self._filed.get(key)
+            known = _block_hash(known, tokens[at : at + BLOCK_TOKENS])
+            block = self._filed.get(known)
             if block is None:
-                block = self._restore(key)
+                block = self._restore(known)
             if block is None:
                 break
             self._free.pop(block, None)
             self._uses[block] += 1
-            sequence.blocks.append(block)
-            self._extend(sequence, part)
-        self.shared_tokens += sequence.length - start
-        return sequence.length - start
+            found.append(block)
+        if self.states is not None:
+            while found and _last_slot(found[-1]) not in self.states:
+                self._give_back(found.pop())
+        return found
 
     def append(self, sequence: KVSequence, tokens: Seq[int]) -> None:
         """Count context tokens as held; their keys and values were just written."""
@@ -221,9 +227,10 @@ class PagedKVCache:
             expected = node
         self._compact(sequence, path)
         kept = [sequence.node_tokens[node] for node in path]
+        scored = sequence.nodes
         for nodes in (sequence.node_tokens, sequence.node_parents, sequence.node_depths):
             nodes.clear()
-        self._extend(sequence, kept)
+        self._extend(sequence, kept, scored)
         self.trim(sequence)
 
     def _compact(self, sequence: KVSequence, path: Seq[int]) -> None:
@@ -232,7 +239,10 @@ class PagedKVCache:
             return
         base, end = sequence.cached, sequence.cached + sequence.nodes
         slots = sequence.slots(base, end)
-        self._storage.move([slots[node] for _, node in moved], [slots[i] for i, _ in moved])
+        source, target = [slots[node] for _, node in moved], [slots[i] for i, _ in moved]
+        self._storage.move(source, target)
+        if self.states is not None:
+            self.states.move(source, target)
 
     def slide(self, sequence: KVSequence, ahead: int) -> int:
         """Drop blocks behind the sinks while more than the window is held; return the tokens dropped.
@@ -261,10 +271,17 @@ class PagedKVCache:
             return
         sequence.released = True
         self._sequences.remove(sequence)
+        if self.states is not None:
+            held = sequence.slots(0, sequence.cached + sequence.nodes)
+            cached = sequence.cached
+            before = held[cached - 1] if cached else None
+            self.states.extend(sequence, before, [], None, dropped=held[cached:])
         self._drop(sequence, 0)
 
     def trim(self, sequence: KVSequence) -> None:
-        """Give back blocks that were reserved and are not needed."""
+        """Give back what was reserved and is not needed."""
+        if self.states is not None:
+            self.states.unclaim(sequence)
         keep = blocks_for(sequence.cached + sequence.nodes)
         self._drop(sequence, keep)
 
@@ -275,6 +292,8 @@ class PagedKVCache:
         if known is not None:
             self._save(known, block)
             del self._filed[known]
+        if self.states is not None:
+            self.states.forget(range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS))
         self._uses[block] = 1
         return block
 
@@ -282,8 +301,6 @@ class PagedKVCache:
         """Give up the sequence's blocks behind the first `keep`; the last are handed out first."""
         for block in reversed(sequence.blocks[keep:]):
             self._give_back(block)
-            if sequence.tentative and block in self._free and block not in self._hash_of:
-                self._free.move_to_end(block, last=False)  # nobody can use its content
         del sequence.blocks[keep:]
 
     def _give_back(self, block: int) -> None:
@@ -291,15 +308,21 @@ class PagedKVCache:
         if not self._uses[block]:
             self._free[block] = None
 
-    def _extend(self, sequence: KVSequence, tokens: Seq[int]) -> None:
-        """Add committed tokens and file the blocks that they complete."""
+    def _extend(self, sequence: KVSequence, tokens: Seq[int], scored: int = 0) -> None:
+        """Add committed tokens, of so many scored nodes; file the blocks that they complete."""
+        if self.states is not None and (tokens or scored):
+            first = max(sequence.cached - 1, 0)
+            held = sequence.slots(first, sequence.cached + max(len(tokens), scored))
+            before = held.pop(0) if sequence.cached else None
+            last = held[len(tokens) - 1] if tokens else before
+            self.states.extend(sequence, before, held[: len(tokens)], last, dropped=held[len(tokens) :])
         sequence.tokens.extend(tokens)
-        if self.window is not None or sequence.tentative:
+        if self.window is not None:
             return
         while (len(sequence.chain) + 1) * BLOCK_TOKENS <= sequence.length:
             index = len(sequence.chain)
             part = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
-            sequence.chain.append(_chain(sequence, part))
+            sequence.chain.append(_block_hash(_last_hash(sequence), part))
             block = sequence.blocks[index]
             if sequence.chain[-1] not in self._filed and block not in self._hash_of:
                 self._filed[sequence.chain[-1]] = block
@@ -316,15 +339,19 @@ class PagedKVCache:
         assert self._filed == {known: block for block, known in self._hash_of.items()}, "files disagree"
 
 
-def _scope(name: str) -> int:
-    """Return the number that the hashes of a scope's blocks begin with; 0 without a scope."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little") if name else 0
+def _last_slot(block: int) -> int:
+    return (block + 1) * BLOCK_TOKENS - 1
 
 
-def _chain(sequence: KVSequence, tokens: Seq[int]) -> int:
-    """Return a 128-bit hash of a block's tokens and of all blocks before it, so that no two ever agree."""
-    before = sequence.chain
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update((before[-1] if before else sequence.scope).to_bytes(16, "little"))
+def _last_hash(sequence: KVSequence) -> bytes:
+    """Return the hash of a sequence's last full block; before the first one, its scope."""
+    if sequence.chain:
+        return sequence.chain[-1]
+    return hashlib.blake2b(sequence.scope.encode(), digest_size=16, person=b"scope").digest()
+
+
+def _block_hash(before: bytes, tokens: Seq[int]) -> bytes:
+    """Return a 128-bit hash of a block's tokens, of all blocks before it and of the scope."""
+    digest = hashlib.blake2b(before, digest_size=16)
     digest.update(np.asarray(tokens, np.int32).tobytes())
-    return int.from_bytes(digest.digest(), "little")
+    return digest.digest()

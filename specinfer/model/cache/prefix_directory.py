@@ -6,24 +6,32 @@ A file has a header and the bytes of one block:
 
 The fingerprint is that of the model and of the layout of its cache. A file with another one, or whose checksum is
 wrong, is left aside with one line in the log. Files appear whole (`os.replace`), so processes may share a directory.
+A thread writes and deletes them: a block takes milliseconds, and a prompt may displace hundreds in one step.
 """
 
 import logging
 import os
 import tempfile
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _MAGIC = b"SIKV0001"
-_SUFFIX = ".kv"
+_SUFFIX, _UNFINISHED = ".kv", ".tmp"
+_BACKLOG_BYTES = 1 << 28
+"""Bytes of blocks that may wait for the disk."""
+_UNFINISHED_S = 600.0
+"""Age in seconds of an unfinished file whose process counts as dead."""
 _PARTS = (len(_MAGIC), 16, 16, 16)
 
 
 class PrefixDirectory:
-    """A bounded directory of blocks, of which those unused for longest are deleted. Used by one thread."""
+    """A bounded directory of blocks, of which those unused for longest are deleted. Used by one thread, but for its own."""
 
     def __init__(self, directory: Path, fingerprint: str, limit_bytes: int) -> None:
         """Read which blocks are there.
@@ -39,6 +47,12 @@ class PrefixDirectory:
         self._total = 0
         self._left_aside: set[Path] = set()
         self._failed = False
+        self._writer = ThreadPoolExecutor(1, "prefixes")
+        self._tasks: deque[tuple[Path, Future[None]]] = deque()
+        """Blocks that are being written, in order."""
+        self._pending: dict[Path, bytes] = {}
+        """Their bytes."""
+        _delete_unfinished(directory)
         for path, size in _files(directory):
             self._sizes[path] = size
             self._total += size
@@ -52,19 +66,22 @@ class PrefixDirectory:
         """Bytes of all files."""
         return self._total
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: bytes) -> bool:
         """Return whether there is a file for a block; its content is checked when it is read."""
+        self._collect()
         path = self._path(key)
         return path in self._sizes and path not in self._left_aside
 
-    def read(self, key: int, size: int) -> bytes | None:
+    def read(self, key: bytes, size: int) -> bytes | None:
         """Return the bytes of a block; None if there are none that can be used."""
         path = self._path(key)
         if key not in self:
             return None
+        if path in self._pending:
+            self._sizes.move_to_end(path)
+            return self._pending[path]
         try:
             content = path.read_bytes()
-            os.utime(path)
         except FileNotFoundError:  # deleted by another process
             self._forget(path)
             return None
@@ -75,37 +92,81 @@ class PrefixDirectory:
         if header != self._header(key, data) or len(data) != size:
             self._leave_aside(path, "torn, or of another model or format")
             return None
+        with suppress(OSError):  # another user's file, or one that may only be read
+            os.utime(path)
         self._sizes.move_to_end(path)
         self.read_blocks += 1
         return data
 
-    def write(self, key: int, data: bytes) -> None:
-        """Write a block that is not there; a directory that cannot be written is logged once."""
+    def write(self, key: bytes, data: bytes, wait: bool = False) -> None:
+        """Write a block that is not there; a directory that cannot be written is logged once.
+
+        Args:
+            wait: for the disk, if too many blocks wait for it already; else the oldest of these are not kept, as
+                memory hands out the last blocks of a prompt first, which are of no use without the others.
+        """
         if key in self:
             return
-        path, content = self._path(key), self._header(key, data) + data
-        try:
-            _write_whole(path, content)
-        except OSError as error:
-            if not self._failed:
-                log.warning("prefix_cache_directory = %s: cannot be written: %s", self._directory, error)
-            self._failed = True
-            return
-        self._failed = False
+        if wait and self._pending_bytes + len(data) > _BACKLOG_BYTES:
+            self.flush()
+        while self._pending and self._pending_bytes + len(data) > _BACKLOG_BYTES:
+            if not self._cancel_oldest():
+                return
+        path = self._path(key)
         self._left_aside.discard(path)
         self._forget(path)
-        self._sizes[path] = len(content)
-        self._total += len(content)
-        self.written_blocks += 1
+        self._sizes[path] = sum(_PARTS) + len(data)
+        self._total += self._sizes[path]
+        self._pending[path] = data
+        self._tasks.append((path, self._writer.submit(self._write, path, key, data)))
         self._delete_oldest()
+
+    @property
+    def _pending_bytes(self) -> int:
+        return sum(map(len, self._pending.values()))
+
+    def _cancel_oldest(self) -> bool:
+        """Give up the oldest block that waits for the disk; return whether there was one."""
+        for place, (path, task) in enumerate(self._tasks):
+            if task.cancel():
+                del self._tasks[place]
+                self._pending.pop(path, None)
+                self._forget(path)
+                return True
+        return False
+
+    def flush(self) -> None:
+        """Wait until everything is written."""
+        for _, task in self._tasks:
+            task.exception()
+        self._writer.submit(lambda: None).result()  # deletions
+        self._collect()
+
+    def _write(self, path: Path, key: bytes, data: bytes) -> None:
+        """Write a file; runs in the thread."""
+        _write_whole(path, self._header(key, data) + data)
+
+    def _collect(self) -> None:
+        """Note which blocks were written."""
+        while self._tasks and self._tasks[0][1].done():
+            path, task = self._tasks.popleft()
+            if not any(path == other for other, _ in self._tasks):
+                self._pending.pop(path, None)
+            error = task.exception()
+            if error is None:
+                self.written_blocks += 1
+            else:
+                self._forget(path)
+                if not self._failed:
+                    log.warning(
+                        "prefix_cache_directory = %s: cannot be written: %s", self._directory, error
+                    )
+            self._failed = error is not None
 
     def _delete_oldest(self) -> None:
         while self._total > self._limit and self._sizes:
             path = next(iter(self._sizes))
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                log.warning("%s: cannot be deleted: %s", path, error)
+            self._writer.submit(_delete, path)
             self._forget(path)
 
     def _forget(self, path: Path) -> None:
@@ -115,13 +176,13 @@ class PrefixDirectory:
         log.warning("%s: left aside: %s", path, reason)
         self._left_aside.add(path)
 
-    def _path(self, key: int) -> Path:
-        name = key.to_bytes(16, "big").hex()
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
         return self._directory / self._fingerprint.hex() / name[:2] / (name + _SUFFIX)
 
-    def _header(self, key: int, data: bytes) -> bytes:
+    def _header(self, key: bytes, data: bytes) -> bytes:
         checksum = blake2b(data, digest_size=16).digest()
-        return _MAGIC + self._fingerprint + key.to_bytes(16, "big") + checksum
+        return _MAGIC + self._fingerprint + key + checksum
 
 
 def _files(directory: Path) -> list[tuple[Path, int]]:
@@ -136,9 +197,24 @@ def _files(directory: Path) -> list[tuple[Path, int]]:
     return [(path, size) for _, path, size in sorted(found)]
 
 
+def _delete(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s: cannot be deleted: %s", path, error)
+
+
+def _delete_unfinished(directory: Path) -> None:
+    """Delete files of processes that ended while they wrote."""
+    for path in directory.glob(f"*/*/*{_UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _UNFINISHED_S:
+                path.unlink()
+
+
 def _write_whole(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_UNFINISHED, delete=False) as file:
         try:
             file.write(content)
             file.close()

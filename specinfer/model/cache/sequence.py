@@ -13,7 +13,9 @@ Slots = Sequence[int]
 class KVSequence:
     """Contents of the cache for one request. Only `PagedKVCache` changes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: str = "") -> None:
+        self.scope = scope
+        """Blocks are shared with sequences of the same scope only."""
         self.tokens: list[int] = []
         """Committed context."""
         self.blocks: list[int] = []
@@ -21,17 +23,13 @@ class KVSequence:
         self.node_parents: list[int] = []
         """Parent of each tentative node; -1 for the last context token."""
         self.node_depths: list[int] = []
-        self.chain: list[int] = []
+        self.chain: list[bytes] = []
         """Hash of every full block of context, each covering those before it."""
-        self.scope = 0
-        """First number of the chain: sequences of other scopes share no blocks with this one."""
         self.evicted = 0
         """Context tokens dropped behind the sinks."""
         self.shift = 0
         """Rotary position of a token minus its position in the cache."""
         self.released = False
-        self.tentative = False
-        """True for a fork, whose context may never come: its blocks are not filed for others."""
 
     @property
     def length(self) -> int:

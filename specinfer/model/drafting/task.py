@@ -15,7 +15,7 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 GREEDY_SCORE_TEMPERATURE = 0.75
 """Temperature of the softmax that scores candidates for greedy requests. A target that takes its most
 probable token takes the draft's first one more often than the draft, which learnt the target's distribution,
-gives it probability; so trees for it should be deeper and narrower. Measured: docs/performance.md#greedy-scores.
+gives it probability; so trees for it should be deeper and narrower. Measured: docs/findings.md#greedy-scores.
 """
 
 

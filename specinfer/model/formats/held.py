@@ -64,12 +64,13 @@ class HeldWeights(NamedTensors):
         self._names = self._source = (
             QuantisedWeights(weights, chosen) if isinstance(chosen, BlockFormat) else weights
         )
-        self._gives_blocks = (
+        self.gives_blocks = (
             backend == "native"
             and dtype is torch.bfloat16
             and not isinstance(chosen, NumberFormat)
             and isinstance(self._source, BlockWeights)
         )
+        """True if matrices are in blocks where the file or the format has any."""
         self._numbers: dict[str, str] = {}
         self._blocks: dict[str, str] = {}
 
@@ -82,7 +83,7 @@ class HeldWeights(NamedTensors):
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a matrix in blocks, with `as_stored` only those of its file; None for numbers."""
-        if not self._gives_blocks:
+        if not self.gives_blocks:
             return None
         assert isinstance(self._source, BlockWeights)
         found = self._source.blocks(name, as_stored)
@@ -125,7 +126,7 @@ class HeldWeights(NamedTensors):
             return self._reason_of_blocks(self.format)
         if self._blocks:
             return "as in the file"
-        if self._in_blocks and not self._gives_blocks:
+        if self._in_blocks and not self.gives_blocks:
             return f"in {dtype}, as the {self._backend} executor in {dtype} multiplies no blocks"
         return f"in {dtype}, as dtype says"
 

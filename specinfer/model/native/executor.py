@@ -17,12 +17,13 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.native.bindings import BLOCK, Pass
+from specinfer.model.native.bindings import BLOCK, MatrixSlot, Pass, Storage
 from specinfer.model.native.model import NativeModel
 from specinfer.model.native.stream import StreamedMatrices
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.interfaces import Blocks
 from specinfer.system.progress import progress
 from specinfer.tree import TokenTree
 
@@ -133,6 +134,11 @@ class NativeExecutor:
         else:
             self._library.si_forward(self._address, ctypes.byref(task))
         return logits
+
+    def set_head(self, blocks: Blocks) -> None:
+        """Take a head of as many rows as the one before."""
+        kind, rows = blocks
+        self._library.si_set_matrix(self._address, 0, MatrixSlot.HEAD, Storage[kind], rows.data_ptr())
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
         """Return True: all trees can be grown here."""

@@ -12,10 +12,15 @@ import torch
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
+from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.families.positions import longest_text
 from specinfer.model.torch.generic_attention import CURRENT, NAME, GenericPass, Memory
+from specinfer.model.torch.recurrent import RecurrentLayers, TokenState
 from specinfer.model.weights.config import ModelConfig, eos_token_ids
+
+UNBOUNDED = 1 << 20
+"""Positions to which a model without positions is served."""
 
 
 class GenericExecutor:
@@ -26,25 +31,32 @@ class GenericExecutor:
     def __init__(self, model: Any, num_blocks: int, device: str = "cpu") -> None:
         self.model = model.eval().to(device)
         family = self.model.config.model_type
+        self._recurrent = RecurrentLayers(model)
         self.model.set_attn_implementation(NAME)
         if self.model.config._attn_implementation != NAME:
             raise IncompatibleError(f"model_type = {family!r}: does not use the attention interface")
         taken = inspect.signature(model.forward).parameters
-        if "position_ids" not in taken:
+        self._places = "position_ids" in taken
+        if not self._places and not self._recurrent:
             raise IncompatibleError(f"model_type = {family!r}: takes no positions")
         self._capacity, self._device = num_blocks * BLOCK_TOKENS, device
         self._memory: Memory = {}
         text = self.model.config.get_text_config()
-        self._most = longest_text(text)
+        self._most = longest_text(text) if self._places else UNBOUNDED
         self.limit = ""
         """Why fewer positions are served than the model has; empty: all are."""
-        if self._most < text.max_position_embeddings:
+        if self._places and self._most < text.max_position_embeddings:
             self.limit = (
                 f"served up to {self._most}, its original_max_position_embeddings (rope_type = 'longrope')"
             )
         self._keeps = "logits_to_keep" in taken
         self.attending: list[torch.nn.Module] = []
-        """Modules that attended in the last pass."""
+        """Modules that attended, or kept states, in the last pass."""
+
+    @property
+    def recurrent_states(self) -> RecurrentStates[TokenState] | None:
+        """States of recurrent layers; None: there are no such layers."""
+        return self._recurrent.states if self._recurrent else None
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Run a pass and return its logits [R, V].
@@ -60,20 +72,22 @@ class GenericExecutor:
             torch.tensor(numbers, dtype=torch.int64, device=self._device)
             for numbers in (batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
         )
-        keep = {"logits_to_keep": rows} if self._keeps else {}
+        more = {"logits_to_keep": rows} if self._keeps else {}
+        if self._places:
+            more["position_ids"] = positions[None]
         running = GenericPass(batch, slots, self._memory, self._capacity)
         token = CURRENT.set(running)
         try:
-            out = self.model(
-                input_ids=token_ids[None],
-                position_ids=positions[None],
-                attention_mask=torch.ones_like(token_ids)[None],  # else jumps of positions divide the row
-                use_cache=False,
-                **keep,
-            )
+            with self._recurrent.over(batch):
+                out = self.model(
+                    input_ids=token_ids[None],
+                    attention_mask=torch.ones_like(token_ids)[None],  # else jumps of positions divide the row
+                    use_cache=False,
+                    **more,
+                )
         finally:
             CURRENT.reset(token)
-        self.attending = running.modules
+        self.attending = [*running.modules, *self._recurrent.modules]
         logits: torch.Tensor = out.logits[0].float()
         return logits if self._keeps else logits[rows]
 
@@ -106,7 +120,7 @@ def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
         kv_heads=_number(text, "num_key_value_heads") or heads,
         head_dim=_number(text, "head_dim") or text.hidden_size // heads,
         norm_eps=0.0,
-        max_positions=longest_text(text),
+        max_positions=longest_text(text) if getattr(text, "max_position_embeddings", None) else UNBOUNDED,
         activation="",
         tied_embeddings=False,
         qk_norm=False,

@@ -157,7 +157,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     if not (directory / "config.json").is_file():
         raise SettingError("model", str(directory), "no config.json there")
     try:
-        fields = json.loads((directory / "config.json").read_text())
+        fields = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise SettingError("model", str(directory), f"config.json: not a valid JSON file: {error}") from error
     if isinstance(fields, dict):

@@ -46,7 +46,7 @@ def verifier_of(directory: Path) -> str:
     Raises:
         IncompatibleError: if it names none.
     """
-    name = verifier_fields(json.loads((directory / "config.json").read_text())).get("name_or_path")
+    name = verifier_fields(json.loads((directory / "config.json").read_bytes())).get("name_or_path")
     if not isinstance(name, str):
         raise IncompatibleError(f"{directory}: verifier.name_or_path = {name!r}: names no target")
     return name
@@ -67,7 +67,7 @@ def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def algorithm_of(directory: Path) -> Any:
     """Return the `speculators_model_type` of a checkpoint, if it has one; it may be anything."""
-    found: Any = json.loads((directory / "config.json").read_text()).get(KIND)
+    found: Any = json.loads((directory / "config.json").read_bytes()).get(KIND)
     return found
 
 
@@ -125,7 +125,7 @@ def _speculators_config(
 ) -> dict[str, Any]:
     """Return the common fields of the `speculators` format: layers are the target's but for `shape`."""
     target = open_weights(target_directory, load_config(target_directory))
-    target_config = json.loads((target_directory / "config.json").read_text())
+    target_config = json.loads((target_directory / "config.json").read_bytes())
     return {
         "speculators_version": "0.1.0",
         "transformer_layer_config": {**target_config, **shape},
@@ -181,7 +181,7 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
     Raises:
         IncompatibleError: if it is of another kind, was trained for another target, or for none that drafts know.
     """
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
     if config.get(KIND) != algorithm:
         raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r} is not {algorithm!r}")
     check_sizes(config)

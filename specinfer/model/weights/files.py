@@ -113,7 +113,7 @@ def _index(directory: Path) -> dict[str, Path]:
         return _names_in([directory / _WHOLE] if (directory / _WHOLE).is_file() else files)
     try:
         listed = {
-            name: directory / file for name, file in json.loads(index_file.read_text())["weight_map"].items()
+            name: directory / file for name, file in json.loads(index_file.read_bytes())["weight_map"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IncompatibleError(f"{index_file}: no index of tensors: {error!r}") from error
@@ -254,11 +254,21 @@ class GgufWeights(NamedTensors):
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a matrix as stored: (name of its type, bytes [N, bytes of a row]); None for other tensors."""
         reader, stored = self._tensors[self._names[name]]
-        kind = stored.tensor_type.name
-        if not self._blocks or len(stored.shape) != 2 or kind not in MATRICES:
+        if not self.in_blocks(name):
             return None
         rows = torch.from_numpy(reader.bytes_of(stored)).view(torch.uint8)
-        return kind, self._in_order(name, rows)
+        return stored.tensor_type.name, self._in_order(name, rows)
+
+    def in_blocks(self, name: str) -> bool:
+        """Return whether a matrix has `blocks`."""
+        _, stored = self._tensors[self._names[name]]
+        return self._blocks and len(stored.shape) == 2 and stored.tensor_type.name in MATRICES
+
+    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Return rows of a matrix as stored, [rows, bytes of a row]; only they are read."""
+        reader, stored = self._tensors[self._names[name]]
+        read = [reader.bytes_of(stored, row, row + 1) for row in rows]
+        return torch.from_numpy(np.concatenate(read)).view(torch.uint8)
 
     def _row_heads(self, name: str) -> int:
         """Return the number of heads by which rows are reordered; 0 if they are not."""

@@ -63,7 +63,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 def _configuration(path: Path) -> str:
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_bytes())
     except ValueError as error:
         raise IncompatibleError(f"{path}: {error}") from error
     return json.dumps(

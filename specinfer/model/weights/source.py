@@ -41,13 +41,13 @@ def kept_gguf(directory: Path) -> Path | None:
 def is_draft_checkpoint(directory: Path) -> bool:
     """Return whether a directory holds a trained SSM rather than a whole model."""
     path = directory / "config.json"
-    return path.is_file() and "speculators_config" in json.loads(path.read_text())
+    return path.is_file() and "speculators_config" in json.loads(path.read_bytes())
 
 
 def read_record(directory: Path) -> dict[str, Any]:
     """Return what was noted about a model directory; empty if nothing was."""
     try:
-        found = json.loads((directory / RECORD).read_text())
+        found = json.loads((directory / RECORD).read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

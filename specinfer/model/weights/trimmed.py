@@ -1,6 +1,7 @@
 """Weights whose head has the rows of some tokens only, for drafts: a head is a third of a small model's bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -51,3 +52,31 @@ def trimmed(weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> Tr
     """Return weights whose head has the rows of these tokens, in their order."""
     kind = TrimmedBlockWeights if isinstance(weights, BlockWeights) else TrimmedWeights
     return kind(weights, token_ids)
+
+
+class StoredRows(Protocol):
+    """A file of matrices whose rows can be read one by one."""
+
+    def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
+        """Return a matrix as stored; None if it is in numbers that the kernels do not multiply."""
+
+    def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Return rows of it."""
+
+
+class TrimmedHead:
+    """Head with the rows of some tokens, which can be replaced by those of others."""
+
+    def __init__(
+        self, weights: StoredRows, name: str, token_ids: Sequence[int], set_head: Callable[[Blocks], None]
+    ) -> None:
+        """Take the file, its matrix, the tokens by row, and the function that gives the executor a head."""
+        self._weights, self._name, self._set_head = weights, name, set_head
+        found = weights.blocks(name)
+        assert found is not None, name
+        self._blocks: Blocks = found[0], found[1][torch.tensor(token_ids)]
+
+    def replace(self, tokens: Mapping[int, int]) -> None:
+        """Replace rows by those of tokens, by row."""
+        self._blocks[1][list(tokens)] = self._weights.some_blocks(self._name, [*tokens.values()])
+        self._set_head(self._blocks)

@@ -94,3 +94,23 @@ async def test_quotas_and_priorities_are_the_keys(redis_url: str, tmp_path: Path
         high = system.stub.Generate(request_for(PROMPT, priority=6), metadata=alice)
         assert await refused(high) is grpc.StatusCode.PERMISSION_DENIED
         assert await tokens(system, alice, priority=5) == greedy(PROMPT, 16)
+
+
+@pytest.mark.parametrize(("scope", "shared"), [("all", 32), ("key", 0)])
+async def test_callers_share_cached_prompts_unless_scopes_are_keys(
+    redis_url: str, tmp_path: Path, scope: str, shared: int
+) -> None:
+    """Also when a request starts over: its scope comes again."""
+    prompt = [3 + place % 90 for place in range(40)]
+    async with guarded(redis_url, tmp_path, prefix_scope=scope) as (system, alice, bob):
+
+        async def cached(metadata: Metadata) -> int:
+            call = system.stub.Generate(request_for(prompt, max_new_tokens=8), metadata=metadata)
+            return [reply async for reply in call][-1].summary.cached_tokens
+
+        assert await cached(alice) == 0
+        assert await cached(alice) == 32
+        assert await cached(bob) == shared
+        assert await cached(bob) == 32
+        system.forget_every(3)
+        assert await cached(alice) == 32

@@ -188,7 +188,8 @@ async def test_patience_ends_with_what_is_needed_to_go_on() -> None:
             await client.generate(REQUEST)
         assert caught.value.from_token == 3
         await gateway.start(gateway.port)
-        rest = await client.attach(caught.value.request_id, caught.value.from_token).read()
+        async with client_of(gateway) as patient:
+            rest = await patient.attach(caught.value.request_id, caught.value.from_token).read()
     assert tuple(rest.token_ids) == TOKENS[3:]
     assert gateway.calls[-1].request_id == gateway.calls[0].request_id
 

@@ -157,7 +157,9 @@ async def test_any_gateway_answers_for_any_request(redis_url: str) -> None:
 
 async def test_a_request_is_cancelled_through_another_gateway(redis_url: str) -> None:
     async with two_gateways(redis_url) as (system, _, stub):
-        request = request_for(PROMPT, max_new_tokens=LONG)
+        request = request_for(PROMPT, max_new_tokens=LONG, request_id="r")
+        states = system.loop.scheduler.states
+        system.hold(lambda: system.generated("r") >= 20 and not states["r"].cancelled)
         reader = await begin(system.stub, request)
         await stub.Cancel(generation_pb2.CancelRequest(request_id=request.request_id))
         await reader.finish()
@@ -167,7 +169,9 @@ async def test_a_request_is_cancelled_through_another_gateway(redis_url: str) ->
 
 async def test_a_client_that_hangs_up_at_a_gateway_that_only_follows(redis_url: str) -> None:
     async with two_gateways(redis_url) as (system, other, stub):
-        request = request_for(PROMPT, max_new_tokens=LONG)
+        request = request_for(PROMPT, max_new_tokens=LONG, request_id="r")
+        states = system.loop.scheduler.states
+        system.hold(lambda: system.generated("r") >= 20 and not states["r"].cancelled)
         reader = await begin(stub, request)
         reader.call.cancel()
         await until(lambda: not running(system.gateway, other))
@@ -191,13 +195,21 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
             for i in range(3)
         ]
         same = request_for(PROMPT, max_new_tokens=LONG, request_id="same", **sampling)
+        names = [request.request_id for request in [*requests, same]]
+
+        def waits() -> bool:
+            """Until all have been submitted, and from their first tokens on."""
+            return any(name not in system.loop.scheduler.states for name in names) or all(
+                system.generated(name) >= 8 for name in names
+            )
+
+        system.hold(waits)
         begun = await asyncio.gather(*(begin(system.stub, request, 4) for request in [*requests, same]))
         seen = [reader.tokens for reader in begun]
         await crash(system.gateway)
         for reader in begun:
             with pytest.raises(grpc.aio.AioRpcError):  # what was on its way still arrives
                 await reader.finish()
-        names = [request.request_id for request in [*requests, same]]
         rests = await asyncio.gather(
             *(rest(stub, name, len(tokens)) for name, tokens in zip(names, seen, strict=True))
         )
@@ -219,11 +231,12 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
     not a renewal, by which it would learn what happened."""
     async with two_gateways(redis_url) as (system, other, _):
         loop, fenced = system.loop, []
-        request = request_for(PROMPT, max_new_tokens=LONG)
+        request = request_for(PROMPT, max_new_tokens=LONG, request_id="r")
         verify, go_on, asleep = loop.verifier.verify, asyncio.Event(), asyncio.Event()
-        reader = await begin(system.stub, request)
 
         async def late(*arguments: Any) -> Any:
+            if loop.scheduler.states["r"].new_tokens < 20:
+                return await verify(*arguments)
             asleep.set()
             await go_on.wait()
             try:
@@ -233,6 +246,7 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
                 raise
 
         loop.verifier.verify = late  # type: ignore[method-assign]
+        reader = await begin(system.stub, request)
         await asleep.wait()
         renew = system.gateway.lease_manager._renew_once
         renewing = asyncio.Event()

@@ -96,13 +96,7 @@ async def test_what_waits_is_written_again_though_redis_fails_in_between(redis_u
         waiting = request_for(PROMPT[::-1], max_new_tokens=5)
         later = asyncio.create_task(system.stub.Generate(waiting).read())
         await until(lambda: system.loop.scheduler.waiting == 1)
-        verify, go_on = system.loop.verifier.verify, asyncio.Event()
-
-        async def held(*arguments: Any) -> Any:
-            await go_on.wait()
-            return await verify(*arguments)
-
-        system.loop.verifier.verify = held  # type: ignore[method-assign]  # so it does not wait any less
+        go_on = system.hold()  # so it does not wait any less
         system.gateway.lease_manager._leases.claim = failing_once(system.gateway.lease_manager._leases.claim)  # type: ignore[method-assign]
         await system.store._connection.redis.flushall()
         while await system.store.load(waiting.request_id) is None:  # noqa: ASYNC110  # nothing signals it

@@ -40,13 +40,7 @@ async def test_the_linger_time_counts_from_the_last_client_that_left(redis_url: 
     async with running_system(redis_url, linger_seconds=60.0) as system:
         request, requests = request_for(PROMPT, max_new_tokens=400), system.gateway.servicer._requests
         reader = await begin(system.stub, request)
-        verify, go_on = system.loop.verifier.verify, asyncio.Event()
-
-        async def held(*arguments: Any) -> Any:
-            await go_on.wait()
-            return await verify(*arguments)
-
-        system.loop.verifier.verify = held  # type: ignore[method-assign]  # so that it does not end by itself
+        go_on = system.hold()  # so that it does not end by itself
         token_stream = system.gateway.token_streams.get(request.request_id)
         assert token_stream is not None
         reader.call.cancel()

@@ -74,3 +74,24 @@ async def test_tokens_of_texts_and_conversations(redis_url: str) -> None:
         for path, fields in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
             reply = await http.plain.post(path, json={"model": "gpt-4", **fields})
             assert (reply.status_code, error_of(reply)["param"]) == (404, "model")
+
+
+async def test_usage_counts_the_prompt_s_tokens_that_were_cached(redis_url: str) -> None:
+    """Whole blocks of 16 tokens, but never the last token; once for all choices of a prompt."""
+    prompt = "ab" * 20
+    async with running_system(redis_url) as system, http_service(system.address) as http:
+
+        async def usage(path: str, **fields: Any) -> dict[str, Any]:
+            found: dict[str, Any] = (await http.plain.post(path, json={"model": "tiny", **fields})).json()[
+                "usage"
+            ]
+            return found
+
+        first = await usage(COMPLETIONS, prompt=prompt, max_tokens=3)
+        again = await usage(COMPLETIONS, prompt=[prompt, prompt[:16], prompt[:17]], n=2, max_tokens=3)
+        other = await usage("/v1/responses", input=prompt, max_output_tokens=3)
+        same = await usage("/v1/responses", input=prompt, max_output_tokens=3)
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert (again["prompt_tokens"], again["prompt_tokens_details"]) == (73, {"cached_tokens": 32 + 0 + 16})
+    assert other["input_tokens_details"] == {"cached_tokens": 0}, "the template begins otherwise"
+    assert same["input_tokens_details"] == {"cached_tokens": 32}

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from specinfer import LLM, SamplingParams
 from specinfer.cli.main import app
-from specinfer.errors import IncompatibleError, SettingError
+from specinfer.errors import IncompatibleError, SettingError, SpecInferError
 from specinfer.hub import gguf as deriving
 from specinfer.hub import model_name, resolve_model
 from specinfer.hub.resolve import check_model_folder
@@ -39,6 +39,28 @@ def file(tmp_path: Path) -> Path:
 
 def forbid_derivation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deriving, "derive", lambda *_: pytest.fail("derived again"))
+
+
+@pytest.mark.parametrize("name", ["my models/Tiny.GGUF", "models/Tiny.Gguf", "tiny model"])
+def test_a_file_is_a_model_whatever_its_name(file: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of two parts are no ids of the hub, and an ending may be in capitals."""
+    monkeypatch.chdir(file.parent)
+    named = Path(name)
+    named.parent.mkdir(exist_ok=True)
+    file.rename(named)
+    pulled = CliRunner().invoke(app, ["models", "pull", name])
+    assert pulled.exit_code == 0, pulled.output
+    assert (resolve_model(name) / "tokenizer.json").is_file()
+    assert model_name(name) == named.stem
+
+
+@pytest.mark.parametrize("name", ["my models/tiny", "a/b c", "ü/b"])
+def test_what_can_be_no_id_of_the_hub_is_no_model(name: str) -> None:
+    pulled = CliRunner().invoke(app, ["models", "pull", name])
+    assert pulled.exit_code != 0
+    assert isinstance(pulled.exception, SystemExit | SpecInferError)
+    with pytest.raises(SettingError, match="no such directory"):
+        resolve_model(name)
 
 
 def test_a_file_is_a_model_at_once(file: Path, cache: Path) -> None:

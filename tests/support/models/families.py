@@ -25,6 +25,14 @@ _HEAD = {"head_dim": 8}
 _WIDE = {"hidden_size": 64, "head_dim": 16}
 """Sizes that the compiled kernels can run, for the families of our decoder."""
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 24,
+}
 _LATENT = {
     "kv_lora_rank": 16,
     "q_lora_rank": 16,
@@ -177,6 +185,10 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "jetmoe": ("jetmoe", _EXPERTS | {"kv_channels": 8, "num_key_value_heads": 2}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        _EXPERTS | {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    ),
     "llama4_text": (
         "llama4_text",
         _HEAD
@@ -204,9 +216,26 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 512}),
     "nanochat": ("nanochat", {}),
     "nemotron": ("nemotron", _HEAD),
+    "nemotron_h": (
+        "nemotron_h",
+        _HEAD
+        | _EXPERTS
+        | {
+            "layers_block_type": ["mamba", "attention", "moe", "mamba"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "use_mamba_kernels": False,
+        },
+    ),
     "olmo": ("olmo", {}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", _SLIDING),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        {k: v for k, v in _DELTA.items() if k != "shared_expert_intermediate_size"},
+    ),
     "olmoe": ("olmoe", _EXPERTS),
     "persimmon": ("persimmon", {}),
     "phi": ("phi", {}),
@@ -218,19 +247,9 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("phimoe", _EXPERTS),
     "qwen2_moe": ("qwen2_moe", _EXPERTS | {"shared_expert_intermediate_size": 24}),
     "qwen3_moe": ("qwen3_moe", _HEAD | _EXPERTS),
-    "qwen3_next": (
-        "qwen3_next",
-        _HEAD
-        | _EXPERTS
-        | {
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "shared_expert_intermediate_size": 24,
-        },
-    ),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", _HEAD | _EXPERTS | _DELTA),
+    "qwen3_5_text": ("qwen3_5_text", _HEAD | _DELTA),
+    "qwen3_next": ("qwen3_next", _HEAD | _EXPERTS | _DELTA),
     "recurrent_gemma": ("recurrent_gemma", {"lru_width": 32, "attention_window_size": 16}),
     "rwkv": ("rwkv", {"attention_hidden_size": 32, "context_length": 512}),
     "seed_oss": ("seed_oss", _HEAD),

@@ -1,18 +1,24 @@
 """Drafting methods side by side: drafters that read hidden states get them; what is counted is right."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from benchmarks.decoding import Decoding, DecodingPlan, Result
+from benchmarks.decoding import Decoding, DecodingPlan, Result, replay
 from benchmarks.methods import by_depth, compare, methods_markdown
 from benchmarks.prompts import EvaluationPrompt
+from benchmarks.sources.__main__ import prompts_by_kind, report
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.model.batch import Segment
-from specinfer.tree import TokenTree
+from specinfer.tree import TokenTree, TreeBuilder
+from tests.support.oracle import default_target, greedy
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=3)
@@ -62,6 +68,78 @@ def test_every_reader_gets_the_hidden_states_of_its_layers() -> None:
 def test_acceptance_by_depth_is_of_the_steps_that_got_there() -> None:
     result = Result(accepted=Counter({0: 4, 1: 2, 2: 1, 3: 1}))
     assert by_depth(result) == [0.5, 0.5, 0.5, 0.0]
+
+
+class Guesser:
+    """Guesses the token after the last one by a table, with a second guess below it and another beside it."""
+
+    def __init__(self, after: dict[int, tuple[int, int, int]]) -> None:
+        self.description, self._after = DrafterDescription("guesser"), after
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree]:
+        trees = []
+        for job in jobs:
+            assert job.sampling.greedy
+            builder = TreeBuilder(job.context[-1])
+            first, second, other = self._after.get(job.context[-1], (0, 0, 1))
+            (node, _) = builder.propose_points(0, [first, other], [0.5, 0.2])
+            builder.propose_points(node, [second], [0.5])
+            trees.append(builder.build())
+        return trees
+
+    def release(self, request_id: str) -> None:
+        pass
+
+
+def test_first_guesses_and_paths_are_counted() -> None:
+    prompt = [5, 17, 3]
+    expected = greedy(prompt, 3)
+    guesser: Any = Guesser({3: (expected[0], expected[1], 96), expected[2]: (95, 95, 96)})
+    result = Decoding(runner_of(default_target()), [guesser], DecodingPlan(4, 3, 0.0, 4)).run(
+        [EvaluationPrompt("a", tuple(prompt))]
+    )
+    assert result.per_prompt == [("a", 2, 4)], "three tokens, and the one after a wrong guess"
+    assert result.right_first_guesses("a") == 0.5
+    assert sorted(result.paths) == [(pytest.approx(p), right) for p, right in PATHS]
+
+
+def test_a_replayed_drafter_gets_what_it_gets_in_decoding() -> None:
+    guesser: Any = Guesser({3: (1, 2, 96), 9: (5, 6, 7), 33: (4, 4, 4)})
+    tokens = [t for p in PROMPTS for t in greedy(p.tokens, 6)]
+    guesser._after |= {t: (n, m, 96) for t, n, m in zip(tokens, tokens[1:], tokens[2:], strict=False)}
+    plan = DecodingPlan(4, 3, 0.0, 9, batch=3)
+    decoded = Decoding(runner_of(default_target()), [guesser], plan).run(PROMPTS)
+    replayed = replay(guesser, PROMPTS, decoded.answers, plan)
+    assert replayed.tokens_per_step() > 1
+    assert replayed.per_prompt == decoded.per_prompt
+    assert replayed.answers == decoded.answers
+    assert replayed.first_guesses == decoded.first_guesses
+
+
+PATHS = [(0.2, False), (0.2, False), (0.25, False), (0.25, True), (0.5, False), (0.5, True)]
+
+
+def test_prompts_are_of_the_kind_of_their_category_or_source(tmp_path: Path) -> None:
+    rows = [("spec-bench", "writing"), ("spec-bench", "rag"), ("self-instruct-user", None), ("x", "code")]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"source": s, "category": c, "turns": [f"{s} {c}"]}) for s, c in rows)
+    )
+    tokenizer: Any = SimpleNamespace(encode_chat=lambda messages: [len(messages[0]["content"])])
+    found = prompts_by_kind([path, path], tokenizer, 1)
+    assert [prompt.source for prompt in found] == ["chat", "code", "instructions"]
+    assert [prompt.tokens for prompt in found] == [(len("spec-bench writing"),), (6,), (23,)]
+
+
+def test_the_report_by_kind_has_acceptance_and_bins() -> None:
+    result = Result(per_prompt=[("chat", 2, 5), ("code", 1, 4)], paths=[(0.95, True), (0.91, False)])
+    result.first_guesses.update({("chat", True): 1, ("chat", False): 1, ("code", True): 1})
+    text = report("m", "about", {"ngram": result})
+    assert "| ngram | 2.50, 50 % | 4.00, 100 % | 3.00 |" in text
+    assert "| 50 (2) |" in text
+    assert "draft ms" not in text
+    result.draft_s, result.verify_s, result.timed_steps = 0.2, 0.1, 10
+    assert "| ngram | 20.0 | 10.0 | 3.00 | 0.1000 |" in report("m", "about", {"ngram": result}, timed=True)
 
 
 def test_the_report_has_every_pool_and_budget() -> None:

@@ -65,7 +65,7 @@ def test_texts_of_a_checkpoint_are_described(
 
 
 def test_a_model_that_cannot_be_right_is_refused(tmp_path: Path) -> None:
-    save_random("jamba", tmp_path)
+    save_random("minimax", tmp_path)
     found = CliRunner().invoke(models_app, ["check", str(tmp_path)])
     assert isinstance(found.exception, IncompatibleError)
-    assert "JambaMambaMixer" in str(found.exception)
+    assert "MiniMaxLightningAttention" in str(found.exception)

@@ -1,5 +1,6 @@
 """Drafts from known texts: the suffix array against a plain search, trees by frequency."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -98,3 +99,28 @@ def test_a_datastore_is_text_or_jsonl(tmp_path: Path) -> None:
         list(read_datastore("/nowhere.txt", tokenizer))
     with pytest.raises(SettingError, match="retrieval needs files"):
         RetrievalDrafter.from_options(DrafterOptions())
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz"])
+def test_a_byte_order_mark_of_a_file_is_no_text(tmp_path: Path, name: str) -> None:
+    tokenizer, path = ascii_tokenizer(), tmp_path / name
+    text = "abc" if name.endswith("txt") else json.dumps({"text": "abc"}) + "\n"
+    data = b"\xef\xbb\xbf" + text.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert list(read_datastore(str(path), tokenizer)) == [tokenizer.encode("abc")]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.txt", b"\xff"),
+        ("a.jsonl", b"\xff"),
+        ("a.jsonl.gz", b"abc"),
+        ("a.jsonl.gz", gzip.compress(b"abc" * 99)[:-9]),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(InvalidInputError, match=str(path)):
+        list(read_datastore(str(path), ascii_tokenizer()))

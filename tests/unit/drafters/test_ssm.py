@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.entries import DraftEntry
 from specinfer.drafters.ssm import SsmDrafter, drafted_tokens, shape_of
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.batch import Segment
@@ -333,3 +335,16 @@ def test_bad_options_are_named() -> None:
         shape_of(DrafterOptions(proposal="sometimes"))
     with pytest.raises(InvalidInputError, match="expansion = '2,x'"):
         shape_of(DrafterOptions(expansion="2,x"))
+
+
+def test_requests_of_several_scopes_share_no_prompt() -> None:
+    """Else a caller could measure by the time to the first token what others have sent."""
+    drafter = make()
+    engine, prompt = SpeculatorEngine([drafter]), [3 + place % 90 for place in range(40)]
+
+    def shared(name: str, scope: str) -> int:
+        before = drafter._runner.cache.shared_tokens
+        engine.draft([DraftEntry(name, 0, prompt, TreeLimits(2, 2), GREEDY, cache_scope=scope)])
+        return drafter._runner.cache.shared_tokens - before
+
+    assert [shared("a", "alice"), shared("b", "bob"), shared("c", "alice"), shared("d", "")] == [0, 0, 32, 0]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from http_svc.body.tools import Function
-from http_svc.calls.answer import AnswerForm, AnswerReader
+from http_svc.calls.answer import AnswerReader
+from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.elements import kinds_of
 from http_svc.calls.grammar import Wanted, call_grammar
 from specinfer.chat.forms import FORMS, CallForm

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from http_svc.body.tools import Function
-from http_svc.calls.answer import AnswerForm, AnswerReader
+from http_svc.calls.answer import AnswerReader
+from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.elements import kinds_of, read_value
 from http_svc.calls.grammar import Wanted, call_grammar
 from specinfer.chat.forms import BY_NAME, HERMES

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from http_svc.body.bodies import ChatBody, CompletionBody
+from http_svc.body.names import chat_names, completion_names
 from http_svc.body.neutral import NeutralFields
 from http_svc.body.tokens import TokenizeBody
 from http_svc.errors import ApiError, api_error, invalid_body
@@ -23,9 +24,7 @@ from http_svc.responses import (
 )
 from http_svc.streaming import encode, event_id, read_event_id
 from http_svc.to_gateway import (
-    chat_names,
     chat_requests,
-    completion_names,
     completion_requests,
     tokenize_request,
 )

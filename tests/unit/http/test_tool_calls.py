@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from http_svc.body.tools import CalledFunction, Function
-from http_svc.calls.answer import AnswerForm, AnswerReader
+from http_svc.calls.answer import AnswerReader
+from http_svc.calls.answer_form import AnswerForm
 from http_svc.calls.reader import MOST_CALLS
 from http_svc.tool_schemas import followed
 from specinfer.chat.forms import BY_NAME, FORMS, CallForm

@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.drafters import DraftJob
 from specinfer.llm import LLM, CompletionOutput, SamplingParams
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.tree import TokenTree, TreeBuilder
 from tests.support.effort import effort
 from tests.support.local import tiny_llm
+from tests.support.models.families import random_model
 from tests.support.system import VOCABULARY, ScriptedDrafter
 from tests.support.tiny_models import tiny_transformers
 
@@ -57,12 +60,16 @@ class Oracle:
 
 
 @cache
-def system() -> tuple[LLM, Oracle]:
+def system(family: str) -> tuple[LLM, Oracle]:
     """One `LLM` for all examples: two drafters whose trees are merged."""
     oracle = Oracle()
-    model = tiny_transformers("llama", max_position_embeddings=CONTEXT, eos_token_id=0)
+    changes = {"max_position_embeddings": CONTEXT, "eos_token_id": 0}
     drafters = {name: ScriptedDrafter(oracle.tree) for name in ("first", "second")}
-    return tiny_llm(drafters, model, kv_tokens=1024), oracle
+    if family == "llama":
+        return tiny_llm(drafters, tiny_transformers(family, **changes), kv_tokens=1024), oracle
+    model = random_model(family, **changes)
+    runner = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", kv_tokens=1024))
+    return tiny_llm(drafters, runner, kv_tokens=1024), oracle
 
 
 CONSTRAINTS = [
@@ -114,12 +121,13 @@ def logprobs(output: CompletionOutput) -> list[float]:
     return [row[token].logprob for row, token in zip(rows, output.token_ids, strict=False)]
 
 
-@given(REQUESTS, st.booleans())
-@settings(max_examples=effort(12, 60))
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+@given(requests=REQUESTS, fill=st.booleans())
+@settings(max_examples=effort(8, 60))
 def test_trees_and_chains_give_what_plain_decoding_gives(
-    requests: list[tuple[list[int], SamplingParams]], fill: bool
+    family: str, requests: list[tuple[list[int], SamplingParams]], fill: bool
 ) -> None:
-    llm, oracle = system()
+    llm, oracle = system(family)
     prompts = [prompt for prompt, _ in requests]
     params = [within_context(prompt, own, fill) for prompt, own in requests]
     found, chosen = {}, {}
@@ -140,7 +148,7 @@ def test_trees_and_chains_give_what_plain_decoding_gives(
 
 def test_the_matrix_accepts_and_rejects() -> None:
     """Guards the test above: paths of several lengths are accepted, and most drafts hold a wrong token."""
-    llm, oracle = system()
+    llm, oracle = system("llama")
     plain = llm.generate(
         [[20, 30, 40]], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, speculation="off")
     )

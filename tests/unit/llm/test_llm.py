@@ -345,3 +345,10 @@ bad = {name.split(".")[0] for name in sys.modules} & {"grpc", "redis", "google",
 assert not bad, bad
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_outputs_count_cached_tokens_of_prompts() -> None:
+    prompt, params = [5, 9, 17, 40] * 9, SamplingParams(max_tokens=3)
+    llm = tiny_llm()
+    (first,), (again,) = (llm.generate([prompt], params, use_tqdm=False) for _ in range(2))
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 32)

@@ -209,3 +209,17 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=30)
+
+
+def test_sequences_of_different_scopes_share_no_blocks() -> None:
+    cache = make_cache(256)
+    tokens = list(range(40))
+    sequences = {name: cache.open(name) for name in ("alice", "alicf", "")}
+    for sequence in sequences.values():
+        assert cache.share(sequence, tokens) == 0
+        cache.reserve(sequence, len(tokens))
+        cache.append(sequence, tokens)
+    assert len({block for sequence in sequences.values() for block in sequence.blocks}) == 9
+    for name in sequences:
+        assert cache.share(cache.open(name), tokens) == 32
+    cache.check()

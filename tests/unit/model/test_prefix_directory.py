@@ -1,6 +1,9 @@
 """Prefixes in a directory: found again by another process, bounded, and never a wrong byte."""
 
 import logging
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
+from specinfer.model.cache import prefix_directory
 from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.runner import ModelRunner
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -135,17 +139,92 @@ def test_scopes_share_no_prefix(tmp_path: Path) -> None:
     assert answer(later, "bob")[0] == SHARED
 
 
+def key(number: int) -> bytes:
+    """A key of a block."""
+    return bytes([number] * 16)
+
+
 def test_the_directory_is_bounded_and_keeps_what_was_used_last(tmp_path: Path) -> None:
     prefixes = PrefixDirectory(tmp_path, "model", 5 * 1056)
-    for key in range(5):
-        prefixes.write(key, bytes(1000))
-    assert prefixes.read(0, 1000) == bytes(1000)
-    prefixes.write(5, bytes(1000))
-    assert [key in prefixes for key in range(6)] == [True, False, True, True, True, True]
+    for number in range(5):
+        prefixes.write(key(number), bytes(1000))
+    assert prefixes.read(key(0), 1000) == bytes(1000)
+    prefixes.write(key(5), bytes(1000))
+    assert [key(number) in prefixes for number in range(6)] == [True, False, True, True, True, True]
+    prefixes.flush()
     assert prefixes.total_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) == 5 * 1056
     later = PrefixDirectory(tmp_path, "another model", 2 * 1056)
-    later.write(9, bytes(1000))
+    later.write(key(9), bytes(1000))
+    later.flush()
     assert len(list(tmp_path.rglob("*.kv"))) == 2, "files of other models count"
+
+
+@pytest.mark.native
+def test_a_directory_that_is_too_small_keeps_beginnings_of_the_last_prompts(tmp_path: Path) -> None:
+    block = runner_at(tmp_path).features.block_bytes + 56
+    first = runner_at(tmp_path, limit=3 * block)
+    answer(first, prompt=[(5 * i) % 97 for i in range(100)])
+    answer(first)
+    first.cache.save_prefixes()
+    assert answer(runner_at(tmp_path))[0] == 3 * 16
+
+
+def test_a_process_that_died_amid_a_file_leaves_none_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", die)
+        prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
+        prefixes.write(key(1), bytes(1000))
+        prefixes.flush()
+    (left,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    PrefixDirectory(tmp_path, "model", 1 << 20)
+    assert left.exists(), "its process may still be writing"
+    os.utime(left, (time.time() - 3600,) * 2)
+    PrefixDirectory(tmp_path, "model", 1 << 20)
+    assert not left.exists()
+
+
+def test_a_slow_disk_holds_up_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that wait for it are found; the oldest beyond the backlog are not kept, unless the process ends."""
+    disk = threading.Event()
+    replace = os.replace
+
+    def wait(*paths: str) -> None:
+        assert disk.wait(60)
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", wait)
+    monkeypatch.setattr(prefix_directory, "_BACKLOG_BYTES", 3500)
+    prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
+    for number in range(5):
+        prefixes.write(key(number), bytes([number]) * 1000)
+    kept = [0, 3, 4]
+    for number in range(5):
+        found = prefixes.read(key(number), 1000)
+        assert found == (bytes([number]) * 1000 if number in kept else None)
+    disk.set()
+    prefixes.write(key(5), bytes([5]) * 1000, wait=True)
+    prefixes.flush()
+    later = PrefixDirectory(tmp_path, "model", 1 << 20)
+    assert [number for number in range(6) if key(number) in later] == [*kept, 5]
+    assert later.read(key(4), 1000) == bytes([4]) * 1000
+    assert prefixes.total_bytes == later.total_bytes
+
+
+def test_files_that_may_only_be_read_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = PrefixDirectory(tmp_path, "model", 1 << 20)
+    prefixes.write(key(1), bytes(1000))
+    prefixes.flush()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert prefixes.read(key(1), 1000) == bytes(1000)
 
 
 def test_executors_that_copy_no_blocks_and_windows_are_refused(tmp_path: Path) -> None:

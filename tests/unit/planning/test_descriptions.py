@@ -8,7 +8,12 @@ from gateway.session.verifier import VerifierClient
 from specinfer.errors import IncompatibleError
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.remote.directory import SpeculatorDirectory
-from specinfer.remote.service import SpeculatorService
+from specinfer.remote.service import DraftQuery, SpeculatorService
+from specinfer.sampling import GREEDY
+from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.scheduling.target_outputs import TargetOutputs
+from specinfer.tree import TreeLimits
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from tests.fuzz.services import Services
 from tests.fuzz.table_target import TableTarget
@@ -92,3 +97,20 @@ def test_a_service_that_comes_back_under_ever_new_names_is_left_out() -> None:
     directory._check(service_at("y"), description("s256"))
     with pytest.raises(IncompatibleError, match="x has had 256 speculators"):
         directory._check(service, description("s256"))
+
+
+def test_services_get_the_scope_of_a_request_that_starts_over() -> None:
+    """Where prompts are shared by caller; the scope does not name the caller."""
+    request = GenerationRequest("r", (5, 6), 8, GREEDY, caller="alice")
+    entry = StepEntry(RequestState.new(request, 0.0, 0, False), 0, (5, 6), True, TreeLimits(4, 4), 4)
+    told = service_at("a")
+    told.members = (0,)
+    asked = DraftQuery(entry, frozenset({0}))
+
+    def scope(scoped: bool) -> str:
+        return told.encode(asked, TargetOutputs(0), 0, scoped).cache_scope
+
+    assert scope(False) == ""
+    assert scope(True) not in ("", "alice")
+    told.held["r"] = 1
+    assert scope(True) == ""

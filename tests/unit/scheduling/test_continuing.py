@@ -262,7 +262,7 @@ def test_a_full_queue_says_when_a_place_may_be_free() -> None:
     with pytest.raises(ExhaustedError, match="queue full: 1 requests are waiting") as caught:
         s.submit(request("refused"), 13.0)
     assert caught.value.retry_after_s == pytest.approx(3.0)
-    with pytest.raises(InvalidInputError, match="over the cache"):
+    with pytest.raises(InvalidInputError, match="over the context"):
         s.submit(request("never", prompt=40000), 13.0)
 
 

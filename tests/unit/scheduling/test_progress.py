@@ -1,11 +1,16 @@
 """Progress of several steps is written as one item a request."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.scheduling.entries import Progress, unite
+from specinfer.scheduling.commit import apply_verdict
+from specinfer.scheduling.ending import Ending
+from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, unite
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.statuses import LogprobRow
+from specinfer.statuses import EntryStatus, FinishReason, LogprobRow
+from specinfer.tree import TreeLimits
 
 
 def state_of(name: str) -> RequestState:
@@ -45,3 +50,28 @@ def test_a_request_that_came_back_begins_an_item_of_its_own() -> None:
         *((10, [7, 8], False), (10, [7, 9], False)),
         (20, [4], True),
     ]
+
+
+def test_a_prompt_that_is_read_again_counts_its_cached_tokens_once() -> None:
+    """After a restart of the verifier, or a preemption, the part that was read before is found again."""
+    state = RequestState.new(GenerationRequest("a", tuple(range(100)), 100, frozenset()), 0.0, 0, False)
+
+    def read(base: int, tokens: int, cached: int) -> None:
+        entry = StepEntry(state, base, tuple(range(base, base + tokens)), False, TreeLimits(0, 0), 0)
+        verdict = VerdictEntry(EntryStatus.OK, held_len=base + tokens, cached_tokens=cached)
+        assert apply_verdict(entry, None, verdict, 0.0) is None
+
+    read(0, 40, 32)
+    read(40, 40, 16)
+    assert state.cached_tokens == 48
+    read(0, 40, 16)
+    assert state.cached_tokens == 16
+
+
+def test_an_ending_is_read_as_earlier_and_later_versions_write_it() -> None:
+    """Gateways of two versions share Redis while they are replaced."""
+    ending = Ending(FinishReason.LENGTH, prompt_tokens=7, cached_tokens=0)
+    values = json.loads(ending.to_json())
+    assert Ending.from_json(json.dumps({**values, "unknown": 1})) == ending
+    del values["cached_tokens"]
+    assert Ending.from_json(json.dumps(values)) == ending

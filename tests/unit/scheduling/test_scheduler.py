@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.session.limits import longest_request
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import Sampling
 from specinfer.scheduling.commit import MOST_PUT_OFF_S
@@ -15,6 +16,7 @@ from specinfer.scheduling.request import GenerationRequest, RequestState, Specul
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree, TreeWorth
+from specinfer.v1 import verifier_pb2
 from tests.support.trees import CAT, RAN, SAT, THE, example_tree
 
 LIMITS = SchedulerLimits(max_batch=3, max_waiting=2, prefill_chunk=4, tree_depth=4, kv_capacity_tokens=400)
@@ -147,6 +149,16 @@ def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
     assert state.finish is FinishReason.ERROR
 
 
+def test_a_process_that_was_stopped_has_put_nothing_off() -> None:
+    """A machine that sleeps, or a verifier that is lost for minutes: the next step is tried."""
+    s = scheduler()
+    state = s.submit(request("a"), 0.0)
+    full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
+    for now in (0.0, 1000.0, 1001.0, 2000.0):
+        assert s.commit(s.plan(now), {}, {"a": full}, now) == []
+    assert state.finish is None
+
+
 def test_admission_by_priority_then_arrival() -> None:
     s = Scheduler(SchedulerLimits(max_batch=1, kv_capacity_tokens=400), NodeBudget(4, 64))
     for name, priority in (("low", -1), ("a", 0), ("high", 3), ("b", 0)):
@@ -164,6 +176,34 @@ def test_admission_waits_for_room_in_the_cache() -> None:
         InvalidInputError, match=r"prompt \+ max_new_tokens = '60 \+ 8': over the cache of 64"
     ):
         s.submit(request("d", prompt=60), 0.0)
+
+
+@given(
+    st.integers(16, 100), st.integers(1, 100), st.integers(1, 100), st.integers(0, 40), st.integers(8, 120)
+)
+def test_trees_change_nothing_about_what_is_taken(
+    capacity: int, prompt: int, new: int, nodes: int, context: int
+) -> None:
+    """Check what the cache and the context have room for is taken, and its trees take no more than there is."""
+    limits = SchedulerLimits(max_context_len=context, kv_capacity_tokens=capacity, prefill_chunk=64)
+    description = verifier_pb2.DescribeVerifierReply(
+        max_context_len=context, kv_capacity_tokens=capacity, kv_block_tokens=limits.kv_block_tokens
+    )
+    fits = prompt + new <= longest_request(description)
+    for speculation in Speculation:
+        s = scheduler(limits, nodes)
+        asked = request("a", prompt, new, speculation=speculation)
+        assert s.could_hold(asked) == fits
+        if not fits:
+            bound = "context of" if prompt + new > context else "cache of"
+            with pytest.raises(InvalidInputError, match=f"over the {bound}"):
+                s.submit(asked, 0.0)
+            continue
+        s.submit(asked, 0.0)
+        for entry in (entry for _ in range(prompt + new) for entry in step(s)):
+            cached = entry.base_len + len(entry.delta) + entry.limits.nodes
+            assert cached <= capacity
+        assert not s.states, "it ends"
 
 
 def test_requests_that_outgrow_the_cache_preempt_the_least_and_all_finish() -> None:

@@ -181,6 +181,17 @@ async def test_a_slow_reader_slows_its_method_down() -> None:
         call.cancel()
 
 
+async def test_an_answer_that_ended_unread_leaves_no_task() -> None:
+    """A task that waits for a reader who hung up is an error in the log once both are gone."""
+    async with served("in process") as (_, channel):
+        call = stub_of(channel).Generate(asked("r"))
+        assert [(await call.read()).position for _ in range(4)] == [0, 1, 2, 3]
+        await until(lambda: bool(call.task.done()))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert await read_all(call) == ([4], None)
+        assert await call.read() is grpc.aio.EOF
+
+
 @KINDS
 async def test_message_streams_open_again_after_a_fault(kind: str) -> None:
     async with served(kind) as (_, channel):

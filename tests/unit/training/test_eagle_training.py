@@ -16,9 +16,11 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import features as thinking
 from speculator_svc.training.corpus import Continuation, Labels, write_continuations
+from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.eagle_student import UnrolledExamples, accepted_by_chains
-from speculator_svc.training.features import think
-from speculator_svc.training.train_features import train_eagle
+from speculator_svc.training.features import keeper, think
+from speculator_svc.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
+from speculator_svc.training.train_features import options_for, train_eagle
 from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
 
@@ -52,6 +54,37 @@ def test_thoughts_are_the_targets_and_are_computed_once(
     monkeypatch.setattr(runner, "forward_with_features", None)
     again = think(runner, corpus, LAYERS, tmp_path, lambda *_: None)
     assert all(np.array_equal(a.states, b.states) for a, b in zip(thoughts, again, strict=True))
+
+
+@pytest.mark.native
+def test_thoughts_that_generation_kept_are_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same states and labels, also behind a beginning that two prompts share; what was not kept is computed."""
+    runner = runner_of(tiny_transformers("llama", head_dim=16), executor="native")
+    begin = tuple(range(3, 40))
+    jobs = [ContinuationJob(f"j{i}", (*begin, 50 + i), 0.9, i) for i in range(5)]
+    runner.keep_features(LAYERS)
+    kept = keeper(tmp_path / "kept", LAYERS)
+    found = continue_prompts(runner, jobs, 2, 6, [2], LABEL_WIDTH, keep=kept)
+    corpus = [*dict(sorted((job.job_id, item) for job, item in found)).values()]
+    runner.keep_features(())
+    expected = think(runner, corpus, LAYERS, tmp_path / "computed", lambda *_: None)
+    computed: list[int] = []
+    forward = runner.forward_with_features
+    monkeypatch.setattr(
+        runner,
+        "forward_with_features",
+        lambda segments, layers: (computed.append(len(segments)), forward(segments, layers))[1],
+    )
+    next((tmp_path / "kept").glob("thought-*")).unlink()
+    thoughts = think(runner, corpus, LAYERS, tmp_path / "kept", lambda *_: None)
+    assert computed == [1]
+    for one, other in zip(thoughts, expected, strict=True):
+        assert np.array_equal(one.states, other.states)
+        assert np.array_equal(one.labels.ids, other.labels.ids)
+        assert np.array_equal(one.labels.probabilities, other.labels.probabilities)
+    assert not [*(tmp_path / "kept").glob("thought-*")], "they are in the files of chunks"
 
 
 def test_thoughts_of_more_layers_serve_readers_of_some(
@@ -145,3 +178,10 @@ def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
     assert len(tree) == 5
     with pytest.raises(SettingError, match="holds a finished speculator"):
         train()
+
+
+def test_wide_hidden_states_are_learned_from_in_small_steps() -> None:
+    assert options_for(576, 5.0, None, 1) == DistilOptions(5.0, 1e-3, 1024, seed=1)
+    wide = options_for(1536, 5.0, None, 1)
+    assert (wide.learning_rate, wide.tokens_per_batch) == (pytest.approx(3.75e-4), 384)
+    assert options_for(8192, 5.0, 2e-3, 1) == DistilOptions(5.0, 2e-3, 256, seed=1)

@@ -1,13 +1,15 @@
 """The verifier engine with a real (tiny) model: the invariant, limits, isolation, and losslessness
 end to end with a real SSM drafter."""
 
+from collections import Counter
 from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.drafters import DrafterDescription, DraftJob, ssm
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import SettingError
 from specinfer.model.drafting.task import GrowthShape
@@ -17,7 +19,7 @@ from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, checked_context
 from tests.support.oracle import chain, greedy
-from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
+from tests.support.tiny_models import reference_logits, replaceable_head, runner_of, tiny_transformers
 
 PROMPT = [5, 17, 3, 88]
 
@@ -240,11 +242,50 @@ def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
     for block in range(2):
         for tokens in _sample(engine, drafters, start, range(block * 300, block * 300 + 300)):
             counts[tokens] += 1
-    common = [k for k in exact if exact[k] * 600 >= 5]
+    assert _pvalue(counts, exact) > 1e-4
+
+
+def _pvalue(counts: dict[tuple[int, ...], int], exact: dict[tuple[int, ...], float]) -> float:
+    """Compare counts with probabilities; what is expected less than five times counts as one."""
+    total = sum(counts.values())
+    common = [k for k in exact if exact[k] * total >= 5]
     rare = [k for k in exact if k not in common]
     observed = [counts[k] for k in common] + ([sum(counts[k] for k in rare)] if rare else [])
     expected = [exact[k] for k in common] + ([sum(exact[k] for k in rare)] if rare else [])
-    assert stats.chisquare(observed, np.array(expected) / sum(expected) * 600).pvalue > 1e-4
+    return float(stats.chisquare(observed, np.array(expected) / sum(expected) * total).pvalue)
+
+
+@pytest.mark.native
+@pytest.mark.statistical
+@pytest.mark.parametrize("kind", [ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT])
+def test_sampling_follows_the_target_while_a_draft_vocabulary_changes(
+    kind: ProposalKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One drafter with two of four tokens, which it exchanges at every token that it lacks."""
+    monkeypatch.setattr(ssm, "_SWAPPED_AT_ONCE", 1)
+    shape = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+    target = tiny_transformers("llama", seed=1, **shape)
+    engine = VerifierEngine(runner_of(target, kv_tokens=8192), limits=EngineLimits(400, max_step_tokens=4096))
+    draft = tiny_transformers("llama", seed=2, head_dim=16, **shape)
+    runner = runner_of(draft, kv_tokens=16384, token_ids=(0, 1), executor="native")
+    head, heads = replaceable_head(draft, runner, (0, 1)), set()
+    replace = head.replace
+    head.replace = lambda tokens: (heads.add(tuple(tokens.items())), replace(tokens))[1]  # type: ignore[func-returns-value, method-assign]
+    drafter = SsmDrafter(
+        runner,
+        DrafterDescription(vocab_size=4),
+        GrowthShape(kind=kind, q_support=4),
+        torch.tensor([0, 1]),
+    )
+    counts: Counter[tuple[int, ...]] = Counter()
+    for block in range(60):
+        counts.update(_sample(engine, [drafter], [0, 1], range(block * 10, block * 10 + 10)))
+    assert len(heads) > 4
+    exact = {}
+    for tokens in product(range(4), repeat=3):
+        rows = reference_logits(target, [0, 1, *tokens]).double().softmax(-1)
+        exact[tokens] = float(np.prod([rows[1 + i, t] for i, t in enumerate(tokens)]))
+    assert _pvalue({tokens: counts[tokens] for tokens in exact}, exact) > 1e-4
 
 
 def _sample(

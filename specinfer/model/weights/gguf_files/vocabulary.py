@@ -179,24 +179,24 @@ def save_tokenizer(architecture: str, vocabulary: Vocabulary, directory: Path) -
     tokenizer.save_pretrained(directory)
     _declare(tokenizer.backend_tokenizer, directory / "tokenizer_config.json")
     path = directory / "tokenizer.json"
-    stages = json.loads(path.read_text())
+    stages = json.loads(path.read_bytes())
     vocabulary.adapt(stages)
-    path.write_text(json.dumps(stages, ensure_ascii=False))
+    path.write_text(json.dumps(stages, ensure_ascii=False), encoding="utf-8")
     for name, text in vocabulary.chat_templates().items():
         other = directory / "additional_chat_templates" / f"{name}.jinja"
         other.parent.mkdir(exist_ok=True)
-        other.write_text(text)
+        other.write_text(text, encoding="utf-8")
 
 
 def _declare(backend: Any, path: Path) -> None:
     """Name added tokens and their ids in `tokenizer_config.json`: it is read quickly."""
     flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_bytes())
     config["added_tokens_decoder"] = {
         str(number): {flag: getattr(token, flag) for flag in flags}
         for number, token in backend.get_added_tokens_decoder().items()
     }
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _of_transformers(architecture: str, vocabulary: Vocabulary) -> Any:

@@ -63,7 +63,7 @@ def read_scheme(directory: Path) -> Scheme | None:
         IncompatibleError: if it is not understood, naming key and value.
     """
     path = directory / "config.json"
-    config = json.loads(path.read_text()) if path.is_file() else {}
+    config = json.loads(path.read_bytes()) if path.is_file() else {}
     found = config.get("quantization_config") or config.get("compression_config")
     return scheme_of(found) if found else None
 

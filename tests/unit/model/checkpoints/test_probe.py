@@ -33,12 +33,14 @@ RIGHT = (
     "qwen3_moe",
     "phi3, longrope",
     "gpt2",
+    "qwen3_5_text",
+    "falcon_mamba",
 )
-"""Some of each kind: soft caps, windows, sinks, chunks, latent attention, experts, odd rotation, positions learnt."""
+"""Some of each kind: soft caps, windows, sinks, chunks, latent attention, experts, odd rotation, positions learnt,
+recurrent layers, nothing else."""
 REFUSED = {
-    "lfm2": r"token by token .* 0 \(Lfm2MLP, Lfm2ShortConv\)",
-    "granitemoehybrid": "token by token",
-    "mamba": "takes no positions",
+    "minimax": r"token by token .* 0 \(MiniMaxLightningAttention",
+    "recurrent_gemma": "token by token",
     "bloom": "attention interface",
 }
 

@@ -1,13 +1,20 @@
 """Heads of some tokens: the logits of a trimmed model are those rows of the whole one's, bit for bit in the kernels."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
 from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from tests.support.tiny_models import runner_of, tiny_transformers
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.files import GgufWeights
+from tests.support.models.gguf_files import Gguf
+from tests.support.tiny_models import replaceable_head, runner_of, tiny_transformers
 
 KEPT = (3, 96, 5, 40, 41, 0, 77, 12)
 HELD: list[dict[str, Any]] = [
@@ -39,3 +46,35 @@ def test_of_a_renamed_family_too() -> None:
     model = tiny_transformers("gpt_neox")
     whole, trimmed = runner_of(model), runner_of(model, token_ids=KEPT)
     torch.testing.assert_close(logits_of(trimmed), logits_of(whole)[:, list(KEPT)], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.native
+def test_rows_of_a_head_are_replaced_by_those_of_other_tokens() -> None:
+    model = tiny_transformers("llama", head_dim=32)
+    whole, trimmed = (runner_of(model, executor="native", **own) for own in ({}, {"token_ids": KEPT}))
+    head = replaceable_head(model, trimmed, KEPT)
+    head.replace({2: 60, 6: 9})
+    now = [3, 96, 60, 40, 41, 0, 9, 12]
+    torch.testing.assert_close(logits_of(trimmed), logits_of(whole)[:, now], rtol=0, atol=0)
+    head.replace({6: 5, 0: 8})
+    now[6], now[0] = 5, 8
+    torch.testing.assert_close(logits_of(trimmed), logits_of(whole)[:, now], rtol=0, atol=0)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_the_head_of_a_file_is_replaced_as_stored(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = tiny_transformers("llama", intermediate_size=128, **sizes)
+    path = Gguf.of(model, gguf.GGMLQuantizationType[kind]).write(tmp_path / "model.gguf")
+    config, options = from_transformers(GgufWeights(path).config()), RunnerOptions(kv_tokens=2048)
+    whole = ModelRunner.build(config, GgufWeights(path), options)
+    trimmed = ModelRunner.build(config, GgufWeights(path), replace(options, token_ids=KEPT))
+    assert whole.head is None
+    assert trimmed.head is not None
+    trimmed.head.replace({2: 60, 6: 9})
+    now = [3, 96, 60, 40, 41, 0, 9, 12]
+    torch.testing.assert_close(logits_of(trimmed), logits_of(whole)[:, now], rtol=0, atol=0)
+    for own in ({"executor": "torch"}, {"weights": "q4_1"}, {"weights": "bf16"}):
+        fixed = replace(options, token_ids=KEPT, **own)
+        assert ModelRunner.build(config, GgufWeights(path), fixed).head is None

@@ -1,0 +1,1 @@
+"""Acceptance of every drafter by kind of prompt."""

@@ -1,0 +1,152 @@
+"""`python -m benchmarks sources`: acceptance of every drafter on a real target, by kind of prompt.
+
+Counts tokens a step and right first guesses on chat, code, instructions and translations; one process, no services, so
+nothing depends on the machine's speed. A second table compares the path probabilities of each drafter with acceptance.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from benchmarks.decoding import Decoding, DecodingPlan, Result, replay
+from benchmarks.methods import DEPTH, fresh, load_methods
+from benchmarks.prompts import LONGEST, EvaluationPrompt, PromptRow, spread
+from benchmarks.publish import RESULTS, publish, write
+from benchmarks.tables import head, line, origin
+from specinfer.cli.about import about_this_run
+from specinfer.cli.demo import PAIR
+from specinfer.cli.show import console
+from specinfer.drafters import Drafter
+from specinfer.hub import resolve_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
+from specinfer.model.runner import ModelRunner
+from specinfer.prompts import read_prompts
+from specinfer.tokenizer import Tokenizer
+
+KINDS = {
+    "chat": ("writing", "roleplay", "reasoning", "math", "extraction", "stem", "humanities"),
+    "code": ("code", "coding"),
+    "instructions": ("self-instruct-user",),
+    "translation": ("translation",),
+}
+"""Kind of prompt -> categories of its rows, or sources of rows without one."""
+EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
+"""Bounds of the bins of path probabilities."""
+
+
+def main(
+    prompts: Annotated[list[Path], typer.Option(help="Prompts with `source` and `category`, JSONL.")],
+    method: Annotated[
+        list[str] | None, typer.Option(help="NAME[=MODEL] of a drafter; several times.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="The target.")] = PAIR[0],
+    datastore: Annotated[str, typer.Option(help="Texts of `retrieval`.")] = "",
+    few: Annotated[int, typer.Option(min=1, help="Prompts of a kind.")] = 6,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per prompt.")] = 48,
+    nodes: Annotated[int, typer.Option(min=1, help="Verified nodes of a tree.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    batch: Annotated[int, typer.Option(min=0, help="Prompts decoded at once; 1 for times; 0: a kind.")] = 0,
+    out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "sources",
+) -> None:
+    """Measure the acceptance of drafters by kind of prompt."""
+    torch.set_num_threads(2)
+    directory = resolve_model(model)
+    found = prompts_by_kind(prompts, Tokenizer.load(directory), few)
+    usual = [f"ssm={PAIR[1]}", "ngram", "suffix", *([f"retrieval={model}"] if datastore else [])]
+    specs = method or [*usual, f"lookahead={model}", f"recycling={model}"]
+    kind = f"temperature {temperature:g}" if temperature else "greedy"
+    about = (
+        f"{origin(about_this_run('python -m benchmarks sources'))}; {kind}, {few} prompts of a kind, "
+        f"{new_tokens} new tokens each at most, trees of {nodes} nodes, no branch ends early."
+    )
+    plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, batch=batch or few)
+    results: dict[str, Result] = {}
+    with console.status("loading") as spinner:
+        methods = load_methods(specs, datastore)
+        runner = load_checked(directory, RunnerOptions())
+        # greedy text is the same with every drafter
+        answers = [] if temperature or batch == 1 else Decoding(runner, [], plan).run(found).answers
+        for name, drafter in methods.items():
+            spinner.update(name)
+            results[name] = measure(runner, fresh(drafter), found, plan, answers)
+            write(out, report(model, about, results, batch == 1))
+    publish(out, report(model, about, results, batch == 1))
+
+
+def measure(
+    runner: ModelRunner,
+    drafter: Drafter,
+    prompts: Sequence[EvaluationPrompt],
+    plan: DecodingPlan,
+    answers: Sequence[Sequence[int]],
+) -> Result:
+    """Decode with a drafter, or replay known answers if it reads nothing of the target."""
+    told = drafter.description
+    if answers and not (told.target_top_k or told.feature_layers):
+        return replay(drafter, prompts, answers, plan)
+    return Decoding(runner, [drafter], plan).run(prompts)
+
+
+def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> list[EvaluationPrompt]:
+    """Return so many prompts of every kind in the files, spread over them."""
+    found: dict[str, list[PromptRow]] = {kind: [] for kind in KINDS}
+    for path in paths:
+        lines = [text for text in path.read_text(encoding="utf-8-sig").split("\n") if text.strip()]
+        for text, row in zip(read_prompts(path), map(json.loads, lines), strict=True):
+            label = row.get("category") or row.get("source")
+            for kind, labels in KINDS.items():
+                if label in labels:
+                    found[kind].append(PromptRow(text))
+    return [
+        EvaluationPrompt(
+            kind, tuple(tokenizer.encode_chat([{"role": "user", "content": row.text}])[-LONGEST:])
+        )
+        for kind, rows in found.items()
+        for row in spread(rows, few)
+    ]
+
+
+def report(model: str, about: str, results: dict[str, Result], timed: bool = False) -> str:
+    """Return both tables; `timed`: also what drafts and passes take."""
+    lines = [f"# Acceptance on {model} by kind of prompt", "", about, ""]
+    kinds = list(dict.fromkeys(source for r in results.values() for source, _, _ in r.per_prompt))
+    lines += ["Tokens a step, and steps whose first guess was right:", "", *head([*kinds, "all"], "drafter")]
+    for name, result in results.items():
+        cells = [
+            f"{result.tokens_per_step(kind):.2f}, {100 * result.right_first_guesses(kind):.0f} %"
+            for kind in kinds
+        ]
+        lines.append(line(name, [*cells, f"{result.tokens_per_step():.2f}"]))
+    if timed:
+        columns = ["draft ms", "pass ms", "tokens a step", "tokens a ms"]
+        lines += ["", "Times of a step:", "", *head(columns, "drafter")]
+        lines += [line(name, _times(result)) for name, result in results.items()]
+    bins = [f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
+    label = "Accepted nodes, % (number), by the path probability of the drafter's own scores:"
+    lines += ["", label, "", *head(bins, "drafter")]
+    lines += [line(name, _reliability(result.paths)) for name, result in results.items()]
+    return "\n".join([*lines, ""])
+
+
+def _times(result: Result) -> list[str]:
+    draft, verify = (1000 * s / max(result.timed_steps, 1) for s in (result.draft_s, result.verify_s))
+    tokens = result.tokens_per_step()
+    return [f"{draft:.1f}", f"{verify:.1f}", f"{tokens:.2f}", f"{tokens / max(draft + verify, 1e-9):.4f}"]
+
+
+def _reliability(paths: Sequence[tuple[float, bool]]) -> list[str]:
+    cells = []
+    for low, high in pairwise(EDGES):
+        inside = [right for p, right in paths if low <= p < high or p == high == 1]
+        cells.append(f"{100 * sum(inside) / len(inside):.0f} ({len(inside)})" if inside else "")
+    return cells
+
+
+if __name__ == "__main__":
+    typer.run(main)

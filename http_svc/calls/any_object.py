@@ -1,0 +1,52 @@
+"""Grammar of an answer that is any JSON object or calls: an object that begins as a call is one."""
+
+import json
+from collections.abc import Sequence
+
+from http_svc.calls.heads import SPACE
+from http_svc.calls.reader import MOST_CALLS
+
+_TEXT = r'"(\\(["\\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1F])*"'
+_NAME, _TYPE, _ARGUMENTS = '"name"', '"type"', '"(arguments|parameters)"'
+_FIRST, _NEXT = r"\{", f"{SPACE},"
+
+
+def object_rules(names: Sequence[str], several: bool) -> list[str]:
+    """Return the rules `json_calls` and `other_object`; the arguments of function i are `args_i`.
+
+    Both are made of the same terminals: one that went further would exclude the other.
+    """
+    calls = " | ".join([f"FUNCTION_{i} NEXT_ARGUMENTS args_{i}" for i in range(len(names))])
+    functions = " | ".join([f"FUNCTION_{i}" for i in range(len(names))])
+    more = f" (BETWEEN json_call){{0,{MOST_CALLS - 1}}}" if several else ""
+    return [
+        f"json_calls: json_call{more}",
+        f"json_call: (FIRST_NAME | FIRST_TYPE TYPE NEXT_NAME) ({calls}) CLOSED",
+        "other_object: EMPTY | (FIRST_NAME function | FIRST_TYPE TYPE) CLOSED | first (NEXT value)* CLOSED",
+        "first: FIRST_OTHER value | named | typed",
+        "named: FIRST_NAME (OTHER_TEXT | no_text | function NEXT_OTHER value)",
+        "typed: FIRST_TYPE (OTHER_TYPE | no_text | TYPE NEXT_UNNAMED value)",
+        f"function: {functions}",
+        "value: %json {}",
+        'no_text: %json {"type": ["object", "array", "number", "boolean", "null"]}',
+        *[f"FUNCTION_{i}: {json.dumps(json.dumps(name))}" for i, name in enumerate(names)],
+        f"OTHER_TEXT: TEXT_IN_QUOTES & ~({functions})",
+        'TYPE: "\\"function\\""',
+        "OTHER_TYPE: TEXT_IN_QUOTES & ~TYPE",
+        f"TEXT_IN_QUOTES: /{_TEXT}/",
+        f"FIRST_NAME: {_key(_FIRST, _NAME)}",
+        f"FIRST_TYPE: {_key(_FIRST, _TYPE)}",
+        f"FIRST_OTHER: {_key(_FIRST, _TEXT)} & ~FIRST_NAME & ~FIRST_TYPE",
+        f"NEXT_NAME: {_key(_NEXT, _NAME)}",
+        f"NEXT_ARGUMENTS: {_key(_NEXT, _ARGUMENTS)}",
+        f"NEXT: {_key(_NEXT, _TEXT)}",
+        "NEXT_OTHER: NEXT & ~NEXT_ARGUMENTS",
+        "NEXT_UNNAMED: NEXT & ~NEXT_NAME",
+        f"EMPTY: /{_FIRST}{SPACE}\\}}/",
+        f"CLOSED: /{SPACE}\\}}/",
+        "BETWEEN: /[ \\n;,]{1,4}/",
+    ]
+
+
+def _key(before: str, key: str) -> str:
+    return f"/{before}{SPACE}{key}{SPACE}:{SPACE}/"

@@ -1,0 +1,34 @@
+"""The draft vocabulary that follows traffic: tokens that texts contain take the places of those unused for longest."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class TrafficVocabulary:
+    """Tokens of a trimmed head by row; unused ones count as used in descending order of their ids."""
+
+    def __init__(self, token_ids: Sequence[int], pinned: Iterable[int] = ()) -> None:
+        """Start with the tokens of these rows; `pinned` ones keep theirs."""
+        self._pinned = frozenset(pinned)
+        rows = {token: row for row, token in enumerate(token_ids) if token not in self._pinned}
+        self._rows = OrderedDict((token, rows[token]) for token in sorted(rows, reverse=True))
+        """Token -> row, the least recently used first."""
+        self.missing: dict[int, None] = {}
+        """Noted tokens without a row, the oldest first."""
+
+    def note(self, tokens: Iterable[int]) -> None:
+        """Count tokens of a text as used."""
+        for token in tokens:
+            if token in self._rows:
+                self._rows.move_to_end(token)
+            elif self._rows and token not in self._pinned:
+                self.missing[token] = None
+
+    def swap(self) -> dict[int, int]:
+        """Give the missing tokens the rows of the least recently used; return their tokens by row."""
+        changed = {}
+        for token in list(self.missing)[-len(self._rows) :]:
+            _, row = self._rows.popitem(last=False)
+            self._rows[token], changed[row] = row, token
+        self.missing.clear()
+        return changed

@@ -1,0 +1,134 @@
+"""States of recurrent layers behind tokens, by the cache slot of the token.
+
+As keys and values are, a token's state is a function of its path, so a tree node has one, too. A state is large:
+only those are kept from which a pass may begin: behind the last token of each context, behind tentative nodes, and,
+while there is room, behind the last tokens of blocks, from which other requests go on (`PagedKVCache.share`).
+"""
+
+from collections import Counter, OrderedDict
+from typing import Generic, TypeVar
+
+from specinfer.errors import ExhaustedError
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
+
+_SNAPSHOTS = 32
+"""Number of states behind blocks that no request needs to go on."""
+State = TypeVar("State")
+
+
+class RecurrentStates(Generic[State]):
+    """States of one model. Its executor writes them, `PagedKVCache` says which are needed."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, State] = {}
+        self._users = Counter[int]()
+        """Number of contexts that end at a slot."""
+        self._snapshots: OrderedDict[int, None] = OrderedDict()
+        """Slots of states that no context needs, the one unused for longest first."""
+        self._claims: dict[KVSequence, int] = {}
+        """Number of states that a sequence may write in its next pass."""
+        self.limit: int | None = None
+        """Number of states that memory holds; None until their size is known."""
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._states
+
+    def __getitem__(self, slot: int) -> State:
+        return self._states[slot]
+
+    def __setitem__(self, slot: int, state: State) -> None:
+        self._snapshots.pop(slot, None)
+        self._states[slot] = state
+
+    @property
+    def needed(self) -> int:
+        """Number of states without those that may be dropped."""
+        return len(self._states) - len(self._snapshots)
+
+    def claim(self, sequence: KVSequence, states: int) -> None:
+        """Claim room for the states of a sequence's next pass, until its context is extended.
+
+        A sequence that is alone is never refused: it could wait for nobody.
+
+        Raises:
+            ExhaustedError: if there is too little; claims are unchanged.
+        """
+        if self.limit is None:
+            return
+        others = sum(self._claims.values()) - self._claims.get(sequence, 0)
+        free = self.limit - self.needed - others
+        if states > free and (others or self.needed > 1 + sequence.nodes):
+            raise ExhaustedError(
+                f"memory of recurrent layers full: {states} states needed, {max(free, 0)} free"
+            )
+        self._claims[sequence] = states
+        self.shrink(max(free - states, 0))
+
+    def unclaim(self, sequence: KVSequence) -> None:
+        """Give up the claim of a sequence, if it has one."""
+        self._claims.pop(sequence, None)
+
+    def extend(
+        self,
+        sequence: KVSequence,
+        before: int | None,
+        written: Slots,
+        last: int | None,
+        dropped: Slots = (),
+    ) -> None:
+        """Note that a context ends at slot `last` now, not at `before` any more; None: it is empty, or gone.
+
+        Args:
+            sequence: whose context it is.
+            before: slot of its last token up to now.
+            written: slots of its other tokens since then.
+            last: slot of its last token from now on.
+            dropped: slots of nodes that did not become context; no request can continue from their states.
+        """
+        self.unclaim(sequence)
+        self.forget(dropped)
+        if last is not None:
+            self._users[last] += 1
+            self._snapshots.pop(last, None)
+        if before is not None:
+            self._users[before] -= 1
+            written = [before, *written]
+        for slot in written:
+            if not self._users[slot]:
+                del self._users[slot]
+                self._dismiss(slot)
+
+    def _dismiss(self, slot: int) -> None:
+        """Keep a state for others if it is behind a block, else drop it."""
+        if slot not in self._states:
+            return
+        if slot % BLOCK_TOKENS != BLOCK_TOKENS - 1:
+            del self._states[slot]
+            return
+        self._snapshots[slot] = None
+        self._snapshots.move_to_end(slot)
+        self.shrink(_SNAPSHOTS)
+
+    def shrink(self, snapshots: int) -> None:
+        """Drop states that no context needs until there are so many."""
+        while len(self._snapshots) > snapshots:
+            slot, _ = self._snapshots.popitem(last=False)
+            del self._states[slot]
+
+    def forget(self, slots: Slots) -> None:
+        """Drop the states of slots that will be written anew."""
+        for slot in slots:
+            self._snapshots.pop(slot, None)
+            self._states.pop(slot, None)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """Copy entries from slots to slots; all sources are read before any target is written."""
+        found = [self._states.get(slot) for slot in source]
+        for slot, state in zip(target, found, strict=True):
+            if state is None:
+                self.forget([slot])
+            else:
+                self[slot] = state

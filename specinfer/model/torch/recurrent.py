@@ -1,0 +1,225 @@
+"""Recurrent layers of `transformers` models over trees: gated delta nets, state spaces, short convolutions.
+
+Such a layer turns a state and some tokens into outputs and the state behind them. A pass is cut into chains of
+tokens that follow each other: the context of a request, then its tree, level by level. Each begins with the state
+behind its parent, and chains of one level and length are one call of the layer. Layers read and write states through
+the cache interface of `transformers`, so any that does is run as it is.
+"""
+
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.batch import AttentionRows, Batch
+from specinfer.model.cache.recurrent_states import RecurrentStates
+from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.system.machine import available_memory
+
+Tensors = dict[tuple[str, int], torch.Tensor]
+"""States of one layer by kind ("conv", "recurrent") and number."""
+TokenState = dict[int, Tensors]
+"""By number of the layer among the recurrent ones."""
+_CACHE_NAMES = ("cache_params", "past_key_values")
+_MEMORY_PART = 0.5
+"""Part of the memory that is left when a model was loaded for its states."""
+
+
+class Chain(NamedTuple):
+    """Tokens of a pass that follow each other."""
+
+    rows: Sequence[int]
+    parent: int | None
+    """Slot of the token before them; None: they are the first ones."""
+    end: int
+    """Slot of the last one."""
+
+
+def levels_of(batch: Batch, stepwise: bool = False) -> list[list[Chain]]:
+    """Return the chains of a pass; those of a level begin with states of earlier levels or passes only.
+
+    Args:
+        stepwise: each chain has one token.
+    """
+    levels: defaultdict[int, list[Chain]] = defaultdict(list)
+    for part in batch.rows:
+        known: dict[int, int] = {}
+        for chain in _chains(part, stepwise):
+            level = known.get(chain.parent, -1) + 1 if chain.parent is not None else 0
+            known[chain.end] = level
+            levels[level].append(chain)
+    return [levels[level] for level in sorted(levels)]
+
+
+def _chains(part: AttentionRows, stepwise: bool) -> Iterator[Chain]:
+    """Yield one request's chains: its context in up to two, cut behind its last whole block, then node by node."""
+
+    def slot(position: int) -> int:
+        return part.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
+
+    delta = sum(not path for path in part.extra)
+    if delta:
+        first, last = part.visible[0] - 1, part.visible[delta - 1]
+        cut = max((last - 1) // BLOCK_TOKENS * BLOCK_TOKENS, first)
+        cuts = range(first, last + 1) if stepwise else sorted({first, cut, last})
+        for start, stop in pairwise(cuts):
+            rows = range(part.start + start - first, part.start + stop - first)
+            yield Chain(rows, slot(start - 1) if start else None, slot(stop - 1))
+    for offset in range(delta, part.stop - part.start):
+        path = part.extra[offset]
+        before = path[-2] if len(path) > 1 else part.visible[offset] - 1
+        yield Chain([part.start + offset], slot(before) if before >= 0 else None, slot(path[-1]))
+
+
+class _LayerCache:
+    """The part of the cache of `transformers` that a recurrent layer uses, for one call of one layer."""
+
+    def __init__(self, states: Tensors) -> None:
+        self.states = states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.states.get(("conv", state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.states.get(("recurrent", state_idx))
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def update_conv_state(
+        self, inputs: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0, **_: object
+    ) -> torch.Tensor:
+        """Keep the last inputs [B, channels, kernel]; return them with those before."""
+        before = self.states.get(("conv", state_idx))
+        if before is None:
+            before = inputs.new_zeros(*inputs.shape[:-1], max(conv_kernel_size - inputs.shape[-1], 0))
+        inputs = torch.cat([before, inputs], -1)
+        self.states["conv", state_idx] = inputs[..., -conv_kernel_size:]
+        return inputs
+
+    def update_recurrent_state(
+        self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: object
+    ) -> torch.Tensor:
+        self.states["recurrent", state_idx] = state
+        return state
+
+
+class RecurrentLayers:
+    """The recurrent layers of a model, and the states of its tokens."""
+
+    def __init__(self, model: Any) -> None:
+        self._layers = [
+            (layer, name) for layer in model.modules() if (name := _cache_name(layer)) is not None
+        ]
+        self.states: RecurrentStates[TokenState] = RecurrentStates()
+        self._most_bytes = int(_MEMORY_PART * available_memory()) if self._layers else 0
+        self._levels: list[list[Chain]] = []
+        hidden = model.config.get_text_config().hidden_size
+        kinds = {type(layer): (layer, name) for layer, name in self._layers}
+        self._stepwise = not all(_goes_on(layer, name, hidden) for layer, name in kinds.values())
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The layers."""
+        return [layer for layer, _ in self._layers]
+
+    @contextmanager
+    def over(self, batch: Batch) -> Iterator[None]:
+        """Let the layers run this pass, as long as the context is entered."""
+        if not self._layers:
+            yield
+            return
+        self._levels = levels_of(batch, self._stepwise)
+        try:
+            for number, (layer, name) in enumerate(self._layers):
+                layer.forward = self._replaced(number, layer.forward, name)
+            yield
+        except BaseException:  # the states of some layers, after tokens that no sequence has
+            self.states.forget([chain.end for level in self._levels for chain in level])
+            raise
+        finally:
+            for layer, _ in self._layers:
+                layer.__dict__.pop("forward", None)
+        if self.states.limit is None:
+            self.states.limit = self._fit()
+
+    def _replaced(self, number: int, forward: Any, name: str) -> Any:
+        def run(hidden_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+            out: torch.Tensor | None = None
+            for level in self._levels:
+                for chains in _alike(level):
+                    cache = self._begin(number, chains)
+                    rows = torch.tensor([list(chain.rows) for chain in chains], device=hidden_states.device)
+                    inputs = hidden_states[0, rows.flatten()].view(*rows.shape, -1)
+                    found = forward(hidden_states=inputs, attention_mask=None, **{name: cache})
+                    out = (
+                        hidden_states.new_empty(hidden_states.shape[1], found.shape[-1])
+                        if out is None
+                        else out
+                    )
+                    out[rows.flatten()] = found.flatten(0, 1)
+                    self._end(number, chains, cache)
+            assert out is not None, "a pass has tokens"
+            return out[None]
+
+        return run
+
+    def _begin(self, number: int, chains: Sequence[Chain]) -> _LayerCache:
+        """Return the states with which chains begin, one row each."""
+        if chains[0].parent is None:
+            return _LayerCache({})
+        parents = [self.states[chain.parent][number] for chain in chains if chain.parent is not None]
+        return _LayerCache({key: torch.stack([each[key] for each in parents]) for key in parents[0]})
+
+    def _end(self, number: int, chains: Sequence[Chain], cache: _LayerCache) -> None:
+        """Keep the states behind chains."""
+        for row, chain in enumerate(chains):
+            tensors = {key: tensor[row].clone() for key, tensor in cache.states.items()}
+            if number == 0:
+                self.states[chain.end] = {}
+            self.states[chain.end][number] = tensors
+
+    def _fit(self) -> int:
+        """Return the number of states that memory holds, by one that the last pass wrote."""
+        state = self.states[self._levels[0][0].end]
+        return self._most_bytes // sum(tensor.nbytes for layer in state.values() for tensor in layer.values())
+
+
+def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:
+    """Return chains in groups that are one call: of one length, and with states or without."""
+    groups: defaultdict[tuple[int, bool], list[Chain]] = defaultdict(list)
+    for chain in chains:
+        groups[len(chain.rows), chain.parent is None].append(chain)
+    return list(groups.values())
+
+
+def _cache_name(layer: torch.nn.Module) -> str | None:
+    """Return the name by which a recurrent layer takes its cache; None for any other module."""
+    if not hasattr(layer, "layer_idx") or not any(
+        isinstance(child, torch.nn.Conv1d) for child in layer.children()
+    ):
+        return None
+    parameters = inspect.signature(layer.forward).parameters
+    if "hidden_states" not in parameters:
+        raise IncompatibleError(f"{type(layer).__name__}: takes no hidden_states")
+    return next((name for name in _CACHE_NAMES if name in parameters), None)
+
+
+@torch.inference_mode()
+def _goes_on(layer: torch.nn.Module, name: str, hidden: int) -> bool:
+    """Return whether a layer goes on from a state with several tokens at once: some take their first state for zero."""
+    layer = copy.deepcopy(layer).to(device="cpu", dtype=torch.float32)
+    inputs = torch.randn(1, 6, hidden, generator=torch.Generator().manual_seed(0))
+    whole = layer(hidden_states=inputs, **{name: _LayerCache({})})
+    cache = _LayerCache({})
+    parts = [layer(hidden_states=part, **{name: cache}) for part in (inputs[:, :3], inputs[:, 3:])]
+    return torch.allclose(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-3 * float(whole.std()))

@@ -1,0 +1,196 @@
+"""Answers that are calls or have a form of their own: calls follow their function, the rest is text of the form."""
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from http_svc.body.bodies import ChatBody
+from http_svc.calls.answer import AnswerReader
+from http_svc.to_gateway import answer_form, chat_requests
+from specinfer.chat.forms import BY_NAME, FORMS, CallForm, ChatForm
+from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.constraints.matcher import Matcher
+from tests.unit.http.test_call_grammar import END, compiler, text_of, tokens_of, walk
+from tests.unit.http.test_tool_calls import pieces, written
+
+NOTHING: dict[str, Any] = {"name": "wait"}
+PAINT = {
+    "name": "paint",
+    "parameters": {
+        "type": "object",
+        "properties": {"shade": {"enum": ["red", "a } ]"]}},
+        "required": ["shade"],
+        "additionalProperties": False,
+    },
+}
+ANSWER = {
+    "type": "object",
+    "properties": {"done": {"type": "boolean"}},
+    "required": ["done"],
+    "additionalProperties": False,
+}
+FORMATS: dict[str, dict[str, Any]] = {
+    "any words": {},
+    "any object": {"response_format": {"type": "json_object"}},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER}}},
+    "choice": {"structured_outputs": {"choice": ["yes", "no ["]}},
+}
+CHOICES = ["auto", "required", {"type": "function", "function": {"name": "wait"}}]
+VALID = [{"shade": "red"}, {"shade": "a } ]"}]
+
+
+def body_of(choice: Any, asked: str, several: bool = True) -> ChatBody:
+    tools = [{"type": "function", "function": function} for function in (PAINT, NOTHING)]
+    turns = [{"role": "user", "content": "?"}]
+    return ChatBody.model_validate(
+        {
+            "model": "m",
+            "messages": turns,
+            "tools": tools,
+            "tool_choice": choice,
+            "parallel_tool_calls": several,
+            **FORMATS[asked],
+        }
+    )
+
+
+@cache
+def compiled(form: CallForm, choice: str, asked: str, several: bool = True) -> Matcher:
+    (request,) = chat_requests(body_of(json.loads(choice), asked, several), ChatForm(form.name), "id")
+    return compiler().compile(Constraint(ConstraintKind.GRAMMAR, request.constraint.grammar))
+
+
+def read(form: CallForm, choice: Any, asked: str, text: str, cuts: list[int] | None = None) -> AnswerReader:
+    """A reader of the whole text, whose calls follow their function."""
+    reader = AnswerReader("id", answer_form(body_of(choice, asked), ChatForm(form.name)))
+    for piece in pieces(text, cuts or []):
+        reader.push(piece)
+    reader.end()
+    for call in reader.message.get("tool_calls", ()):
+        arguments = json.loads(call["function"]["arguments"])
+        assert arguments in ([{}] if call["function"]["name"] == "wait" else VALID), text
+    return reader
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("asked", FORMATS)
+@pytest.mark.parametrize("choice", CHOICES, ids=json.dumps)
+@settings(max_examples=8)
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_call_that_has_begun_follows_its_function(
+    choice: Any, asked: str, form: CallForm, seed: int, several: bool
+) -> None:
+    """A function without `parameters` takes none, however calls are written and whatever else is asked for."""
+    begun = f"{form.mark}{form.begin}{form.before}wait{form.middle}"
+    matcher = compiled(form, json.dumps(choice), asked, several).copy()
+    reader = read(form, choice, asked, walk(matcher, random.Random(seed), begun))
+    assert reader.called
+    assert not (reader.message["content"] or "").strip()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("asked", ["any words", "any object"])
+@settings(max_examples=8)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(['{"name":"wait","arguments":', '{ "type": "function", "name": "wait", "parameters" : ']),
+)
+def test_plain_json_is_a_call_of_every_form_where_any_object_will_do(
+    asked: str, form: CallForm, seed: int, begun: str
+) -> None:
+    text = walk(compiled(form, '"auto"', asked, several=False).copy(), random.Random(seed), begun)
+    assert read(form, "auto", asked, text).called
+
+
+@pytest.mark.parametrize(
+    ("form", "other"),
+    [("hermes", "qwen3_coder"), ("hermes", "mistral_args"), ("mistral", "deepseek_flat"), ("llama", "qwen3_coder")],
+)  # fmt: skip
+def test_a_call_in_the_form_of_another_family_is_words(form: str, other: str) -> None:
+    """The grammar does not know it: nothing makes its arguments follow the function."""
+    written_otherwise = BY_NAME[other]
+    text = written(written_otherwise, [("wait", '{"path": "/"}')]).removeprefix(BY_NAME[form].mark)
+    reader = read(BY_NAME[form], "auto", "any words", text)
+    assert not reader.called
+    assert reader.message["content"] == text
+
+
+NAMES = st.sampled_from(["name", "type", "arguments", "parameters", "a", "wait", "function", 'ü"\\'])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | NAMES | st.just({}) | st.just(VALID[0]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=4,
+)
+OBJECTS = st.lists(st.tuples(NAMES, VALUES), max_size=4, unique_by=lambda pair: pair[0]).map(
+    dict
+) | st.sampled_from(
+    [
+        {"name": name, key: VALID[0], "b": 1}
+        for name in ("wait", "paint")
+        for key in ("arguments", "parameters")
+    ]
+    + [{"name": name, "arguments": value} for name in ("wait", "paint", "other") for value in ({}, *VALID, 5)]
+)
+
+
+def begins_as_call(found: dict[str, Any]) -> bool:
+    keys = list(found)
+    if keys[:2] == ["type", "name"] and found["type"] == "function":
+        return True
+    return (
+        keys[:1] == ["name"]
+        and found["name"] in ("wait", "paint")
+        and keys[1:2] in (["arguments"], ["parameters"])
+    )
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@settings(max_examples=150)
+@given(OBJECTS, st.sampled_from([None, 2]), st.lists(st.integers(0, 99), max_size=4))
+def test_any_object_is_the_answer_unless_it_begins_as_a_call(
+    form: CallForm, found: dict[str, Any], indent: int | None, cuts: list[int]
+) -> None:
+    text = json.dumps(found, ensure_ascii=False, indent=indent)
+    matcher, tokens = compiled(form, '"auto"', "any object").copy(), tokens_of(text)
+    taken = matcher.try_read(tokens)
+    whole = taken == len(tokens) and bool(matcher.mask()[END])
+    if not begins_as_call(found):
+        assert whole, text_of(tokens[taken:])
+    if whole:
+        reader = read(form, "auto", "any object", text, cuts)
+        assert reader.called == begins_as_call(found)
+        assert reader.message["content"] == (None if reader.called else text)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ("schema", '{"done": true}'),
+        *[("choice", text) for text in FORMATS["choice"]["structured_outputs"]["choice"]],
+        ("any object", '{"calls": [{"name": "paint", "arguments": {"a": 1}}]}'),
+    ],
+)  # fmt: skip
+@given(st.lists(st.integers(0, 99), max_size=4))
+def test_a_text_of_the_form_is_the_answer(form: CallForm, asked: str, text: str, cuts: list[int]) -> None:
+    matcher, tokens = compiled(form, '"auto"', asked).copy(), tokens_of(text)
+    assert matcher.try_read(tokens) == len(tokens)
+    assert matcher.mask()[END]
+    reader = read(form, "auto", asked, text, cuts)
+    assert not reader.called
+    assert reader.message["content"] == text
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("asked", ["any object", "schema", "choice"])
+def test_calls_in_the_form_are_taken_and_read(form: CallForm, asked: str) -> None:
+    text = written(form, [("wait", "{}"), ("paint", json.dumps(VALID[0]))])
+    matcher, tokens = compiled(form, '"auto"', asked).copy(), tokens_of(text)
+    taken = matcher.try_read(tokens)
+    assert taken == len(tokens), text_of(tokens[taken:])
+    assert len(read(form, "auto", asked, text).message["tool_calls"]) == 2
