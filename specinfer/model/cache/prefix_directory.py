@@ -31,7 +31,7 @@ _PARTS = (len(_MAGIC), 16, 16, 16)
 
 
 class PrefixDirectory:
-    """A bounded directory of blocks, of which those unused for longest are deleted. Used by one thread, but for its own."""
+    """A bounded directory of blocks; those unused for longest are deleted. Used by one thread besides its own."""
 
     def __init__(self, directory: Path, fingerprint: str, limit_bytes: int) -> None:
         """Read which blocks are there.
@@ -158,9 +158,7 @@ class PrefixDirectory:
             else:
                 self._forget(path)
                 if not self._failed:
-                    log.warning(
-                        "prefix_cache_directory = %s: cannot be written: %s", self._directory, error
-                    )
+                    log.warning("prefix_cache_directory = %s: cannot be written: %s", self._directory, error)
             self._failed = error is not None
 
     def _delete_oldest(self) -> None:
