@@ -1,5 +1,6 @@
 """`python -m benchmarks contexts MODEL`: measures long contexts by the storage of keys and values."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ TITLE = """# Long contexts
 
 Keys and values in bfloat16 and in 8 bits (`--kv-type q8_0`: one scale per token and head).
 Steps: milliseconds of a pass over all rows with logits, medians of turns with the minimum in brackets. The storages
-take turns in one process.
+take turns in one process; with --processor-time they are processor time of one thread.
 Quality: next-token distributions at the last 128 tokens of 20 texts (sources of the standard library), compared with
 those of the same model with a cache in bfloat16. KL in nats.
 """
@@ -37,10 +38,14 @@ def main(
     turns: Annotated[int, typer.Option(min=0, help="Turns of the storages; 0: no steps.")] = 7,
     texts: Annotated[int, typer.Option(min=0, max=20, help="Texts, the longest last; 0: none.")] = 20,
     threads: Annotated[int, typer.Option(help="Threads; 0: all that the process may use.")] = 0,
+    processor_time: Annotated[
+        bool,
+        typer.Option("--processor-time", help="Count processor seconds of one thread: beside other work."),
+    ] = False,
     out: Annotated[Path, typer.Option(help="Report, Markdown.")] = RESULTS / "long-contexts.md",
 ) -> None:
     """Measure steps and quality."""
-    use_threads(threads)
+    use_threads(1 if processor_time else threads)
     about = about_this_run("python -m benchmarks contexts")
     directory, title = resolve_model(model), model_name(model)
     kinds = steps.steps_of(*map(numbers, ("contexts", "requests", "rows"), (contexts, requests, rows)))
@@ -59,11 +64,16 @@ def main(
         console.print(text, markup=False)
 
     if turns:
-        models = {name: steps.LongContexts(runner) for name, runner in runners.items()}
-        write("steps", steps.table({kind: steps.measure(models, kind, turns) for kind in kinds}))
+        clock = time.process_time if processor_time else time.perf_counter
+        models = {name: steps.LongContexts(runner, clock) for name, runner in runners.items()}
+        found = {}
+        for kind in kinds:
+            found[kind] = steps.measure(models, kind, turns)
+            write("steps", steps.table(found))
     if texts:
         encoded = quality.texts(Tokenizer.load(directory))[::-1][:texts]
-        write("quality", quality.table(quality.compare(runners[REFERENCE], runners[COMPARED], encoded)))
+        for found_so_far in quality.compare(runners[REFERENCE], runners[COMPARED], encoded):
+            write("quality", quality.table(found_so_far))
 
 
 def load(directory: Path, kv_type: str, tokens: int) -> ModelRunner:

@@ -1,7 +1,7 @@
 """Distance of next-token distributions after long texts, by the storage of keys and values."""
 
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -49,17 +49,17 @@ def last_logits(runner: ModelRunner, text: Sequence[int]) -> torch.Tensor:
 
 def compare(
     reference: ModelRunner, runner: ModelRunner, encoded: Sequence[Sequence[int]]
-) -> dict[int, Distance]:
-    """Return the distance of a runner's distributions from the reference's, by the texts' lengths; 0: of all."""
+) -> Iterator[dict[int, Distance]]:
+    """Yield after each text the distance from the reference by the texts' lengths; 0: of all texts."""
     found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: []}
     for text in encoded:
         pair = distances(last_logits(runner, text), last_logits(reference, text))
         found.setdefault(len(text), []).append(pair)
         found[0].append(pair)
-    return {
-        length: Distance.of(*(torch.cat(parts) for parts in zip(*pairs, strict=True)))
-        for length, pairs in found.items()
-    }
+        yield {
+            length: Distance.of(*(torch.cat(parts) for parts in zip(*pairs, strict=True)))
+            for length, pairs in found.items()
+        }
 
 
 def table(found: dict[int, Distance]) -> list[str]:

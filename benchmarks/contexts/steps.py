@@ -1,7 +1,7 @@
 """Seconds of steps after contexts of some lengths, by the storage of keys and values."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from statistics import median
 from typing import NamedTuple
@@ -34,7 +34,8 @@ class Step(NamedTuple):
 class LongContexts:
     """Requests with contexts of a length in one model's cache."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._runner, self._rng = runner, np.random.default_rng(0)
         self._sequences: list[KVSequence] = []
 
@@ -62,9 +63,9 @@ class LongContexts:
         """Run one step and return its seconds."""
         tokens = self._tokens(step.rows)
         segments = [Segment(each, (), tokens, range(-1, step.rows - 1)) for each in self._sequences]
-        started = time.perf_counter()
+        started = self._clock()
         self._runner.forward(segments)
-        taken = time.perf_counter() - started
+        taken = self._clock() - started
         for sequence in self._sequences:
             self._runner.cache.commit(sequence, ())
         return taken
