@@ -86,6 +86,7 @@ VERIFIER = [
     "kv_cache_tokens",
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
+    "prefix_cache_restored_tokens_total",
     "verifier_window_dropped_tokens_total",
     "verifier_requests",
     "verifier_failed_steps_total",
