@@ -54,9 +54,12 @@ class PrefixDirectory:
         self._pending: dict[Path, bytes] = {}
         """Their bytes."""
         _delete_unfinished(directory)
-        for path, size in _files(directory):
+        self._latest = 0
+        """Time of the latest use, in nanoseconds; it only rises, whatever the machine's clock does."""
+        for used, path, size in _files(directory):
             self._sizes[path] = size
             self._total += size
+            self._latest = used
         self.read_blocks = 0
         """Blocks that were read since the start."""
         self.written_blocks = 0
@@ -100,7 +103,7 @@ class PrefixDirectory:
         for path in map(self._path, reversed(keys)):
             if path in self._sizes:
                 self._sizes.move_to_end(path)
-                self._writer.submit(_touch, path)
+                self._writer.submit(_touch, path, self._now())
 
     def write(self, key: bytes, data: bytes, wait: bool = False) -> None:
         """Write a block that is not there; a directory that cannot be written is logged once.
@@ -122,7 +125,7 @@ class PrefixDirectory:
         self._sizes[path] = sum(_PARTS) + len(data)
         self._total += self._sizes[path]
         self._pending[path] = data
-        self._tasks.append((path, self._writer.submit(self._write, path, key, data)))
+        self._tasks.append((path, self._writer.submit(self._write, path, key, data, self._now())))
         self._delete_oldest()
 
     @property
@@ -146,10 +149,14 @@ class PrefixDirectory:
         self._writer.submit(lambda: None).result()  # deletions
         self._collect()
 
-    def _write(self, path: Path, key: bytes, data: bytes) -> None:
+    def _now(self) -> int:
+        self._latest = max(self._latest + 1, time.time_ns())
+        return self._latest
+
+    def _write(self, path: Path, key: bytes, data: bytes, used: int) -> None:
         """Write a file; runs in the thread."""
         _write_whole(path, self._header(key, data) + data)
-        _touch(path)
+        _touch(path, used)
 
     def _collect(self) -> None:
         """Note which blocks were written."""
@@ -188,8 +195,8 @@ class PrefixDirectory:
         return _MAGIC + self._fingerprint + key + checksum
 
 
-def _files(directory: Path) -> list[tuple[Path, int]]:
-    """Return all blocks with their sizes, those unused for longest first."""
+def _files(directory: Path) -> list[tuple[int, Path, int]]:
+    """Return times of use, paths and sizes of all blocks, those unused for longest first."""
     found = []
     for path in directory.glob(f"*/*/*{_SUFFIX}"):
         try:
@@ -197,14 +204,13 @@ def _files(directory: Path) -> list[tuple[Path, int]]:
         except FileNotFoundError:  # deleted by another process
             continue
         found.append((status.st_mtime_ns, path, status.st_size))
-    return [(path, size) for _, path, size in sorted(found)]
+    return sorted(found)
 
 
-def _touch(path: Path) -> None:
-    """Set a file's time to now, finer than the file system does by itself: the order of use survives restarts."""
-    now = time.time_ns()
+def _touch(path: Path, used: int) -> None:
+    """Set a file's time, finer than the file system does by itself: the order of use survives restarts."""
     with suppress(OSError):  # another user's file, one that may only be read, one that was deleted
-        os.utime(path, ns=(now, now))
+        os.utime(path, ns=(used, used))
 
 
 def _delete(path: Path) -> None:
