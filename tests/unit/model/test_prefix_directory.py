@@ -172,7 +172,7 @@ def test_a_directory_that_is_too_small_keeps_beginnings_of_the_last_prompts(tmp_
 
 @pytest.mark.native
 def test_a_prompt_that_was_read_loses_its_end_first(tmp_path: Path) -> None:
-    """What was deleted of it are blocks that are of no use without the others."""
+    """The deleted blocks are those that are of no use without the others."""
     block = runner_at(tmp_path).features.block_bytes + 56
     first = runner_at(tmp_path)
     answer(first)
