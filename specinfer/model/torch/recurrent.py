@@ -77,6 +77,14 @@ def _chains(part: AttentionRows, stepwise: bool) -> Iterator[Chain]:
         yield Chain([part.start + offset], slot(before) if before >= 0 else None, slot(path[-1]))
 
 
+class LayerCall(NamedTuple):
+    """Chains of one level and length, with states or without: one call of each layer."""
+
+    chains: Sequence[Chain]
+    rows: torch.Tensor
+    """[chains, length] rows of the pass."""
+
+
 class _LayerCache:
     """The part of the cache of `transformers` that a recurrent layer uses, for one call of one layer."""
 
@@ -119,7 +127,8 @@ class RecurrentLayers:
         ]
         self.states: RecurrentStates[TokenState] = RecurrentStates()
         self._most_bytes = int(_MEMORY_PART * available_memory()) if self._layers else 0
-        self._levels: list[list[Chain]] = []
+        self._calls: list[LayerCall] = []
+        """Calls of each layer in the pass that runs, in order."""
         hidden = model.config.get_text_config().hidden_size
         kinds = {type(layer): (layer, name) for layer, name in self._layers}
         self._stepwise = not all(_goes_on(layer, name, hidden) for layer, name in kinds.values())
@@ -138,13 +147,17 @@ class RecurrentLayers:
         if not self._layers:
             yield
             return
-        self._levels = levels_of(batch, self._stepwise)
+        self._calls = [
+            LayerCall(chains, torch.tensor([list(chain.rows) for chain in chains]))
+            for level in levels_of(batch, self._stepwise)
+            for chains in _alike(level)
+        ]
         try:
             for number, (layer, name) in enumerate(self._layers):
                 layer.forward = self._replaced(number, layer.forward, name)
             yield
         except BaseException:  # the states of some layers, after tokens that no sequence has
-            self.states.forget([chain.end for level in self._levels for chain in level])
+            self.states.forget([chain.end for call in self._calls for chain in call.chains])
             raise
         finally:
             for layer, _ in self._layers:
@@ -155,19 +168,13 @@ class RecurrentLayers:
     def _replaced(self, number: int, forward: Any, name: str) -> Any:
         def run(hidden_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
             out: torch.Tensor | None = None
-            for level in self._levels:
-                for chains in _alike(level):
-                    cache = self._begin(number, chains)
-                    rows = torch.tensor([list(chain.rows) for chain in chains], device=hidden_states.device)
-                    inputs = hidden_states[0, rows.flatten()].view(*rows.shape, -1)
-                    found = forward(hidden_states=inputs, attention_mask=None, **{name: cache})
-                    out = (
-                        hidden_states.new_empty(hidden_states.shape[1], found.shape[-1])
-                        if out is None
-                        else out
-                    )
-                    out[rows.flatten()] = found.flatten(0, 1)
-                    self._end(number, chains, cache)
+            for chains, rows in self._calls:
+                cache = self._begin(number, chains)
+                found = forward(hidden_states=hidden_states[0, rows], attention_mask=None, **{name: cache})
+                if out is None:
+                    out = hidden_states.new_empty(hidden_states.shape[1], found.shape[-1])
+                out[rows] = found
+                self._end(number, chains, cache)
             assert out is not None, "a pass has tokens"
             return out[None]
 
@@ -190,7 +197,7 @@ class RecurrentLayers:
 
     def _fit(self) -> int:
         """Return the number of states that memory holds, by one that the last pass wrote."""
-        state = self.states[self._levels[0][0].end]
+        state = self.states[self._calls[0].chains[0].end]
         return self._most_bytes // sum(tensor.nbytes for layer in state.values() for tensor in layer.values())
 
 
