@@ -9,6 +9,7 @@ import grpc
 from gateway.session.verdicts import following_entries, made_trees, sound_verdicts
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.pass_curve import PassCurve
+from specinfer.remote.description import scope_of
 from specinfer.remote.drafts import add_references
 from specinfer.remote.resident import NO_ORDER, HostOrder
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
@@ -216,7 +217,7 @@ class VerifierClient:
             tree_plan=plan,
             max_new_tokens=request.max_new_tokens if starts_over else 0,
             stop_token_ids=request.stop_token_ids if starts_over else (),
-            cache_scope=request.caller if self._scoped and starts_over else "",
+            cache_scope=scope_of(request) if self._scoped and starts_over else "",
         )
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
