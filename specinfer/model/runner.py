@@ -103,15 +103,14 @@ class ModelRunner:
         Raises:
             SettingError: if the cache shares no prefixes, or the executor does not copy blocks.
         """
-        reason = "a windowed cache shares no prefixes" if self.cache.window is not None else ""
-        if self.features.blocks is None:
+        field, blocks = "prefix_cache_directory", self.features.blocks
+        if blocks is None:
             reason = f"the {self.executor_name} executor keeps no prefixes: needs native"
-        if reason or self.features.blocks is None:
-            raise SettingError("prefix_cache_directory", str(directory), reason)
-        prefixes = PrefixDirectory(
-            directory, f"{fingerprint} {self.features.blocks.block_layout}", limit_bytes
-        )
-        self.cache.keep_prefixes(prefixes, self.features.blocks)
+            raise SettingError(field, str(directory), reason)
+        if self.cache.window is not None:
+            raise SettingError(field, str(directory), "a windowed cache shares no prefixes")
+        prefixes = PrefixDirectory(directory, f"{fingerprint} {blocks.block_layout}", limit_bytes)
+        self.cache.keep_prefixes(prefixes, blocks)
         return prefixes
 
     def open(self, scope: str = "") -> KVSequence:

@@ -195,9 +195,9 @@ class PagedKVCache:
             block = self._filed.get(known)
             if block is None:
                 block = self._restore(known)
+                if block is None:
+                    break
                 restored.append(known)
-            if block is None:
-                break
             self._free.pop(block, None)
             self._uses[block] += 1
             found.append(block)

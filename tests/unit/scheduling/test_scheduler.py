@@ -184,7 +184,7 @@ def test_admission_waits_for_room_in_the_cache() -> None:
 def test_trees_change_nothing_about_what_is_taken(
     capacity: int, prompt: int, new: int, nodes: int, context: int
 ) -> None:
-    """Check what the cache and the context have room for is taken, and its trees take no more than there is."""
+    """Requests that fit into cache and context are taken, and their trees take no more than there is."""
     limits = SchedulerLimits(max_context_len=context, kv_capacity_tokens=capacity, prefill_chunk=64)
     description = verifier_pb2.DescribeVerifierReply(
         max_context_len=context, kv_capacity_tokens=capacity, kv_block_tokens=limits.kv_block_tokens
