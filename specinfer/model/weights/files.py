@@ -264,6 +264,14 @@ class GgufWeights(NamedTensors):
         _, stored = self._tensors[self._names[name]]
         return self._blocks and len(stored.shape) == 2 and stored.tensor_type.name in MATRICES
 
+    def stacked(self, name: str, index: int) -> Blocks | None:
+        """Return one of the matrices of a tensor, as `blocks` does; only it is read."""
+        reader, stored = self._tensors[self._names[name]]
+        if not self._blocks or stored.tensor_type.name not in MATRICES:
+            return None
+        rows = torch.from_numpy(reader.bytes_of(stored, index, index + 1)).view(torch.uint8)
+        return stored.tensor_type.name, rows[0]
+
     def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Return rows of a matrix as stored, [rows, bytes of a row]; only they are read."""
         reader, stored = self._tensors[self._names[name]]

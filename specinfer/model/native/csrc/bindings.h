@@ -17,8 +17,9 @@ enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q
 // How keys and values are kept: attention/cache_kinds.h.
 enum CacheKind { FLOAT32_CACHE, BFLOAT16_CACHE, BYTES_CACHE };
 
-// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states).
-enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC };
+// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). Those of the i-th expert are
+// EXPERTS + 3 i on: gate, up, down.
+enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC, ROUTER, EXPERTS = 1000 };
 
 // Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
 // A norm that is not set is not there. Q_NORM, K_NORM: of each head, or of all heads of a row together, by their length.
@@ -40,6 +41,14 @@ struct Shape {
   float eps;
   float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, what attention and MLP add
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
+};
+
+// The mixture of experts of a layer.
+struct ExpertShape {
+  int count, used, inter;  // experts, those of a row, numbers between the matrices of one
+  int shared;              // the same of the layer's own MLP, which all rows read; 0: it has none
+  int gated_shared;        // what the own MLP computes has a weight: the sigmoid of the router's last row
+  int renormalised;        // weights of a row's experts: the softmax of their scores, not of all experts'
 };
 
 // One pass; every array is flat. See specinfer/model/batch.py for the meaning.
@@ -117,7 +126,7 @@ inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(Storage::Q4_K), VALUE(Storage::Q5_K), VALUE(Storage::Q6_K), VALUE(Storage::IQ4_NL), VALUE(Storage::IQ4_XS),
     VALUE(Storage::BLOCK_FLOAT), VALUE(MatrixSlot::QUERY), VALUE(MatrixSlot::KEY), VALUE(MatrixSlot::VALUE),
     VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::GATE), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN),
-    VALUE(MatrixSlot::HEAD), VALUE(MatrixSlot::FC),
+    VALUE(MatrixSlot::HEAD), VALUE(MatrixSlot::FC), VALUE(MatrixSlot::ROUTER), VALUE(MatrixSlot::EXPERTS),
     VALUE(VectorSlot::INPUT_NORM), VALUE(VectorSlot::POST_NORM), VALUE(VectorSlot::Q_NORM), VALUE(VectorSlot::K_NORM),
     VALUE(VectorSlot::FINAL_NORM), VALUE(VectorSlot::POSITIONS), VALUE(VectorSlot::INPUT_NORM_BIAS),
     VALUE(VectorSlot::POST_NORM_BIAS), VALUE(VectorSlot::FINAL_NORM_BIAS), VALUE(VectorSlot::QKV_BIAS),
@@ -128,6 +137,8 @@ inline constexpr LayoutEntry LAYOUT[] = {
     AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, tables), AT(Shape, activation), AT(Shape, gated),
     AT(Shape, parallel), AT(Shape, states), AT(Shape, residual_normed), AT(Shape, eps),
     AT(Shape, embedding_scale), AT(Shape, score_scale), AT(Shape, residual_scale), AT(Shape, score_cap), AT(Shape, logit_cap),
+    SIZE(ExpertShape), AT(ExpertShape, count), AT(ExpertShape, used), AT(ExpertShape, inter), AT(ExpertShape, shared),
+    AT(ExpertShape, gated_shared), AT(ExpertShape, renormalised),
     SIZE(Pass), AT(Pass, tokens), AT(Pass, sequences), AT(Pass, logits), AT(Pass, token_ids), AT(Pass, positions),
     AT(Pass, write_slots), AT(Pass, visible), AT(Pass, states), AT(Pass, hidden), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
     AT(Pass, block_start), AT(Pass, blocks), AT(Pass, logit_rows), AT(Pass, keys), AT(Pass, values), AT(Pass, cache_blocks),

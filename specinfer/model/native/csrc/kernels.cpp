@@ -79,6 +79,11 @@ void si_set_layer(void* model, int layer, int window, int table) {
   l.window = window, l.table = table;
 }
 
+// To be called before the matrices of the layer's experts are set.
+void si_set_experts(void* model, int layer, const ExpertShape* shape) {
+  set_experts(*static_cast<Model*>(model), layer, *shape);
+}
+
 // which: a VectorSlot
 void si_set_vector(void* model, int layer, int which, const float* data, int n) {
   Model& m = *static_cast<Model*>(model);
