@@ -38,7 +38,7 @@ class TensorSource(NamedTuple):
     name: str
     pick: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Takes the wanted part; rows, if it may be a quantised matrix. None: all."""
-    index: int | None = None
+    matrix: int | None = None
     """Number of the matrix in a tensor of several; None: it is one."""
 
 

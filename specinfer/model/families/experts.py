@@ -75,7 +75,7 @@ _STACKS: dict[str, dict[str, Pick]] = {
     "experts.gate_up_proj": _FUSED,
     "input_linear.weight": _FUSED,
     **{f"experts.{name}_proj.weight": {f"{name}_proj": None} for name in ("gate", "up", "down")},
-    **dict.fromkeys(("experts.down_proj", "output_linear.weight"), {"down_proj": None}),
+    **{name: {"down_proj": None} for name in ("experts.down_proj", "output_linear.weight")},
 }
 """Tensors with a matrix for each expert, and the parts of such a matrix."""
 

@@ -27,10 +27,8 @@ class Mixture:
         """Return what the chosen experts of each row [T, hidden] add."""
         scores = F.linear(x.float(), self._router)
         best, chosen = scores.topk(self._experts.used, dim=-1)
-        if self._experts.renormalised:
-            weights = best.softmax(-1)
-        else:
-            weights = scores.softmax(-1).gather(-1, chosen)
+        shares = best if self._experts.renormalised else scores
+        weights = (best - shares.logsumexp(-1, keepdim=True)).exp()
         total = torch.zeros_like(x)
         if self._shared is not None:
             gate = torch.sigmoid(F.linear(x.float(), self._shared_gate)).to(x.dtype)

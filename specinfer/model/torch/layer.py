@@ -35,23 +35,26 @@ def _unchanged(x: torch.Tensor) -> torch.Tensor:
 
 
 class Mlp:
-    """The MLP of a prefix."""
+    """The MLP of a layer, or of an expert."""
 
     def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
         self._act, self._gated = ACTIVATIONS[config.activation], config.gated
-        self._up = parts.linear(prefix, *(["gate_proj"] if config.gated else []), "up_proj")
+        self.up: Linear = parts.linear(prefix, *(["gate_proj"] if config.gated else []), "up_proj")
         self.down: Linear = parts.linear(prefix, "down_proj")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map rows [T, hidden] to what they add to the hidden states."""
         if not self._gated:
-            return self.down(self._act(self._up(x)))
-        gate, up = self._up(x).chunk(2, dim=-1)
+            return self.down(self._act(self.up(x)))
+        gate, up = self.up(x).chunk(2, dim=-1)
         return self.down(self._act(gate) * up)
 
 
 class Layer:
     """One decoder layer."""
+
+    mlp_type: type[Mlp] = Mlp
+    """Class of its MLP."""
 
     def __init__(self, index: int, config: ModelConfig, parts: Parts) -> None:
         prefix = f"model.layers.{index}."
@@ -67,11 +70,11 @@ class Layer:
         self._qkv = parts.linear(f"{prefix}self_attn.", "q_proj", "k_proj", "v_proj")
         self._out = parts.linear(f"{prefix}self_attn.", "o_proj")
         experts = config.experts_of(index)
-        self._mlp: Callable[[torch.Tensor], torch.Tensor]
+        self._mlp: Mlp | Mixture
         if experts is None:
-            self._mlp = Mlp(f"{prefix}mlp.", config, parts)
+            self._mlp = self.mlp_type(f"{prefix}mlp.", config, parts)
         else:
-            self._mlp = Mixture(prefix, experts, parts, lambda name: Mlp(name, config, parts))
+            self._mlp = Mixture(prefix, experts, parts, lambda name: self.mlp_type(name, config, parts))
         self._q_norm = parts.norm(f"{prefix}self_attn.q_norm") if config.qk_norm else None
         self._k_norm = parts.norm(f"{prefix}self_attn.k_norm") if config.qk_norm else None
 

@@ -136,7 +136,9 @@ def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM._model_mapping[type(config)]
-    return _loaded(kind, None, config.model_type, dtype, {"config": config, "state_dict": merged_experts(dict(tensors))})
+    return _loaded(
+        kind, None, config.model_type, dtype, {"config": config, "state_dict": merged_experts(dict(tensors))}
+    )
 
 
 def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, options: Any) -> Any:

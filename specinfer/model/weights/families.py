@@ -70,7 +70,9 @@ class RenamedWeights(NamedTensors):
         if index is not None:
             found = self._weights.stacked(source, index) if isinstance(self._weights, StackedBlocks) else None
         else:
-            found = self._weights.blocks(source, as_stored) if isinstance(self._weights, BlockWeights) else None
+            found = (
+                self._weights.blocks(source, as_stored) if isinstance(self._weights, BlockWeights) else None
+            )
         if found is None or pick is None:
             return found
         kind, rows = found

@@ -42,7 +42,7 @@ class Worker {
       if (s_.parallel) prepare(m_.normed.data(), p_.tokens, s_.hidden, ways);
       else norm(l.post_norm, ways);
       // of a layer that is not there yet nothing can be fetched
-      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].q : end == s_.layers ? m_.head : l.down;
+      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].q : end == s_.layers ? m_.head : l.out;
       if (l.experts.any()) {
         mix(l, first(next));
         continue;

@@ -10,6 +10,7 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.families import FAMILIES, GGUF
+from specinfer.model.families.experts import merged_experts
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors
@@ -36,6 +37,15 @@ FILES: dict[str, dict[str, Any]] = {
     "granite": {},
     "olmo2": {},
     "olmo3": {},
+    "qwen2_moe": {  # all experts, so that rounding chooses no other ones
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96,
+        "num_experts_per_tok": 4,
+    },
+    "qwen3_moe": {"moe_intermediate_size": 64, "norm_topk_prob": True},
+    "mixtral": {},
+    "olmoe": {},
+    "granitemoe": {},
 }
 """Entries of the table of families, with what a file has no key for as readers take it."""
 
@@ -67,13 +77,14 @@ def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_pa
     assert float((logits[0] - expected).abs().max() / expected.std()) < 5e-5
 
 
-@pytest.mark.parametrize("name", ["phi3", "gemma3_text", "olmo3", "granite"])
+@pytest.mark.parametrize("name", ["phi3", "gemma3_text", "olmo3", "granite", "qwen2_moe"])
 def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, tmp_path: Path) -> None:
     model, file = file_of(name, kind=gguf.GGMLQuantizationType.Q8_0)
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     config = from_transformers(weights.config())
-    model.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    model.load_state_dict(merged_experts({name: weights[name] for name in weights}), strict=False)
     runner = ModelRunner.build(config, weights, RunnerOptions(kv_tokens=256, executor="native"))
+    assert runner.weights.blocks == ("Q8_0",)
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
     expected = reference_logits(model, TOKENS)[-1]
     assert float((logits[0] - expected).abs().max() / expected.std()) < 0.3
