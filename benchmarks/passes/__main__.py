@@ -12,7 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.passes.measure import CHUNK, TITLE, Figures, OurPasses, SystemTimes, matrix_bytes, section
+from benchmarks.passes.measure import (
+    CHUNK,
+    SPARE,
+    TITLE,
+    Figures,
+    OurPasses,
+    SystemTimes,
+    matrix_bytes,
+    section,
+)
+from benchmarks.passes.mixture import TITLE as MIXTURE_TITLE
+from benchmarks.passes.mixture import RandomMixture
 from benchmarks.peers.processes import PeerProcess
 from benchmarks.publish import RESULTS
 from benchmarks.tables import with_sections
@@ -20,6 +31,8 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import model_name, resolve_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
 from specinfer.model.weights.source import kept_gguf
 
@@ -29,11 +42,12 @@ FEW = 8
 
 
 def main(
-    models: Annotated[list[str], typer.Argument(help="Names, directories or GGUF files.")],
+    models: Annotated[list[str] | None, typer.Argument(help="Names, directories or GGUF files.")] = None,
     rows: Annotated[str, typer.Option(help="Rows of the passes.")] = "1,2,3,4,6,8,12,16,32,64",
     context: Annotated[str, typer.Option(help="Tokens before the passes.")] = "256,4096",
     threads: Annotated[int, typer.Option(help="Threads; 0: all that the process may use.")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="Turns of the systems.")] = 3,
+    mixture: Annotated[str, typer.Option(help="Format of a random mixture of experts to measure.")] = "",
     llama_python: Annotated[Path | None, typer.Option(help="Python that has llama-cpp-python.")] = None,
     out: Annotated[Path, typer.Option(help="Report, Markdown.")] = RESULTS / "passes.md",
 ) -> None:
@@ -41,20 +55,22 @@ def main(
     use_threads(threads)
     sizes, contexts = numbers("rows", rows), numbers("context", context)
     about = about_this_run("python -m benchmarks passes")
-    for model in models:
+    if mixture:
+        measure_mixture(mixture, contexts, sizes, turns, out)
+    for model in models or ():
         directory = resolve_model(model)
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             peer = None
             if llama_python is not None:
                 peer = llama_peer(directory, llama_python, Path(folder))
                 stack.callback(peer.close)
-            ours = OurPasses(directory, max(contexts))
+            ours = OurPasses(load_checked(directory, RunnerOptions(kv_tokens=max(contexts) + CHUNK + SPARE)))
             size = matrix_bytes(directory, ours.runner.config)
             for tokens in contexts:
                 figures = measure(ours, peer, tokens, sizes, turns)
                 head = f"{model_name(model)} after {tokens} tokens"
                 text = section(head, figures, size, about | {"weights": str(ours.runner.weights)})
-                write(out, {head: text})
+                write(out, TITLE, {head: text})
                 console.print(text, markup=False)
 
 
@@ -119,10 +135,22 @@ def of_peer(peer: PeerProcess, task: dict[str, Any]) -> SystemTimes:
     return SystemTimes(**answer)
 
 
-def write(out: Path, sections: dict[str, str]) -> None:
+def measure_mixture(weights: str, contexts: list[int], sizes: list[int], turns: int, out: Path) -> None:
+    """Measure a random mixture of experts, and write its report."""
+    about = about_this_run("python -m benchmarks passes")
+    random = RandomMixture(weights, max(contexts) + CHUNK + SPARE)
+    ours = OurPasses(random.runner)
+    for tokens in contexts:
+        figures = measure(ours, None, tokens, sizes, turns)[OURS]
+        head, text = random.section(tokens, figures, about)
+        write(out, MIXTURE_TITLE, {head: text})
+        console.print(text, markup=False)
+
+
+def write(out: Path, title: str, sections: dict[str, str]) -> None:
     """Put sections into a report."""
     old = out.read_text() if out.is_file() else ""
-    out.write_text(with_sections(TITLE, old, sections))
+    out.write_text(with_sections(title, old, sections))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.families import FAMILIES, GGUF
 from specinfer.model.families.experts import merged_experts
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.check import probe_gguf
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors
 from specinfer.model.weights.config import from_transformers
@@ -75,6 +76,13 @@ def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_pa
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
     expected = reference_logits(model, TOKENS)[-1]
     assert float((logits[0] - expected).abs().max() / expected.std()) < 5e-5
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe"])
+def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> None:
+    path = file_of(name)[1].write(tmp_path / "model.gguf")
+    found = probe_gguf(path, GgufWeights(path).config(), None, "native")
+    assert max(way.distance for way in found.differences) < 5e-5
 
 
 @pytest.mark.parametrize("name", ["phi3", "gemma3_text", "olmo3", "granite", "qwen2_moe"])
