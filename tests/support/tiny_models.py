@@ -17,7 +17,7 @@ from specinfer.model.weights.interfaces import Blocks
 from specinfer.model.weights.trimmed import TrimmedHead
 from specinfer.system.machine import processor_flags
 
-MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe")
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss")
 """Families with experts."""
 FAMILIES = (
     *("llama", "llama-rope3", "llama-untied", "llama-biased", "mistral", "qwen2", "qwen3"),
@@ -51,13 +51,15 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e5,
+    "factor": 2.0,
+    "original_max_position_embeddings": 256,
+    "truncate": False,
+}
 _TWO_BASES = {
-    "full_attention": {
-        "rope_type": "yarn",
-        "rope_theta": 1e5,
-        "factor": 2.0,
-        "original_max_position_embeddings": 256,
-    },
+    "full_attention": {name: value for name, value in _YARN.items() if name != "truncate"},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 _TRAINABLE = torch.inference_mode(False)
@@ -133,6 +135,9 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
         "mixtral": lambda: transformers.MixtralConfig(**shape, **local, sliding_window=window),
         "olmoe": lambda: transformers.OlmoeConfig(**whole, num_experts_per_tok=2, num_experts=7),
         "granitemoe": lambda: transformers.GraniteMoeConfig(**whole, **local, **factors_of_granite),
+        "gpt_oss": lambda: transformers.GptOssConfig(
+            **shape, **local, **mixed, swiglu_limit=0.5, rope_parameters=_YARN
+        ),
         "gpt_neox-serial": lambda: transformers.GPTNeoXConfig(**own, use_parallel_residual=False),
     }
     torch.manual_seed(seed)

@@ -6,6 +6,7 @@ Our decoder reads, in a layer with experts,
     mlp.experts.N.gate_proj.weight      and up_proj, down_proj, of expert N
     mlp.gate_proj.weight                and up_proj, down_proj, of the shared expert
     mlp.shared_gate.weight              [1, hidden], its weight
+    self_attn.sinks                     [heads], in any layer of some families
 """
 
 import re
@@ -19,8 +20,9 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import Fields, HeadSizes, TensorSource
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 
-ROUTER = "mlp.router.weight"
+ROUTER, ROUTER_BIAS = "mlp.router.weight", "mlp.router.bias"
 SHARED_GATE = "mlp.shared_gate.weight"
+SINKS = "self_attn.sinks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class Experts:
     """Size of the shared expert, which all rows have; 0: there is none."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with an MLP of `ModelConfig.intermediate_size` instead."""
+    limit: float = 0.0
+    """Bound of an expert's gate g and of |up|, in (up + 1) * g * sigmoid(alpha * g); 0: its gate is as of an MLP."""
+    alpha: float = 1.0
+    biased: bool = False
+    """True if router and experts have biases."""
 
     def __post_init__(self) -> None:
         if not 0 < self.used <= self.count:
@@ -70,21 +77,26 @@ def _one_row(vector: torch.Tensor) -> torch.Tensor:
 
 
 Pick = Callable[[torch.Tensor], torch.Tensor] | None
-_FUSED: dict[str, Pick] = {"gate_proj": _first_half, "up_proj": _second_half}
-_STACKS: dict[str, dict[str, Pick]] = {
+Stacks = dict[str, dict[str, Pick]]
+"""Tensors with a matrix or vector for each expert -> our tensors of an expert, and their parts of it."""
+_FUSED: dict[str, Pick] = {"gate_proj.weight": _first_half, "up_proj.weight": _second_half}
+_STACKS: Stacks = {
     "experts.gate_up_proj": _FUSED,
     "input_linear.weight": _FUSED,
-    **{f"experts.{name}_proj.weight": {f"{name}_proj": None} for name in ("gate", "up", "down")},
-    **{name: {"down_proj": None} for name in ("experts.down_proj", "output_linear.weight")},
+    **{name: {"down_proj.weight": None} for name in ("experts.down_proj", "output_linear.weight")},
 }
-"""Tensors with a matrix for each expert, and the parts of such a matrix."""
+_OF_GGUF: Stacks = {
+    f"experts.{name}": {name: None}
+    for name in (f"{part}_proj.{kind}" for part in ("gate", "up", "down") for kind in ("weight", "bias"))
+}
 
 
-def rename_experts(sizes: HeadSizes, name: str) -> dict[str, TensorSource]:
+def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dict[str, TensorSource]:
     """Return what a tensor of a mixture is for us, however the checkpoint stores the experts."""
     found = _PART.fullmatch(name)
     if found is None:
-        return {name: TensorSource(name)}
+        ours = name.removesuffix(".weight") if name.endswith(f"{SINKS}.weight") else name
+        return {ours: TensorSource(name)}
     layer, part = found[1], found[2]
     if part in _WHOLE:
         return {f"{layer}{_WHOLE[part]}": TensorSource(name)}
@@ -93,12 +105,13 @@ def rename_experts(sizes: HeadSizes, name: str) -> dict[str, TensorSource]:
     if one := _EXPERT.fullmatch(part):
         projection = _PROJECTIONS.get(one[2], one[2])
         return {f"{layer}mlp.experts.{one[1]}.{projection}.weight": TensorSource(name)}
-    if part not in _STACKS:
+    known = stacks | _OF_GGUF
+    if part not in known:
         return {f"{layer}mlp.{part}": TensorSource(name)}
     return {
-        f"{layer}mlp.experts.{expert}.{projection}.weight": TensorSource(name, pick, expert)
+        f"{layer}mlp.experts.{expert}.{ours}": TensorSource(name, pick, expert)
         for expert in range(sizes.experts)
-        for projection, pick in _STACKS[part].items()
+        for ours, pick in known[part].items()
     }
 
 
@@ -133,7 +146,16 @@ def merged_experts(tensors: dict[str, Any]) -> dict[str, Any]:
     for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
         stem = name.removesuffix("gate_proj.weight")
         gate, up, down = (merged.pop(f"{stem}{part}_proj.weight") for part in ("gate", "up", "down"))
-        merged[f"{stem}gate_up_proj"], merged[f"{stem}down_proj"] = torch.cat([gate, up], 1), down
+        if f"{stem}gate_proj.bias" in merged:
+            biases = [merged.pop(f"{stem}{part}_proj.bias") for part in ("gate", "up")]
+            merged[f"{stem}gate_up_proj_bias"] = torch.stack(biases, 2).flatten(1)
+            merged[f"{stem}down_proj_bias"] = merged.pop(f"{stem}down_proj.bias")
+            merged[f"{stem}gate_up_proj"] = torch.stack([gate, up], 2).flatten(1, 2).transpose(1, 2)
+            merged[f"{stem}down_proj"] = down.transpose(1, 2)
+        else:
+            merged[f"{stem}gate_up_proj"], merged[f"{stem}down_proj"] = torch.cat([gate, up], 1), down
     for name in [name for name in merged if name.endswith(".shared_expert_gate.weight")]:
         merged[name] = _one_row(merged[name])
+    for name in [name for name in merged if name.endswith(f"{SINKS}.weight")]:
+        merged[name.removesuffix(".weight")] = merged.pop(name)
     return merged

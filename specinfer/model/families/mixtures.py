@@ -1,12 +1,16 @@
-"""Mixtures of experts: Qwen 2 and 3, Mixtral, OLMoE, Granite 3."""
+"""Mixtures of experts: Qwen 2 and 3, Mixtral, OLMoE, Granite 3, gpt-oss."""
 
+from functools import partial
 from typing import Any
+
+import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import GGUF_PARTS, Family, Fields, GgufLayout, llama_fields
 from specinfer.model.families.experts import (
     GGUF_SHARED,
     Experts,
+    Stacks,
     expert_counts,
     expert_size,
     gguf_experts,
@@ -111,6 +115,76 @@ GRANITE_MOE = Family(
     gguf={
         "granitemoe": GgufLayout(
             GGUF_PARTS | gguf_experts("block_sparse_moe", "router"), _granite_gguf, paired=True
+        )
+    },
+)
+
+
+def _turned(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.T.contiguous()
+
+
+def _even(matrix: torch.Tensor) -> torch.Tensor:
+    return _turned(matrix[:, ::2])
+
+
+def _odd(matrix: torch.Tensor) -> torch.Tensor:
+    return _turned(matrix[:, 1::2])
+
+
+def _even_entries(vector: torch.Tensor) -> torch.Tensor:
+    return vector[::2]
+
+
+def _odd_entries(vector: torch.Tensor) -> torch.Tensor:
+    return vector[1::2]
+
+
+_GPT_OSS_STACKS: Stacks = {
+    "experts.gate_up_proj": {"gate_proj.weight": _even, "up_proj.weight": _odd},
+    "experts.gate_up_proj_bias": {"gate_proj.bias": _even_entries, "up_proj.bias": _odd_entries},
+    "experts.down_proj": {"down_proj.weight": _turned},
+    "experts.down_proj_bias": {"down_proj.bias": None},
+}
+"""Matrices [inputs, outputs], with gate and up in turns."""
+
+
+def _gpt_oss_fields(hf: Any) -> Fields:
+    experts = Experts(
+        *(hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size),
+        renormalised=True,
+        limit=hf.swiglu_limit,
+        alpha=hf.swiglu_alpha,
+        biased=True,
+    )
+    return llama_fields(hf) | {"windows": windows(hf, hf.layer_types), "sinks": True, "experts": experts}
+
+
+def _gpt_oss_gguf(file: GgufFile) -> tuple[Any, Fields]:
+    from transformers import GptOssConfig
+
+    rope = file.rope()
+    if rope["rope_type"] == "yarn":
+        rope |= {"truncate": False}
+    return GptOssConfig, expert_counts(file, "num_local_experts") | {
+        "rope_parameters": rope,
+        "intermediate_size": expert_size(file),
+        "sliding_window": file.meta.count("attention.sliding_window"),
+        "layer_types": file.layer_kinds(2),
+        "attention_bias": file.has_bias,
+    }
+
+
+GPT_OSS = Family(
+    model_types=("gpt_oss",),
+    fields=_gpt_oss_fields,
+    rename=partial(rename_experts, stacks=_GPT_OSS_STACKS),
+    gguf={
+        "gpt-oss": GgufLayout(
+            GGUF_PARTS
+            | gguf_experts(router="router")
+            | {"self_attn.sinks": "attn_sinks", "post_attention_layernorm": "post_attention_norm"},
+            _gpt_oss_gguf,
         )
     },
 )

@@ -46,6 +46,7 @@ class Storage(IntEnum):
     IQ4_NL = 13
     IQ4_XS = 14
     BLOCK_FLOAT = 15
+    MXFP4 = 16
 
 
 class CacheKind(IntEnum):
@@ -92,6 +93,11 @@ class VectorSlot(IntEnum):
     HIDDEN_NORM_BIAS = 14
     ATTENDED_NORM = 15
     MLP_NORM = 16
+    SINKS = 17
+    ROUTER_BIAS = 18
+    EXPERT_GATE_BIAS = 19
+    EXPERT_UP_BIAS = 20
+    EXPERT_DOWN_BIAS = 21
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -112,7 +118,10 @@ class Shape(ctypes.Structure):
 class ExpertShape(ctypes.Structure):
     """The mixture of experts of a layer."""
 
-    _fields_ = _fields(c_int, "count used inter shared gated_shared renormalised")
+    _fields_ = [
+        *_fields(c_int, "count used inter shared gated_shared renormalised"),
+        *_fields(c_float, "limit alpha"),
+    ]
 
 
 class Pass(ctypes.Structure):

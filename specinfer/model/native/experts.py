@@ -4,10 +4,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from specinfer.model.families.experts import Experts
-from specinfer.model.native.bindings import ExpertShape, MatrixSlot
+from specinfer.model.native.bindings import ExpertShape, MatrixSlot, VectorSlot
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """Matrices of an expert, in the order of their slots."""
+
+
+EXPERT_BIASES = (
+    (VectorSlot.EXPERT_GATE_BIAS, "gate_proj"),
+    (VectorSlot.EXPERT_UP_BIAS, "up_proj"),
+    (VectorSlot.EXPERT_DOWN_BIAS, "down_proj"),
+)
 
 
 class ExpertMatrix(NamedTuple):
@@ -38,4 +45,6 @@ def expert_shape(experts: Experts) -> ExpertShape:
         shared=experts.shared_size,
         gated_shared=bool(experts.shared_size),
         renormalised=experts.renormalised,
+        limit=experts.limit,
+        alpha=experts.alpha,
     )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.families.experts import ROUTER, SHARED_GATE, Experts
+from specinfer.model.families.experts import ROUTER, ROUTER_BIAS, SHARED_GATE, SINKS, Experts
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
-from specinfer.model.native.experts import expert_matrices, expert_shape
+from specinfer.model.native.experts import EXPERT_BIASES, expert_matrices, expert_shape
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
@@ -101,6 +101,8 @@ class WeightPacker:
         if self._config.post_norm:
             self._vector(layer, VectorSlot.ATTENDED_NORM, [f"{prefix}post_self_attn_layernorm.weight"])
             self._vector(layer, VectorSlot.MLP_NORM, [f"{prefix}post_mlp_layernorm.weight"])
+        if self._config.sinks:
+            self._vector(layer, VectorSlot.SINKS, [f"{prefix}{SINKS}"], wanted=(self._config.heads,))
         if self._config.qk_norm:
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
@@ -128,6 +130,15 @@ class WeightPacker:
         self._library.si_set_matrix(self._model, layer, MatrixSlot.ROUTER, Storage.F32, router.data_ptr())
         for slot, name, wanted in expert_matrices(experts, hidden):
             self._shaped_matrix(layer, slot, f"{prefix}{name}.weight", wanted)
+        if experts.biased:
+            self._expert_biases(layer, prefix, experts)
+
+    def _expert_biases(self, layer: int, prefix: str, experts: Experts) -> None:
+        self._vector(layer, VectorSlot.ROUTER_BIAS, [f"{prefix}{ROUTER_BIAS}"], wanted=(experts.count,))
+        for slot, part in EXPERT_BIASES:
+            columns = self._config.hidden_size if part == "down_proj" else experts.intermediate_size
+            names = [f"{prefix}mlp.experts.{number}.{part}.bias" for number in range(experts.count)]
+            self._vector(layer, slot, names, wanted=(experts.count * columns,))
 
     def pack_states(self) -> None:
         """Pack the weights by which EAGLE changes the target's hidden states before its layer."""
@@ -176,8 +187,15 @@ class WeightPacker:
         storage = Storage.F32 if self._dtype is torch.float32 else Storage.BF16
         return storage, self._fetch(name)
 
-    def _vector(self, layer: int, which: VectorSlot, names: Sequence[str], scale: float = 1.0) -> None:
-        self._check_shapes(names, vector_shape(which, self._config))
+    def _vector(
+        self,
+        layer: int,
+        which: VectorSlot,
+        names: Sequence[str],
+        scale: float = 1.0,
+        wanted: tuple[int, ...] | None = None,
+    ) -> None:
+        self._check_shapes(names, wanted or vector_shape(which, self._config))
         vector = torch.cat([self._read(name).float() for name in names]).contiguous() * scale
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 

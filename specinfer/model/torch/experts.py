@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from specinfer.model.families.experts import ROUTER, SHARED_GATE, Experts
+from specinfer.model.families.experts import ROUTER, ROUTER_BIAS, SHARED_GATE, Experts
 from specinfer.model.torch.parts import Parts
 
 Mlp = Callable[[torch.Tensor], torch.Tensor]
@@ -18,6 +18,9 @@ class Mixture:
         """Read them; `make_mlp` returns the MLP of a prefix."""
         self._experts = experts
         self._router = parts.keep(parts.tensor(f"{prefix}{ROUTER}", torch.float32))
+        self._bias: torch.Tensor | None = None
+        if experts.biased:
+            self._bias = parts.keep(parts.tensor(f"{prefix}{ROUTER_BIAS}", torch.float32))
         self._each = [make_mlp(f"{prefix}mlp.experts.{number}.") for number in range(experts.count)]
         self._shared = make_mlp(f"{prefix}mlp.") if experts.shared_size else None
         if experts.shared_size:
@@ -25,7 +28,7 @@ class Mixture:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the chosen experts of each row [T, hidden] add."""
-        scores = F.linear(x.float(), self._router)
+        scores = F.linear(x.float(), self._router, self._bias)
         best, chosen = scores.topk(self._experts.used, dim=-1)
         shares = best if self._experts.renormalised else scores
         weights = (best - shares.logsumexp(-1, keepdim=True)).exp()

@@ -39,6 +39,8 @@ class Mlp:
 
     def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
         self._act, self._gated = ACTIVATIONS[config.activation], config.gated
+        experts = config.experts
+        self._limit, self._alpha = (experts.limit, experts.alpha) if experts else (0.0, 1.0)
         self.up: Linear = parts.linear(prefix, *(["gate_proj"] if config.gated else []), "up_proj")
         self.down: Linear = parts.linear(prefix, "down_proj")
 
@@ -47,7 +49,10 @@ class Mlp:
         if not self._gated:
             return self.down(self._act(self.up(x)))
         gate, up = self.up(x).chunk(2, dim=-1)
-        return self.down(self._act(gate) * up)
+        if not self._limit:
+            return self.down(self._act(gate) * up)
+        gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
+        return self.down((up + 1) * gate * torch.sigmoid(self._alpha * gate))
 
 
 class Layer:

@@ -78,6 +78,8 @@ class ModelConfig:
     """Frequencies of each layer: NO_ROTARY, 0 for `inv_freq`, 1 for `local_inv_freq`; empty: all 0."""
     local_inv_freq: tuple[float, ...] = ()
     """Other frequencies, without `rotary_scale`."""
+    sinks: bool = False
+    """True if every head has a score that takes a part of attention and gives nothing."""
     experts: Experts | None = None
     """Mixture of experts; None: all layers are dense."""
 
@@ -144,6 +146,7 @@ class ModelConfig:
         yield "a factor on attention scores", self.score_scale != self.head_dim**-0.5
         yield "soft caps", bool(self.score_cap or self.logit_cap)
         yield "rotary positions by layer", bool(self.layer_rotary)
+        yield "attention sinks", self.sinks
         yield "a mixture of experts", self.experts is not None
 
 

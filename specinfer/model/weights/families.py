@@ -47,9 +47,9 @@ class RenamedWeights(NamedTensors):
             raise IncompatibleError(f"{source} has shape {list(shape)}: not what its name says") from error
 
     def _shape_in_stack(self, source: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(shape) != 3 or shape[0] != self._experts:
+        if len(shape) < 2 or shape[0] != self._experts:
             raise IncompatibleError(
-                f"{source} has shape {list(shape)}: must be a matrix for each of {self._experts} experts"
+                f"{source} has shape {list(shape)}: must have a part for each of {self._experts} experts"
             )
         return shape[1:]
 

@@ -24,7 +24,7 @@ from specinfer.model.weights.interfaces import Blocks, NamedTensors
 MATRICES = frozenset(
     {
         *("F16", "BF16", "F32"),
-        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS"),
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"),
         *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     }
 )

@@ -18,6 +18,7 @@ struct Experts {
   ExpertShape shape{};
   Matrix router;  // in float32, one row for each expert; then one for the gate of the shared expert, if that has one
   std::vector<Expert> each;
+  std::vector<float> gate_bias, up_bias, down_bias;  // [experts, columns], or none
 
   bool any() const { return shape.count > 0; }
   // slot: from MatrixSlot::EXPERTS on, three for each expert
@@ -26,7 +27,11 @@ struct Experts {
     Matrix* all[] = {&expert.gate, &expert.up, &expert.down};
     return *all[(slot - EXPERTS) % 3];
   }
-  // Ways to prepare the rows that gate and up read, and those that down reads.
+  // Biases of an expert from a column on; null: none.
+  static const float* bias(const std::vector<float>& all, int expert, int columns, int col) {
+    return all.empty() ? nullptr : &all[size_t(expert) * columns + col];
+  }
+  // Ways to prepare the rows that gate and up read.
   int inputs() const { return each[0].gate.input | each[0].up.input; }
 };
 

@@ -17,6 +17,17 @@ struct Gated {
   Floats operator()(Floats gate, Floats up) const { return mul(act(gate), up); }
 };
 
+// The same with bounds: (up + 1) * gate * sigmoid(alpha * gate).
+struct ClampedGate {
+  float limit, alpha, over;  // over: 1 / alpha
+
+  Floats operator()(Floats gate, Floats up) const {
+    const Floats top = spread(limit), bottom = spread(-limit);
+    const Floats g = least(top, gate), u = most(bottom, least(top, up));  // what is no number stays so
+    return mul(add(u, spread(1.0f)), mul(silu(mul(g, spread(alpha))), spread(over)));
+  }
+};
+
 // One thread's part of the mixture of a pass, all in step.
 class Mixture {
  public:
@@ -31,6 +42,7 @@ class Mixture {
              [&](int row, int col, const float* v, int n) {
                float* scores = &routes.scores[size_t(row) * columns + col];
                std::copy(v, v + n, scores);
+               if (!e.router.bias.empty()) add_to(scores, &e.router.bias[col], n);
              });
     barrier_.wait();
     const Range mine = share(rows_, thread_, threads_);
@@ -46,12 +58,11 @@ class Mixture {
   void add_experts(const Experts& e, const char* next) {
     by_expert_.make(m_.routes.expert.data(), rows_ * e.shape.used, e.shape.count);
     gather(e);
-    switch (s_.activation) {
-      case SILU: expand(e, Gated<silu>()); break;
-      case GELU: expand(e, Gated<gelu>()); break;
-      case RELU: expand(e, Gated<relu>()); break;
-      case GELU_TANH: expand(e, Gated<gelu_tanh>()); break;
-    }
+    if (e.shape.limit > 0) expand(e, ClampedGate{e.shape.limit, e.shape.alpha, 1 / e.shape.alpha});
+    else if (s_.activation == SILU) expand(e, Gated<silu>());
+    else if (s_.activation == GELU) expand(e, Gated<gelu>());
+    else if (s_.activation == RELU) expand(e, Gated<relu>());
+    else expand(e, Gated<gelu_tanh>());
     prepare_inner(e);
     add(e, next);
   }
@@ -63,6 +74,11 @@ class Mixture {
   static inline constexpr int READING = 4;
 
   Range mine(int items) const { return share(items, thread_, threads_); }
+
+  // y += v, if there is something to add.
+  static void add_to(float* y, const float* v, int n) {
+    for (int i = 0; v && i < n; ++i) y[i] += v[i];
+  }
 
   static Range tiles(const Matrix& m, Range runs) {
     const auto tile = [&](int run) { return std::min(run * RUN / m.width, m.tiles()); };
@@ -109,9 +125,13 @@ class Mixture {
     const Range rows{g.first, g.first + g.rows}, up = tiles(expert.up, runs);
     const auto inner = [&](int row, int col) { return &m_.routes.inner[size_t(g.first + row) * e.shape.inter + col]; };
     multiply_rows(expert.gate, m_.inputs, x, rows, tiles(expert.gate, runs), expert.up.tile(up.begin),
-                  [&](int row, int col, const float* v, int n) { std::copy(v, v + n, inner(row, col)); });
+                  [&](int row, int col, const float* v, int n) {
+                    std::copy(v, v + n, inner(row, col));
+                    add_to(inner(row, col), Experts::bias(e.gate_bias, g.expert, e.shape.inter, col), n);
+                  });
     multiply_rows(expert.up, m_.inputs, x, rows, up, next, [&](int row, int col, float* v, int n) {
       float* y = inner(row, col);
+      add_to(v, Experts::bias(e.up_bias, g.expert, e.shape.inter, col), n);
       write_lanes(n, y, [&](int i) { return combine(load_first(y + i, n - i, zeros()), load(v + i)); });
     });
   }
@@ -136,7 +156,8 @@ class Mixture {
       const Range own = Shares<1>({&down}, thread_, threads_).tiles[0];
       const char* then = last || own.begin == own.end ? next : following.tile(own.begin);
       multiply_rows(down, m_.inputs, m_.routes.inner.data(), {g.first, g.first + g.rows}, own, then,
-                    [&](int i, int col, const float* v, int n) {
+                    [&](int i, int col, float* v, int n) {
+                      add_to(v, Experts::bias(e.down_bias, g.expert, s_.hidden, col), n);
                       const int route = by_expert_.order[g.first + i], row = route / e.shape.used;
                       const float factor = s_.residual_scale * m_.routes.weight[route];
                       float* y = &m_.x[size_t(row) * s_.hidden + col];

@@ -19,7 +19,7 @@ struct Norm {
 
 struct Layer {
   Norm input_norm, post_norm, attended_norm, mlp_norm;
-  std::vector<float> q_norm, k_norm, qkv_bias;
+  std::vector<float> q_norm, k_norm, qkv_bias, sinks;
   int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
   Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one
   Experts experts;

@@ -24,6 +24,7 @@ REASONS = {
     "granite": "factors on .*, a factor on attention scores",
     "olmo2": "norms behind attention and MLP, norms of whole rows of queries and keys",
     "olmo3": "norms behind .*, rotary positions by layer",
+    "gpt_oss": "attention sinks, a mixture of experts",
     "qwen3_moe": "a mixture of experts",
     "qwen2_moe": "a mixture of experts",
     "mixtral": "a mixture of experts",

@@ -47,6 +47,7 @@ FILES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "olmoe": {},
     "granitemoe": {},
+    "gpt_oss": {},
 }
 """Entries of the table of families, with what a file has no key for as readers take it."""
 
@@ -78,7 +79,7 @@ def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_pa
     assert float((logits[0] - expected).abs().max() / expected.std()) < 5e-5
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss"])
 def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> None:
     path = file_of(name)[1].write(tmp_path / "model.gguf")
     found = probe_gguf(path, GgufWeights(path).config(), None, "native")
