@@ -41,19 +41,20 @@ class RandomWeights(NamedTensors):
     """Random weights of a configuration, all matrices but embeddings in blocks of a format."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], chosen: BlockFormat) -> None:
-        self._names, self._format = shapes, chosen
+        self._names = self._shapes = shapes
+        self._format = chosen
         self._numbers, self._quantised = cache(_random), cache(self._quantise)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._numbers(self._names[name])
+        return self._numbers(self._shapes[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
-        return self._names[name]
+        return self._shapes[name]
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a matrix in blocks; None for the embeddings and for vectors."""
-        shape = self._names[name]
+        shape = self._shapes[name]
         return self._quantised(shape) if len(shape) == 2 and name != EMBEDDING else None
 
     def bytes_of(self, name: str) -> int:

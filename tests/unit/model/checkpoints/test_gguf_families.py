@@ -47,7 +47,7 @@ FILES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "olmoe": {},
     "granitemoe": {},
-    "gpt_oss": {},
+    "gpt_oss": {"num_experts_per_tok": 4},
 }
 """Entries of the table of families, with what a file has no key for as readers take it."""
 
@@ -86,14 +86,20 @@ def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> Non
     assert max(way.distance for way in found.differences) < 5e-5
 
 
-@pytest.mark.parametrize("name", ["phi3", "gemma3_text", "olmo3", "granite", "qwen2_moe"])
-def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, tmp_path: Path) -> None:
-    model, file = file_of(name, kind=gguf.GGMLQuantizationType.Q8_0)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "Q8_0") for name in ("phi3", "gemma3_text", "olmo3", "granite", "qwen2_moe")),
+        ("gpt_oss", "MXFP4"),
+    ],
+)
+def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
+    model, file = file_of(name, kind=gguf.GGMLQuantizationType[kind])
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     config = from_transformers(weights.config())
     model.load_state_dict(merged_experts({name: weights[name] for name in weights}), strict=False)
     runner = ModelRunner.build(config, weights, RunnerOptions(kv_tokens=256, executor="native"))
-    assert runner.weights.blocks == ("Q8_0",)
+    assert runner.weights.blocks == (kind,)
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
     expected = reference_logits(model, TOKENS)[-1]
     assert float((logits[0] - expected).abs().max() / expected.std()) < 0.3
