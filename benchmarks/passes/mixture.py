@@ -37,7 +37,7 @@ _SHAPE = {
 """Fields of Qwen3-30B-A3B, but few layers and a small vocabulary; the others are those of `transformers`."""
 
 
-class RandomWeights(NamedTensors):
+class RandomBlocks(NamedTensors):
     """Random weights of a configuration, all matrices but embeddings in blocks of a format."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], chosen: BlockFormat) -> None:
@@ -90,7 +90,7 @@ class RandomMixture:
         hf = Qwen3MoeConfig(**_SHAPE)
         self.config = from_transformers(hf)
         shapes = {name: tensor.shape for name, tensor in expected_tensors(hf, self.config).items()}
-        self._weights = RandomWeights(shapes, chosen)
+        self._weights = RandomBlocks(shapes, chosen)
         options = RunnerOptions(kv_tokens=tokens, executor="native")
         self.runner = ModelRunner.build(self.config, self._weights, options)
 

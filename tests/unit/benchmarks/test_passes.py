@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.passes.measure import CHUNK, Figures, section
-from benchmarks.passes.mixture import RandomWeights, expected_experts
+from benchmarks.passes.mixture import RandomBlocks, expected_experts
 from benchmarks.quality import Distance, distances
 from benchmarks.tables import with_sections
 from specinfer.model.families.experts import Experts
@@ -50,7 +50,7 @@ def test_a_mixture_reads_the_experts_that_its_rows_choose() -> None:
 
 
 def test_random_weights_are_quantised_once_for_each_shape() -> None:
-    weights = RandomWeights({"a": (2, 32), "b": (2, 32), EMBEDDING: (2, 32), "norm": (4,)}, BLOCK_FORMATS[0])
+    weights = RandomBlocks({"a": (2, 32), "b": (2, 32), EMBEDDING: (2, 32), "norm": (4,)}, BLOCK_FORMATS[0])
     first, second = weights.blocks("a"), weights.blocks("b")
     assert first is not None
     assert second is not None
