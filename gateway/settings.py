@@ -19,7 +19,7 @@ _LIMITS = SchedulerLimits()
 
 
 class RequestSettings(ProcessSettings):
-    """Settings of requests, of a gateway by itself or in one process with everything."""
+    """Settings of requests, shared by the gateway and the all-in-one process."""
 
     chat_template: str = Field(
         "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
@@ -91,7 +91,7 @@ class SecuritySettings(ServiceSettings):
 
 
 TRACE_RATIO = 0.01
-"""Share of requests to trace if the caller does not decide by `traceparent`."""
+"""Share of requests to trace. A caller's `traceparent` overrides it."""
 RETENTION_SECONDS = 600
 """Time that finished requests stay in Redis."""
 EMBEDDED = "embedded:"
@@ -99,11 +99,11 @@ EMBEDDED = "embedded:"
 
 
 class GatewaySettings(SecuritySettings, RequestSettings):
-    """Settings of the gateway, which owns every request, merges speculators' trees and calls the verifier."""
+    """Settings of the gateway."""
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
     hung_seconds: ClassVar[float] = 5.0
-    """Silence after which a service counts as dead in a step that has draws. A constant."""
+    """Timeout in seconds for a speculator in a step with sampled drafts."""
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
     metrics_port: int = Field(
@@ -199,7 +199,7 @@ class GatewaySettings(SecuritySettings, RequestSettings):
 
     @property
     def embedded_store(self) -> Path | Literal[""] | None:
-        """File of the embedded store, empty for none; None: requests are in Redis."""
+        """File of the embedded store, empty if in memory; None: Redis."""
         if not self.redis_url.startswith(EMBEDDED):
             return None
         return as_path(self.redis_url.removeprefix(EMBEDDED)) or ""
