@@ -33,7 +33,7 @@ class Record:
     model: str = ""
     """Fingerprint of its model; empty if it has not begun."""
     drawn_for: bool | None = None
-    """True if speculators may sample for it; None if it has not begun."""
+    """True if speculators may sample for it; None before it begins."""
     adoption: int = 1
     """Number of its owner's adoption, which its writes name."""
     ending: Ending | None = None
