@@ -1,7 +1,7 @@
-"""Settings of a service: one object; flags (--kebab-case) and environment names derive from its fields.
+"""Settings of a service, from flags and environment variables.
 
-An unknown flag, an unknown variable with the service's prefix or a bad value is an error that names
-key and value, on one line, with exit code 2.
+Names of flags (--kebab-case) and variables derive from fields. An unknown flag, an unknown variable with the
+service's prefix or a bad value is an error that names key and value, on one line, with exit code 2.
 """
 
 import os
@@ -57,7 +57,7 @@ class ProcessSettings(BaseSettings):
 
     @property
     def tls(self) -> ServerTls:
-        """Files that the server shows, and of the clients that it serves."""
+        """The server's TLS files."""
         return ServerTls(*map(as_path, (self.tls_certificate, self.tls_key, self.tls_client_ca)))
 
     @classmethod
@@ -83,10 +83,10 @@ class ProcessSettings(BaseSettings):
         return settings
 
     def check(self) -> None:
-        """Check, before a model is loaded, what a field's type does not say.
+        """Check values beyond their types, before a model is loaded.
 
         Raises:
-            SettingError: naming key and value.
+            SettingError: for an invalid field.
         """
         check_target("listen", self.listen, lowest_port=0)
         self.tls.check()
@@ -114,6 +114,6 @@ def as_path(text: str) -> Path | None:
 
 
 def exit_with(error: SettingError, program: str) -> None:
-    """End the process as every command of ours ends on a bad setting."""
+    """Print a bad setting, and exit with 2."""
     print(f"{program}: error: {error}", file=sys.stderr)
     sys.exit(2)
