@@ -1,4 +1,4 @@
-"""`python -m benchmarks pair`: a real target with its draft, plain and in trees, beside llama.cpp on the same file.
+"""`python -m benchmarks pair`: a target with draft, compared with llama.cpp.
 
 One `LLM` answers every prompt plainly and with trees, in turns, so that drift of the machine meets both alike.
 The first turn is that of a cold planner. llama.cpp (its Python binding, one stream) takes its turn after them.
@@ -30,9 +30,9 @@ STREAMS = (1, 4, 16)
 MODES = {"plain": "off", "trees": "tree"}
 LLAMA_CPP = "llama.cpp plain"
 _LONGEST = 256
-"""Tokens of a prompt: what is measured is decoding, and prompts are read."""
+"""Maximum tokens of a prompt: decoding is measured."""
 Rates = dict[tuple[str, int, str], list[float]]
-"""Tokens per second of every turn, by kind of prompts, streams and mode."""
+"""Tokens per second of every turn, by kind, streams and mode."""
 
 
 def main(
@@ -114,7 +114,7 @@ def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence[float]]) -> str:
-    """Return the page: medians and ranges over turns, and ratios turn by turn."""
+    """Return the page: medians, ranges and ratios over turns."""
     lines = [f"# {title}", "", about, "", "| prompts | streams | mode | tokens/s | over plain | first turn |"]
     lines.append("|---|---|---|---|---|---|")
     for (kind, streams, mode), own in rates.items():

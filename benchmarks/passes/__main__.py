@@ -1,4 +1,4 @@
-"""`python -m benchmarks passes MODEL`: measures passes by rows and context, in turns with llama.cpp.
+"""`python -m benchmarks passes MODEL`: passes by rows and context, with llama.cpp.
 
 Writes one section of a report for each model and context; sections of others stay.
 """
@@ -25,7 +25,7 @@ from specinfer.model.weights.source import kept_gguf
 
 OURS, PEER = "SpecInfer", "llama.cpp"
 FEW = 8
-"""Rows that the passes of one size have together in a turn, at least."""
+"""Minimum rows of all passes of a size in a turn."""
 
 
 def main(
@@ -89,7 +89,7 @@ def measure(
 ) -> dict[str, Figures]:
     """Return figures by system, from turns in alternating order.
 
-    A prompt's speed is that of a chunk in every second turn, behind a long context that of the context.
+    A prompt's speed is that of a chunk in every second turn, or of the context if that is long.
     """
     task: dict[str, Any] = {"context": tokens, "threads": ours.threads}
     systems: dict[str, Callable[[list[int]], SystemTimes]] = {OURS: partial(ours.measure, tokens)}

@@ -59,7 +59,7 @@ class OurPasses:
         self._context_seconds = time.perf_counter() - started
 
     def measure(self, context: int, sizes: Sequence[int]) -> SystemTimes:
-        """Measure passes of so many rows, each with logits; of a prompt's chunk, only the last has."""
+        """Measure passes by rows, with logits; of a chunk only the last's."""
         if self._sequence is None or self._sequence.length != context:
             self._read_context(context)
         return SystemTimes([self._pass(size) for size in sizes], self._context_seconds)
@@ -91,7 +91,7 @@ class OurPasses:
 
 
 def matrix_bytes(directory: Path, config: ModelConfig) -> int:
-    """Return the bytes of the matrices that a pass reads whole, so not of embeddings to look up."""
+    """Return the bytes of matrices read in a pass, without embeddings."""
     path = kept_gguf(directory)
     weights = in_llama_names(config, GgufWeights(path) if path else open_checkpoint(directory))
     total = 0
@@ -113,7 +113,7 @@ llama.cpp reads the same file with as many threads, by `llama_decode`.
 GB/s: bytes of the matrices that a pass reads, over its seconds. Ratio: to the pass of the fewest rows.
 """
 CHUNK = SchedulerLimits().prefill_chunk
-"""Rows of a pass that reads a prompt, as it is served."""
+"""Rows of a pass for a prompt, equal to the service's."""
 
 
 @dataclass(frozen=True, slots=True)
