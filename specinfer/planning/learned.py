@@ -56,7 +56,7 @@ _MOST_WAITING = 64
 _DOUBT = 0.025
 """Diagonal of V, and of the initial P without trained weights."""
 _DOUBT_OF_TRAINED = 0.25
-"""Diagonal of the initial P of trained weights, which may be of other texts."""
+"""Diagonal of the initial P of trained weights, perhaps of other texts."""
 _RELAXATION = 2000.0
 """Steps after which 1/e of P is left."""
 _MOST_ERROR = 4.0

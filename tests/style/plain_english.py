@@ -10,6 +10,7 @@ MAX_WORDS = 12
 MAX_CHARACTERS = 90
 MAX_SUBORDINATE_WORDS = 1
 SUBORDINATE = re.compile(r"\b(that|which|who|whose|what|where|as)\b", re.IGNORECASE)
+OPENING = re.compile(r"(What|Whether|Which|Those|That|Whose|Of|How|See)\b")
 CODE = re.compile(r"``.+?``|`[^`]*`", re.DOTALL)
 CPP_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
@@ -21,6 +22,7 @@ IDIOMS = [
     (r"\b(as|so) far as\b", "if"),
     (r"\bsays\b", "states, returns"),
     (r"\b(tells?|told|telling)\b", "report"),
+    (r"\b(hopes?|wish|wishes)\b", "expect, want"),
     (r"\banew\b", "again"),
     (r"\bwhoever\b", "any client"),
     (r"\b(puts?|putting) (\w+ )?off\b", "defer"),
@@ -63,6 +65,8 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 def summary_faults(text: str) -> Iterator[str]:
     """Yield the faults of a docstring's first paragraph."""
+    if opening := OPENING.match(text):
+        yield f"begins with {opening[0]}"
     summary = CODE.sub("code", " ".join(text.split("\n\n")[0].split()))
     words = len(re.findall(r"[\w'’./-]*\w[\w'’./-]*", summary))
     if words > MAX_WORDS:

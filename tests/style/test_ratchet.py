@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.style.plain_english import cpp_faults, python_faults
+from tests.style.plain_english import OPENING, cpp_faults, docstrings, python_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "tests" / "style" / "ratchet.txt"
@@ -21,6 +21,9 @@ COVERED = (
     "all_in_one",
     "proto/generate.py",
     "benchmarks",
+    "deploy",
+    "models",
+    "examples",
 )
 CHECKS = {".py": python_faults, ".cpp": cpp_faults, ".h": cpp_faults}
 
@@ -38,9 +41,22 @@ def test_listed_files_break_a_rule() -> None:
     assert listed == sorted(set(listed))
 
 
+def test_openings_of_tests_are_plain() -> None:
+    """Docstrings of tests may be long, but keep the first rule of the house."""
+    faults = [
+        f"{path.relative_to(ROOT)}:{line}: begins with {opening[0]}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, text in docstrings(path.read_text())
+        if (opening := OPENING.match(text))
+    ]
+    assert not faults, "\n".join(faults)
+
+
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
+        ('class A:\n    x: int\n    """Of the tree."""', "begins with Of"),
+        ('def f():\n    """See `g`."""', "begins with See"),
         ('"""' + "word " * 13 + '."""', "13 words in the first line"),
         ('"""' + "abcdefghij" * 9 + '.."""', "92 characters in the first line"),
         (
@@ -64,6 +80,7 @@ def test_faults_of_python_are_found(source: str, fault: str) -> None:
         '"""Score held-out prompts, at most 12 at once."""',
         '"""First line.\n\n' + "word " * 20 + '."""',
         'x = "behind"',
+        'def tells():\n    """Return what `tells` returns."""\n    return "told"',
     ],
 )
 def test_code_and_later_lines_are_free(source: str) -> None:
