@@ -68,7 +68,7 @@ class RunningBatch:
         """Send running requests back to waiting until the others fit."""
         used = self.cache_tokens
         while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
-            state = max(self.running.values(), key=self._preemption_rank)
+            state = self._cheapest_to_preempt(used - self._limits.kv_capacity_tokens)
             used -= self._room.of(state)
             state.verifier_len = 0
             state.preemptions += 1
@@ -86,6 +86,22 @@ class RunningBatch:
         admitted, self._admitted = self._admitted, []
         return admitted
 
-    def _preemption_rank(self, state: RequestState) -> tuple[int, int, tuple[float, int]]:
-        """Return the sort key of preemption: low priority, caller's load, lateness."""
-        return -state.request.priority, self.queue.running_of(state.request.caller), state.place
+    def _cheapest_to_preempt(self, excess: int) -> RequestState:
+        """Return the cheapest request whose preemption frees `excess` tokens.
+
+        The cost is the number of tokens to read again. Only requests of the lowest priority, and of these
+        only those of the caller with the most requests, are considered. If none frees enough, the one that
+        frees the most is chosen; of equal ones the latest.
+        """
+        *others, _ = sorted(self.running.values(), key=self._age, reverse=True)
+        lowest = max(map(self._class, others))
+        found = [state for state in others if self._class(state) == lowest]
+        enough = [state for state in found if self._room.of(state) >= excess]
+        return min(enough, key=lambda each: each.verifier_len) if enough else max(found, key=self._room.of)
+
+    def _class(self, state: RequestState) -> tuple[int, int]:
+        return -state.request.priority, self.queue.running_of(state.request.caller)
+
+    @staticmethod
+    def _age(state: RequestState) -> tuple[int, tuple[float, int]]:
+        return -state.request.priority, state.place
