@@ -1,1 +1,1 @@
-"""Everything on one machine in one process: HTTP service, gateway and verifier, without gRPC and without Redis."""
+"""HTTP service, gateway and verifier in one process, without gRPC or Redis."""

@@ -1,4 +1,4 @@
-"""Starts everything in one process: verifier -> gateway -> HTTP service, joined by in-process channels."""
+"""Starts verifier, gateway and HTTP service in one process."""
 
 import asyncio
 import os
@@ -63,17 +63,17 @@ async def serve(settings: ServeSettings) -> None:
 
 
 async def drain(one: Gateway, server: HttpServer, seconds: float) -> None:
-    """Let requests end, then the calls that wait for their last words: both within these seconds."""
+    """Let requests end, then calls, both within these seconds."""
     until = time.monotonic() + seconds
     await one.drain()
     await server.stop(max(0.0, until - time.monotonic()))
 
 
 async def check_before_loading(settings: ServeSettings, own: GatewaySettings) -> Tokenizer:
-    """Check what else would be found wrong only once the model is loaded, which takes long; return its tokenizer.
+    """Check the other settings before the slow load; return the tokenizer.
 
     Raises:
-        SettingError: naming the address that is taken, the file that cannot be used, or the speculator that is none.
+        SettingError: for an address in use, an unusable file, or an invalid speculator.
     """
     bind(settings.listen).close()
     Callers.load(own.key_file)
@@ -161,7 +161,7 @@ async def gateway(
 
 
 class Union(Collector):
-    """The metrics of several registries; what several have, as the version, is that of the first."""
+    """The metrics of several registries. Of equal names, the first counts."""
 
     def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
         self._registries = registries

@@ -1,4 +1,4 @@
-"""Count the drafted tokens that a step accepts, by node budget: `benchmarks.synthetic` draws from them.
+"""Counts accepted tokens per step by node budget, for `benchmarks.synthetic`.
 
 Writes `benchmarks/results/acceptance-lengths.md`: the shipped SSM and n-grams, merged, as the
 gateway corrects them; one process, no services, so nothing hangs on the machine's speed.

@@ -1,6 +1,6 @@
-"""`python -m benchmarks cache_quality MODEL`: distributions after long texts with a cache in 8 bits.
+"""`python -m benchmarks cache_quality MODEL`: distributions with an 8-bit cache.
 
-The reference is the same model with a cache in bfloat16.
+They follow long texts. The reference is the same model with a cache in bfloat16.
 """
 
 import sysconfig
@@ -67,7 +67,7 @@ def last_logits(runner: ModelRunner, text: Sequence[int]) -> torch.Tensor:
 def compare(
     reference: ModelRunner, runner: ModelRunner, encoded: Sequence[Sequence[int]]
 ) -> Iterator[dict[int, Distance]]:
-    """Yield after each text the distance from the reference by the texts' lengths; 0: of all texts."""
+    """Yield distances by text length after each text; 0: all texts."""
     found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: []}
     for text in encoded:
         pair = distances(last_logits(runner, text), last_logits(reference, text))

@@ -1,6 +1,7 @@
-"""The README's picture of the dashboards: a system under changing load, scraped by Prometheus, and drawn.
+"""Draws the README's dashboards from a system under changing load.
 
-`python -m benchmarks.dashboard` needs Debian's `prometheus` and the default model, and takes six minutes.
+`python -m benchmarks.dashboard` scrapes it by Debian's `prometheus` and the default model, and takes six
+minutes.
 """
 
 import asyncio
@@ -83,7 +84,10 @@ async def work(address: str, speed: float) -> None:
 
 
 async def phase(client: AsyncClient, prompts: Sequence[Sequence[int]], clients: int, seconds: float) -> None:
-    """So many clients, each with one request at a time, for so long; those that run then are finished."""
+    """Run clients for some seconds, each with a request at a time.
+
+    Running requests are finished then.
+    """
     load = Load(1, generation_pb2.SPECULATION_UNSPECIFIED, new_tokens=64)
     stop = time.monotonic() + seconds
     turns = itertools.cycle(prompts)

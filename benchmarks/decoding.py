@@ -1,4 +1,4 @@
-"""Speculative decoding without services: drafters, merge, cut, verifier, in one process and in batches."""
+"""Batched speculative decoding in one process, without services."""
 
 import math
 import time
@@ -34,7 +34,7 @@ class DecodingPlan:
     calibrated: bool = False
     """True if scores are corrected as the gateway does it."""
     width: int | None = None
-    """Most children of a node; 1 makes chains, None trees."""
+    """Maximum children of a node; 1 makes chains, None trees."""
 
 
 @dataclass(slots=True)
@@ -46,19 +46,19 @@ class Result:
     seconds: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
-    """Seconds of drafts, the merge included, and of passes with their verdicts, in `timed_steps`."""
+    """Seconds in `timed_steps`: drafts with merging, passes with verdicts."""
     timed_steps: int = 0
     """Steps of requests that read no prompt."""
     accepted: Counter[int] = field(default_factory=Counter)
     """Steps by the drafted tokens that they accepted."""
     reliability: list[tuple[Reliability, Reliability]] = field(default_factory=list)
-    """By drafter: how well its scores foretold acceptance, as they came and as corrected."""
+    """Reliability of each drafter's scores, raw and corrected."""
     answers: list[list[int]] = field(default_factory=list)
     """Tokens of every prompt's answer."""
     first_guesses: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """(source, whether the likeliest child of the root was the next token) -> steps; no child is a wrong one."""
+    """Steps by source and correctness of the root's likeliest child."""
     paths: list[tuple[float, bool]] = field(default_factory=list)
-    """(probability of its path by the draft's own scores, whether all of it was accepted) of every drafted node."""
+    """Each drafted node's path probability by the draft, and its acceptance."""
 
     def right_first_guesses(self, source: str) -> float:
         """Return the share of a source's steps whose first guess was right."""
@@ -76,7 +76,7 @@ class Result:
         return {source: round(self.tokens_per_step(source), 3) for source in sources}
 
     def standard_error(self) -> float:
-        """Return the jackknife error of the acceptance length over all prompts: each prompt is left out once."""
+        """Return the jackknife error of the acceptance length, over prompts."""
         rows = np.array([(steps, tokens) for _, steps, tokens in self.per_prompt], float)
         steps, tokens = (rows.sum(0) - rows).T
         found = tokens / steps
@@ -87,7 +87,7 @@ class Result:
         return [tokens / steps for _, steps, tokens in self.per_prompt]
 
     def ms_per_token(self, batch: int) -> float:
-        """Return the milliseconds that a token of one request takes: `batch` of them share every step."""
+        """Return milliseconds per token of a request; `batch` share a step."""
         return 1000 * batch * self.seconds / sum(tokens for _, _, tokens in self.per_prompt)
 
 
@@ -103,7 +103,7 @@ class _Request:
     first_guesses: Counter[bool] = field(default_factory=Counter)
     paths: list[tuple[float, bool]] = field(default_factory=list)
     target_top_k: TargetTopK | None = None
-    """Predictions of the target in the last step, if any drafter reads that."""
+    """The target's last predictions, if any drafter needs them."""
     ended: bool = False
     """True if the target has ended the answer."""
 
@@ -117,7 +117,7 @@ class _Request:
         first = max(children, key=lambda node: tree.scores[node], default=None)
         self.first_guesses[first is not None and tree.token_ids[first] == tokens[0]] += 1
         paths = [(1.0, 0)]
-        """(probability of its path, its depth if all of it was accepted, else -1) of every node."""
+        """Each node's path probability, and depth if accepted, else -1."""
         for node in range(1, len(tree)):
             p, depth = paths[tree.parents[node]]
             right = 0 <= depth < len(tokens) and tokens[depth] == tree.token_ids[node]
@@ -125,7 +125,7 @@ class _Request:
         self.paths += [(p, depth > 0) for p, depth in paths[1:]]
 
     def commit(self, tokens: Sequence[int], stops: Sequence[int]) -> None:
-        """Appends what a step brought, up to the answer's end."""
+        """Append a step's tokens, up to the answer's end."""
         end = next((i for i, token in enumerate(tokens) if token in stops), None)
         self.ended = end is not None
         self.context += tokens if end is None else tokens[: end + 1]
@@ -143,7 +143,7 @@ class Decoding:
         self._top_k = max((drafter.description.target_top_k for drafter in drafters), default=0)
 
     def run(self, prompts: Sequence[EvaluationPrompt]) -> Result:
-        """Decodes all prompts, a batch at a time; a request that is done leaves its batch."""
+        """Decode all prompts in batches; finished requests leave theirs."""
         result = Result()
         for start in range(0, len(prompts), self._plan.batch):
             requests = [
@@ -172,7 +172,7 @@ class Decoding:
         return result
 
     def _step(self, requests: Sequence[_Request]) -> tuple[float, float]:
-        """Return the seconds of the drafts, and of the pass with its verdicts."""
+        """Return seconds of drafts, and of the pass with verdicts."""
         started = time.perf_counter()
         trees, drafts = self._draft(requests)
         drafted = time.perf_counter()
@@ -204,7 +204,7 @@ class Decoding:
         return drafted - started, verified - drafted
 
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
-        """The merged and cut tree of every request, and what each drafter said."""
+        """Return every request's merged, cut tree, and each drafter's drafts."""
         if not self._drafters:
             return [TokenTree.root_only(r.context[-1]) for r in requests], [[] for _ in requests]
         limits = TreeLimits(self._plan.nodes, self._plan.depth, self._plan.width)
@@ -256,7 +256,7 @@ def replay(
     answers: Sequence[Sequence[int]],
     plan: DecodingPlan,
 ) -> Result:
-    """Count what a drafter that reads nothing of the target gets of known greedy answers, without a target."""
+    """Count accepted drafts for known answers, if the drafter needs no target."""
     result, limits = Result(), TreeLimits(plan.nodes, plan.depth, plan.width)
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         request = _Request(prompt, f"r{i}", GREEDY, list(prompt.tokens))
@@ -273,7 +273,7 @@ def replay(
 
 
 def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """Return the number of first tokens that are a path of a tree."""
+    """Return the number of first tokens on a path of a tree."""
     node = 0
     for depth, token in enumerate(tokens):
         found = [v for v, parent in enumerate(tree.parents) if parent == node and tree.token_ids[v] == token]
@@ -284,7 +284,7 @@ def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
 
 
 class FeatureFlow:
-    """Features that the requests' drafters were given, and those that they lack. Nobody reads any: nothing is kept."""
+    """Features for requests' drafters: given ones and missing ones."""
 
     def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter]) -> None:
         wishes = [drafter.description.feature_layers for drafter in drafters]
@@ -296,7 +296,7 @@ class FeatureFlow:
         runner.keep_features(self._layers)
 
     def wanted_from(self, request: str) -> int | None:
-        """The context position from which a pass is to tell hidden states."""
+        """Return the first position of needed hidden states, if any."""
         return self._until.get(request, 0) if self._layers else None
 
     def arrived(self, request: str, span: FeatureSpan) -> None:

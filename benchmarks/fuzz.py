@@ -1,10 +1,11 @@
-"""Spoilt messages at every door of the system: nothing may crash, hang, leak, or change anybody else's text.
+"""Sends corrupt messages to every entrance of the system.
 
     python -m benchmarks.fuzz --messages 300000 --door all --seed 28
 
-Writes a report and its table. Every door runs in a process of its own, so that memory is its own. Exit
-code 1 if anything was found; each finding names its seed and episode, and `--first EPISODE --messages 1`
-runs that one again. `--add` goes on where the report ends, so that a long campaign can be run in parts.
+Nothing may crash, hang, leak, or change another request's text. Writes a report and its table. Every door
+runs in a process of its own, so that memory is its own. Exit code 1 if anything was found; each finding names
+its seed and episode, and `--first EPISODE --messages 1` runs that one again. `--add` continues the report, so
+that a long campaign can be run in parts.
 """
 
 import faulthandler
@@ -70,7 +71,7 @@ def _known(path: Path, seed: int) -> dict[str, dict[str, Any]]:
 
 
 def together(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Two parts of a campaign at one door; the later one's memory stands behind the earlier one's."""
+    """Join two parts of a campaign; the later memory follows."""
     summed = {name: before[name] + now[name] for name in ("messages", "episodes", "refused", "findings")}
     largest = {name: max(before[name], now[name]) for name in ("slowest_episode_s", "rss_growth_mib")}
     seconds = round(before["seconds"] + now["seconds"], 1)
@@ -79,7 +80,7 @@ def together(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def fuzz(door: str, seed: int, messages: int, first: int) -> dict[str, Any]:
-    """One campaign; a message that hangs ends the process with a traceback of where."""
+    """Run a campaign; a hanging message ends the process with a traceback."""
     torch.set_num_threads(1)  # two threads took twice the processor time: they wait for each other, spinning
     campaign = Campaign(door, seed)
     campaign.run(messages, _progress(campaign, messages), first)

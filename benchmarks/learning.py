@@ -1,12 +1,12 @@
-"""Learning from traffic: a shift to requests about code, weights that learn beside the shipped ones.
+"""Learning from traffic: a shift to requests about code.
 
     python -m benchmarks learning
 
-Writes `benchmarks/results/learning.md`. A system with one speculator service serves requests about
-functions of Python's standard library while `specinfer train follow` trains beside it at the lowest priority. Behind
-every hundred requests the weights that draft are kept; in the end all decode the same held-out answers, which no
-training saw.
-`--poison N` adds a caller that sends N requests of random tokens for each of the others'.
+Compares learning weights with the shipped ones. Writes `benchmarks/results/learning.md`. A system with one
+speculator service serves requests about functions of Python's standard library while `specinfer train follow`
+trains at the lowest priority. After every hundred requests the served weights are stored; in the
+end all decode the same held-out answers, which no training saw. `--poison N` adds a caller that sends N
+requests of random tokens for each of the others'.
 """
 
 import ast
@@ -43,7 +43,7 @@ from specinfer.v1 import generation_pb2
 from speculator_svc.learning.trials import LIMITS, steps_of
 
 FIXED = {"adaptive": "false", "tree-nodes": "4", "step-nodes": "16", "max-batch": "8"}
-"""Trees of one size, whatever the planner would choose beside a training."""
+"""Trees of one size, independent of the planner."""
 OTHERS, POISONER = "others", "poisoner"
 
 
@@ -91,7 +91,7 @@ class Marks:
 async def run(
     system: LocalSystem, speculator: str, directory: Path, keys: dict[str, str], plan: dict[str, Any]
 ) -> tuple[Marks, list[tuple[list[int], int]]]:
-    """Serve the requests while a training follows; return the weights by time, and held-out answers."""
+    """Serve requests during training; return weights by time, and held-out answers."""
     asked, tree = prompts(plan["requests"] + plan["held_out"]), generation_pb2.SPECULATION_TREE
     load = Load(plan["batch"], tree, plan["new_tokens"], ignore_eos=False)
     held_out = asked[plan["requests"] :]
@@ -120,7 +120,7 @@ async def run(
 
 
 def judged(marks: Marks, held: Sequence[tuple[list[int], int]]) -> None:
-    """Add to each row the tokens a step of its weights on held-out answers."""
+    """Add tokens per step of each row's weights on held-out answers."""
     tokens = sum(len(text) - prompt_len for text, prompt_len in held)
     rates: dict[str, float] = {}
     for row in marks.rows:
@@ -206,7 +206,7 @@ LEAST_CHARACTERS, MOST_CHARACTERS = 200, 700
 
 
 def functions() -> list[str]:
-    """Functions of Python's standard library, one of each name, in an order of their own."""
+    """Return functions of Python's library with distinct names, in fixed order."""
     library, found = Path(sysconfig.get_paths()["stdlib"]), dict[str, str]()
     for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")]):
         if "test" in str(path.relative_to(library)):

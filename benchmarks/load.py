@@ -19,7 +19,7 @@ class Load:
     new_tokens: int
     temperature: float = 0.0
     ignore_eos: bool = True
-    """True if answers go on where the model would end them, so that all are of `new_tokens`."""
+    """True if answers ignore the model's end, for equal lengths."""
     no_training: bool = False
     """True if speculators may not learn from them."""
 
@@ -59,7 +59,7 @@ async def generate_all(
 
 
 def _seed(prompt: Sequence[int]) -> int:
-    """A prompt's own, the same in every mode. With one seed for all, all would see the same noise."""
+    """Return a prompt's seed, equal in every mode, for independent noise."""
     return zlib.crc32(repr(list(prompt)).encode())
 
 

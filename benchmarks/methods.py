@@ -1,10 +1,10 @@
-"""`make bench-acceptance`, third part: drafting methods side by side at equal budgets of verified nodes.
+"""`make bench-acceptance`, third part: drafting methods at equal node budgets.
 
-Writes `benchmarks/results/methods.md`: acceptance length (tokens per step) of every method alone
-and merged, at 4, 8, 16 and 32 nodes, greedy and at temperature 0.8, with the standard error over prompts; by
-source; and how often the next token of a path is accepted, by depth. One process, no services.
-With `--batch 1` also what drafts and passes take, so that methods are compared at equal milliseconds (on a quiet
-machine); with `--chains` chains of as many nodes beside the trees.
+Writes `benchmarks/results/methods.md`: acceptance length (tokens per step) of every method alone and merged,
+at 4, 8, 16 and 32 nodes, greedy and at temperature 0.8, with the standard error over prompts; by source; and
+how often the next token of a path is accepted, by depth. One process, no services. With `--batch 1` it also
+measures drafts and passes, to compare methods at equal milliseconds (on a quiet machine); with `--chains` it
+adds chains of as many nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ Methods = dict[str, Drafter]
 
 
 def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
-    """Drafters by name, of `NAME[=MODEL]`: points, and no branch ends early, so that budgets are used up.
+    """Load drafters of points by `NAME[=MODEL]`, without early ends.
 
     Of several of a kind the later ones are named by their checkpoints, too.
 
@@ -59,7 +59,7 @@ def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
 
 
 def fresh(drafter: Drafter) -> Drafter:
-    """A new one of a drafter that learns from all requests: a run must not know earlier answers."""
+    """Return a drafter without memory of earlier runs."""
     return RecyclingDrafter(drafter.description) if isinstance(drafter, RecyclingDrafter) else drafter
 
 
@@ -74,7 +74,7 @@ def compare(
     batch: int = 8,
     chains: bool = False,
 ) -> list[dict[str, Any]]:
-    """One entry for every pool, temperature and budget; with `chains` also for chains of each method alone."""
+    """Measure every pool, temperature and budget; with `chains` also chains."""
     found = []
     for kind, temperature in KINDS.items():
         for pool in pools:
@@ -91,7 +91,7 @@ def compare(
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Return figures of one run: tokens per step, its error, by source, and acceptance by depth."""
+    """Return a run's tokens per step, errors and acceptance by depth."""
     return {
         "tokens_per_step": round(result.tokens_per_step(), 3),
         "standard_error": round(result.standard_error(), 3),
@@ -115,7 +115,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def by_depth(result: Result, deepest: int = 6) -> list[float]:
-    """Per depth d: the share of the steps with d - 1 tokens accepted that got the d-th, too."""
+    """Return the share of steps that reach depth d from d - 1."""
     reached = [sum(n for length, n in result.accepted.items() if length >= d) for d in range(deepest + 1)]
     return [round(reached[d] / reached[d - 1], 3) for d in range(1, deepest + 1) if reached[d - 1]]
 
@@ -195,7 +195,7 @@ def _by_nodes(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_milliseconds(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate what a step takes, and the tokens that a millisecond of drafts and passes brings."""
+    """Tabulate milliseconds of a step, and tokens per millisecond."""
     budgets = list(dict.fromkeys(run["nodes"] for run in runs))
     label = f"Milliseconds of draft + pass, and tokens per millisecond, batch 1, {kind}:"
     lines = [label, "", *head([str(n) for n in budgets])]
@@ -219,7 +219,7 @@ def _by_source(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate acceptance by depth, of the steps whose path was accepted up to the depth before."""
+    """Tabulate acceptance by depth, given acceptance of the depth before."""
     some = _of_middle(runs)
     deepest = max(len(run["by_depth"]) for run in some)
     label = f"Accepted at depth d where d - 1 was, % at {some[0]['nodes']} nodes, {kind}:"
@@ -229,7 +229,7 @@ def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _reliability(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Tabulate how well the scores of each method alone foretold acceptance; older reports do not say."""
+    """Tabulate reliability of each method's scores. Older reports lack it."""
     some = [run for run in _of_middle(runs) if len(run.get("reliability", ())) == 1]
     if not some:
         return []

@@ -1,8 +1,8 @@
-"""`python -m benchmarks pair`: a real target with its draft over HTTP, next to llama-server on the same files.
+"""`python -m benchmarks pair`: a target with draft, compared with llama-server.
 
-One server of ours answers every prompt plainly and with trees, llama-server once plainly and once with the same draft,
-all in turns, so that a machine that drifts affects all of them. The first turn is that of a cold planner.
-Tokens per second include the reading of the prompts.
+All run over HTTP with the same files. One server of ours answers every prompt plainly and with trees,
+llama-server once plainly and once with the same draft, all in turns, so that a machine that drifts affects
+all of them. The first turn is that of a cold planner. Tokens per second include the reading of the prompts.
 """
 
 import sys
@@ -35,9 +35,9 @@ _LONGEST = 800
 _CONTEXT = 1024
 """Tokens per stream that llama-server reserves."""
 Rates = dict[tuple[str, int, str], list[float]]
-"""Tokens per second of every turn, by kind of prompts, streams and mode."""
+"""Tokens per second of every turn, by kind, streams and mode."""
 Mode = Callable[[Sequence[str], int, int], float]
-"""Tokens per second of texts, at this many streams, with answers of this length."""
+"""Returns tokens per second for texts, streams and answer length."""
 
 
 def main(
@@ -105,7 +105,7 @@ def llama_modes(
 
 
 def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence[float]]) -> str:
-    """Return the page: medians and ranges over turns, and ratios turn by turn."""
+    """Return the page: medians, ranges and ratios over turns."""
     lines = [f"# {title}", "", about, ""]
     lines += [
         "| prompts | streams | mode | tokens/s | over plain | first turn | over the best of llama-server |"

@@ -34,7 +34,7 @@ def load_prompts(path: Path, per_source: int) -> list[EvaluationPrompt]:
 
 
 def mixed_texts(path: Path) -> list[str]:
-    """All texts of a file, its sources in turn, so that any few of them in a row are of all sources."""
+    """Return all texts of a file, with alternating sources."""
     in_turn = zip_longest(*group_prompts(path).values())
     return [row.text for rows in in_turn for row in rows if row is not None]
 
@@ -49,7 +49,7 @@ class PromptRow:
 
 
 def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:
-    """This many of a file's prompts, equally many of each `source` if it has them, spread over its rows, in turns."""
+    """Return `count` prompts of a file, equally many of each source."""
     by_source = group_prompts(path)
     longest = max(map(len, by_source.values()))
     shares = (n for n in range(1, longest) if sum(min(n, len(rows)) for rows in by_source.values()) >= count)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks quality MODEL`: compares next-token distributions of formats with those of float32.
+"""`python -m benchmarks quality MODEL`: distributions of formats against float32.
 
 The reference are the checkpoint's own numbers (of a GGUF file, its blocks dequantised) in the torch executor.
 """
@@ -70,7 +70,7 @@ def encode(directory: Path, files: Sequence[Path], texts: int, tokens: int) -> l
 def run(
     directory: Path, options: RunnerOptions, texts: Sequence[list[int]]
 ) -> tuple[list[torch.Tensor], str]:
-    """Return the logits [tokens, V] of every text, and the formats that were held."""
+    """Return all texts' logits [tokens, V], and the used formats."""
     runner = load_checked(directory, options)
     found = []
     for text in texts:
@@ -107,7 +107,7 @@ class Distance(NamedTuple):
 
     @classmethod
     def of(cls, kl: torch.Tensor, same: torch.Tensor) -> "Distance":
-        """Return the distance over all tokens, each with its KL and whether its first token is the same."""
+        """Return the mean distance, from KL and equality of first tokens."""
         return cls(kl.mean().item(), kl.quantile(0.99).item(), same.float().mean().item())
 
 
@@ -116,7 +116,7 @@ class Row(NamedTuple):
 
     name: str
     held: str
-    """Types that were really held, and why."""
+    """Types used by the runner, with the reason."""
     distance: Distance
 
     def line(self) -> str:
@@ -126,7 +126,7 @@ class Row(NamedTuple):
 
 
 def distances(logits: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return by row the KL divergence from the reference, and whether both have the same maximum."""
+    """Return each row's KL divergence, and equality of the maximum."""
     wanted = reference.log_softmax(-1)
     kl = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
     return kl, logits.argmax(-1) == reference.argmax(-1)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks reading`: how fast prompts are read, alone and while others decode, and how fast those go on.
+"""`python -m benchmarks reading`: speed of reading prompts during decoding, and of decoding.
 
 One `AsyncLLM` with its draft. Prompts are random tokens, so nothing of them is cached.
 """
@@ -24,7 +24,7 @@ from specinfer.hub import model_name
 from specinfer.llm import AsyncLLM, SamplingParams
 
 _STEADY_S = 10.0
-"""Seconds in which the pace of the others is measured before a prompt arrives."""
+"""Seconds of measuring the others' pace before a prompt arrives."""
 _WARM_TOKENS = 8
 _FOREVER = 4000
 """Tokens of a request that is cancelled when its case is measured."""
@@ -38,7 +38,7 @@ the ten seconds before the prompts arrive and until their last one has its first
 
 @dataclass(slots=True)
 class Decoders:
-    """Requests that decode as long as a measurement lasts."""
+    """Requests that decode during a measurement."""
 
     llm: AsyncLLM
     tokens: int = 0

@@ -1,8 +1,8 @@
-"""Synthetic acceptance: how many drafted tokens a step accepts is drawn from a measured histogram.
+"""Synthetic acceptance: accepted tokens per step from a measured histogram.
 
-For speed on shapes whose weights cannot be had: a random model agrees with nobody, so its trees would always be
-rejected. What it answers is text of nobody. Only benchmarks do this; the services do not offer it, and every output
-says so. `python -m benchmarks acceptance_lengths` measures the histograms.
+It measures speed on shapes without weights: a random model rejects all drafts. Its text is meaningless. Only
+benchmarks do this; the services do not offer it, and every report states it. `python -m benchmarks
+acceptance_lengths` measures the histograms.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceHistogram:
-    """The histogram of one pool and node budget: `counts[i]` steps accepted i drafted tokens."""
+    """The histogram of a pool and budget: accepted tokens by steps."""
 
     name: str
     counts: tuple[int, ...]
@@ -67,7 +67,7 @@ def measured(name: str) -> AcceptanceHistogram:
 
 
 def mark(histogram: AcceptanceHistogram) -> dict[str, Any]:
-    """Return what every report of figures under synthetic acceptance carries as `synthetic_acceptance`."""
+    """Return the field `synthetic_acceptance` of every synthetic report."""
     return {
         "warning": WARNING,
         "source": f"acceptance-lengths.md: {histogram.name}",
@@ -82,9 +82,9 @@ _active: list[AcceptanceHistogram] = []
 
 
 def synthetic_rule(histogram: AcceptanceHistogram) -> AcceptanceRule:
-    """Accepts as many nodes of the deepest path as are drawn, all of them where it is shorter.
+    """Accept the deepest path up to a drawn number of nodes.
 
-    The draw is keyed by the request's seed and the position behind the root: the same request has the same
+    The draw is keyed by the request's seed and the position after the root: the same request has the same
     lengths again. The target is asked for its choice at every node on the way, as the greedy rule asks it.
     """
 
@@ -97,7 +97,7 @@ def synthetic_rule(histogram: AcceptanceHistogram) -> AcceptanceRule:
 
 
 def deepest_path(tree: TokenTree) -> tuple[int, ...]:
-    """Nodes from the root's child down to the first of the deepest nodes."""
+    """Return the path to the first of the deepest nodes."""
     depths = np.zeros(len(tree), int)
     for node in range(1, len(tree)):
         depths[node] = depths[tree.parents[node]] + 1
@@ -115,7 +115,7 @@ def verify_synthetic(tree: TokenTree, target: Target, randomness: Randomness) ->
 
 @contextmanager
 def synthetic_rules(histogram: AcceptanceHistogram) -> Iterator[None]:
-    """Within, every acceptance rule that this process looks up is the synthetic one, greedy requests' too."""
+    """Replace every acceptance rule within, also for greedy requests."""
     rules = dict(RULES)
     _active.append(histogram)
     RULES.update(dict.fromkeys([*RULES, RULE_NAME], RULE))

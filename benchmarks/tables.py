@@ -11,7 +11,7 @@ def origin(about: dict[str, Any]) -> str:
 
 
 def opening(title: str, report: dict[str, Any], rest: str) -> list[str]:
-    """Title and first paragraph of a report over evaluation prompts; `rest` ends its sentence."""
+    """Return title and first paragraph of a report; `rest` ends its sentence."""
     prompts = f"{report['prompts']} evaluation prompts, {report['new_tokens']} new tokens each"
     return [f"# {title}", "", f"{origin(report['about'])}; {prompts}{rest}", ""]
 
@@ -32,7 +32,7 @@ def row(label: str, values: Sequence[float]) -> str:
 
 
 def with_sections(title: str, report: str, sections: dict[str, str]) -> str:
-    """Return a report in which sections take the place of those of the same title, or follow."""
+    """Return a report with replaced or added sections, by title."""
     _, *parts = report.split("\n## ")
     texts = {part.split("\n", 1)[0]: f"## {part}" for part in parts} | sections
     return "\n\n".join(text.strip() for text in (title, *texts.values())) + "\n"

@@ -1,9 +1,9 @@
-"""Enlarge a model without a change of its output: every MLP gets `factor` times its neurons.
+"""Enlarges a model's MLPs without a change of its output.
 
     python -m benchmarks.widen MODEL FACTOR
 
-It writes MODEL-widened-FACTOR into the cache, a stand-in for a large target: the cost of a pass grows, the
-acceptance of drafts stays what it really is.
+Every MLP gets `factor` times its neurons. It writes MODEL-widened-FACTOR into the cache, a stand-in for a
+large target: the cost of a pass grows, the acceptance of drafts stays the same.
 
 The method is Net2WiderNet (Chen et al., ICLR 2016, section 2.3), without its noise.
 
@@ -35,9 +35,9 @@ from specinfer.model.weights.packed import open_checkpoint
 from specinfer.system.progress import progress
 
 _SHARD_BYTES = 1 << 30
-"""Bytes of weights in one file: all that is held in memory at once."""
+"""Bytes of weights in one file, and in memory at once."""
 _INTO = re.compile(r"\.(gate_proj|up_proj|fc1|dense_h_to_4h)\.(weight|bias)$")
-"""Tensors with one row per neuron of an MLP; those of Llama and its kin, OPT, GPT-NeoX."""
+"""Tensors with a row per neuron of an MLP."""
 _OUT_OF = re.compile(r"\.(down_proj|fc2|dense_4h_to_h)\.weight$")
 """Tensors with one column per neuron."""
 _FUSED = ".gate_up_proj."
@@ -77,7 +77,7 @@ def widen(model: str, factor: int) -> Path:
 
 
 def widen_tensor(name: str, tensor: torch.Tensor, factor: int) -> torch.Tensor:
-    """Return the tensor of this name in the widened model; most are unchanged."""
+    """Return the tensor of this name in the widened model."""
     if _INTO.search(name):
         return tensor.repeat(factor, *[1] * (tensor.dim() - 1))
     if _OUT_OF.search(name):
@@ -86,7 +86,7 @@ def widen_tensor(name: str, tensor: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def widen_config(config: Mapping[str, Any], factor: int, original: str) -> dict[str, Any]:
-    """Return the content of `config.json`, with a mark that names the original of the widened model."""
+    """Return `config.json` with a mark that names the original."""
     wider = {key: config[key] * factor for key in _NEURONS if key in config}
     return {**config, **wider, "dtype": "bfloat16", "widened": {"original": original, "factor": factor}}
 
@@ -147,7 +147,7 @@ def _shards(weights: Mapping[str, torch.Tensor], factor: int, report: Report) ->
 
 
 def copy_beside(source: Path, directory: Path) -> None:
-    """Copy the files from one model's directory into that of a model made of it."""
+    """Copy a model's other files to a derived model's directory."""
     for pattern in _BESIDE:
         for path in source.glob(pattern):
             target = directory / path.relative_to(source)

@@ -1,4 +1,4 @@
-"""Leave a stream after ten tokens, and go on with it later, from another connection or another program."""
+"""Leaves a stream, and continues it later from another connection."""
 
 from specinfer import Client
 

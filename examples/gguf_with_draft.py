@@ -1,4 +1,7 @@
-"""From a GGUF file to an answer with a draft: python examples/gguf_with_draft.py MODEL.gguf DRAFT.gguf "a prompt"."""
+"""Answers with a GGUF file and a draft.
+
+Run: python examples/gguf_with_draft.py MODEL.gguf DRAFT.gguf "a prompt"
+"""
 
 import sys
 

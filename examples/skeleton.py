@@ -1,11 +1,11 @@
-"""Skeleton-of-thought (Ning et al. 2023): the points of an answer are written at the same time. Not lossless.
+"""Skeleton-of-thought (Ning et al. 2023): writes an answer's points concurrently. Lossy.
 
 python examples/skeleton.py "What keeps a team working well together?"
 
 route      does the question have an answer of several independent points? If not, it is answered as usual
 skeleton   the points, a few words each
 points     each in a sentence or two, all at once: their questions differ in the last line only, so the cache
-           holds what they share once, and they share the batch
+           stores their common part once, and they share the batch
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def answer(client: AsyncClient, question: str, max_new_tokens: int = 256) 
 
 
 async def find_points(client: AsyncClient, question: str) -> list[str]:
-    """Return the points of the answer; none if the question does not fit."""
+    """Return the answer's points, or none for an unfit question."""
     routed = await client.generate(route(question), max_new_tokens=4)
     if not routed.text.strip().lower().startswith("yes"):
         return []
@@ -60,7 +60,7 @@ def outline(question: str) -> str:
 
 
 def read_points(skeleton: str) -> list[str]:
-    """Return the points of a skeleton, in order; a number that does not follow the one before ends it."""
+    """Return a skeleton's points in order, up to a wrong number."""
     found: list[str] = []
     for number, point in POINT.findall(skeleton):
         if int(number) != len(found) + 1 or len(found) == MOST:

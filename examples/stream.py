@@ -1,4 +1,4 @@
-"""A conversation, answered piece by piece. A lost connection is taken up again where it broke."""
+"""Streams a conversation, and resumes it after a lost connection."""
 
 from specinfer import Client
 

@@ -1,1 +1,1 @@
-"""The gateway: owns every request's committed tokens, merges speculators' trees, calls the verifier."""
+"""The gateway: it stores committed tokens, merges drafts and calls the verifier."""

@@ -63,7 +63,7 @@ class Gateway:
     watches: Watches
     servicer: GenerationServicer
     running: asyncio.Task[None]
-    """Task that keeps leases and follows requests; it ends only by a fault."""
+    """Keeps leases and follows requests. It ends only by a fault."""
     observer: Observer
 
     entrance: KeyInterceptor
@@ -71,13 +71,13 @@ class Gateway:
 
     @property
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """The one that looks at callers, and one that counts the bytes that clients send and get."""
+        """Return interceptors for authentication and for counting the bytes of clients."""
         return [self.entrance, MeterInterceptor(self.observer.meter("client"))]
 
     async def drain(self) -> None:
-        """Take no new requests, hand over or finish those that it has, and let its streams end.
+        """Drain: refuse new requests, hand over or finish the others.
 
-        Returns after the drain time at the latest.
+        It returns when all token streams have ended, or after the drain time.
         """
         deadline = time.monotonic() + self.settings.drain_seconds
         self.lease_manager.draining = True
@@ -111,10 +111,10 @@ async def build_gateway(
     tracer: Tracer | None = None,
     served_name: str = "",
 ) -> AsyncIterator[Gateway]:
-    """Connect to Redis, verifiers and speculators, and run until the context is left.
+    """Connect to Redis, verifiers and speculators, and run until the context ends.
 
     Args:
-        served_name: the model's in vLLM's metrics; empty: as in the settings.
+        served_name: name of the model in vLLM's metrics; empty: from the settings.
 
     Raises:
         UnavailableError: if Redis or every verifier does not answer in time.
@@ -166,10 +166,10 @@ async def build_gateway(
 
 
 def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecoder:
-    """Return the decoder of requests to the target, and prepare constraints and the tokenizer for it."""
+    """Create the request decoder; prepare constraints and the tokenizer for the target."""
     target, constraints = sessions.target, shared.constraints
     constraints.prepare(target.vocab_size, target.eos_token_ids)
-    _ = shared.tokenizer.byte_decoder  # read now: it would hold up the first stream, and all steps with it
+    _ = shared.tokenizer.byte_decoder  # read it now: later it would block the first stream and all steps
     return RequestDecoder(
         *(shared.tokenizer, target.vocab_size, target.max_context_len, target.eos_token_ids),
         longest=longest_request(target),
@@ -183,7 +183,9 @@ def _request_decoder(shared: Shared, sessions: VerifierSessions) -> RequestDecod
 def open_store(
     settings: GatewaySettings, gateway_id: str
 ) -> tuple[RequestStore, LeaseStore, Callable[[], Awaitable[None]]]:
-    """Return requests, leases and what closes them: in Redis, or in this process for a gateway that is alone.
+    """Open the stores of requests and leases; return them with `close`.
+
+    They are in Redis, or in this process for a single gateway.
 
     Raises:
         SettingError: if the URL is none of a Redis, or the file of an embedded store cannot be used.
@@ -219,14 +221,17 @@ async def _running(
 
 
 async def show_health(gateway: Gateway, set_serving: Callable[[bool], Awaitable[None]]) -> None:
-    """Report in health, for ever, whether a request that comes now would be served."""
+    """Keep the health status up to date, forever."""
     while True:
         await set_serving(gateway.lease_manager.ready)
         await asyncio.sleep(_HEALTH_S)
 
 
 def end_process_if_failed(task: "asyncio.Task[None]") -> None:
-    """End the process if the lease manager died of a bug, as it would accept requests and answer none."""
+    """End the process if the lease manager has failed.
+
+    Otherwise the gateway would accept requests and answer none.
+    """
     if not task.cancelled() and task.exception() is not None:
         log.critical("the gateway failed", exc_info=task.exception())
         sys.exit(70)

@@ -1,6 +1,6 @@
-"""The events of a gateway: what happens to requests, steps and peers. `gateway.observability` subscribes to them.
+"""Events of a gateway: requests, steps and peers.
 
-The core reports and depends on nobody who listens; `gateway.app` wires the listener.
+The core reports them and knows no listener; `gateway.app` connects `gateway.observability` to them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class TraceOfStep(Protocol):
 
 
 class Events(Protocol):
-    """A listener. Nothing that it does may change what is served."""
+    """Listens to events. It must not change any output."""
 
     def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
         """Handle the recording of a request."""
@@ -39,16 +39,16 @@ class Events(Protocol):
         """Handle a request that continues here, after so many generated tokens."""
 
     def requests_released(self, request_ids: Iterable[str], why: str) -> None:
-        """Handle requests that this gateway no longer runs, though they have not ended."""
+        """Handle unfinished requests that leave this gateway."""
 
     def report_fault(self, request_id: str, error: Exception) -> str:
-        """Log a fault of ours in a request; return the message for its client."""
+        """Log an internal fault; return the message for the client."""
 
     def requests_admitted(self, states: Iterable[RequestState]) -> None:
         """Handle requests that begin to run, for the first time."""
 
     def progress_stored(self, item: Progress) -> None:
-        """Handle new tokens of a request, or its end, once they are stored."""
+        """Handle stored new tokens of a request, or its stored end."""
 
     def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
         """Count a finished step."""
@@ -57,7 +57,7 @@ class Events(Protocol):
         """Open the spans of a step; None if it is not traced."""
 
     def step_failed(self) -> None:
-        """Count a step that a fault of ours cost its drafts or its batch."""
+        """Count a step whose drafts or batch failed by a fault."""
 
     def requests_preempted(self, requests: int) -> None:
         """Count requests that gave their cache to others."""

@@ -19,7 +19,7 @@ _LIMITS = SchedulerLimits()
 
 
 class RequestSettings(ProcessSettings):
-    """Settings of requests, of a gateway by itself or in one process with everything."""
+    """Settings of requests, shared by the gateway and the all-in-one process."""
 
     group: ClassVar[str] = "Requests"
 
@@ -95,7 +95,7 @@ class SecuritySettings(ServiceSettings):
 
 
 TRACE_RATIO = 0.01
-"""Share of requests to trace if the caller does not decide by `traceparent`."""
+"""Share of requests to trace. A caller's `traceparent` overrides it."""
 RETENTION_SECONDS = 600
 """Time that finished requests stay in Redis."""
 EMBEDDED = "embedded:"
@@ -103,13 +103,13 @@ EMBEDDED = "embedded:"
 
 
 class GatewaySettings(SecuritySettings, RequestSettings):
-    """Settings of the gateway, which owns every request, merges speculators' trees and calls the verifier."""
+    """The gateway stores requests, merges drafts and calls the verifier."""
 
     group: ClassVar[str] = "Gateway"
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
     hung_seconds: ClassVar[float] = 5.0
-    """Silence after which a service counts as dead in a step that has draws. A constant."""
+    """Timeout in seconds for a speculator in a step with sampled drafts."""
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
     metrics_port: int = Field(
@@ -205,7 +205,7 @@ class GatewaySettings(SecuritySettings, RequestSettings):
 
     @property
     def embedded_store(self) -> Path | Literal[""] | None:
-        """File of the embedded store, empty for none; None: requests are in Redis."""
+        """File of the embedded store, empty if in memory; None: Redis."""
         if not self.redis_url.startswith(EMBEDDED):
             return None
         return as_path(self.redis_url.removeprefix(EMBEDDED)) or ""

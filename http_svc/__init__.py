@@ -1,1 +1,4 @@
-"""OpenAI-compatible HTTP in front of gateways. Stateless, so there may be any number; knows no tokenizer."""
+"""OpenAI-compatible HTTP in front of gateways.
+
+It is stateless, so any number may run, and has no tokenizer.
+"""

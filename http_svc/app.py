@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Yield at once: uvicorn would raise the signal once more when it has ended."""
+        """Capture nothing: uvicorn would raise the signal again at its end."""
         yield
 
 
@@ -60,7 +60,7 @@ class HttpServer:
     """A server of one application. `start`, then `stop`; or `run_until_signalled`."""
 
     def __init__(self, settings: ApiSettings, app: ASGIApp, ending: asyncio.Event) -> None:
-        """Create a server; setting `ending` makes the application end the calls that still run."""
+        """Create a server; `ending` makes the application end running calls."""
         self._settings, self._ending = settings, ending
         tls = settings.tls
         self._server = _Server(
@@ -101,7 +101,10 @@ class HttpServer:
         return port
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Take no more calls, let those that run finish for some seconds (the drain time), then end them."""
+        """Refuse new calls, and end running ones after some seconds.
+
+        The default is the drain time.
+        """
         self._server.should_exit = True
         if self._serving is not None:
             within = self._settings.drain_seconds if seconds is None else seconds

@@ -1,4 +1,4 @@
-"""The gateway requests of one HTTP call, one for each choice, read side by side."""
+"""The gateway requests of an HTTP call, one per choice, read concurrently."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class ClientGoneError(Exception):
-    """Whoever called has hung up."""
+    """The client has hung up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Event:
     piece: Piece | None = None
     """The piece; None: the choice has ended."""
     deltas: Sequence[Delta] | None = None
-    """Result of the choice's reader for the piece, or its rest at the end; None without a reader."""
+    """A reader's deltas of the piece or end, if any."""
     error: Exception | None = None
     """Reason why it has not ended well."""
 
 
 class Call:
-    """Streams that are read at once, in tasks of their own. `close` it."""
+    """Concurrent reads of streams, a task each. `close` it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Call:
         return self.answers
 
     async def close(self) -> None:
-        """End all connections, and unless they linger the requests that have not ended."""
+        """Close all connections, and cancel unfinished requests unless they linger."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -124,11 +124,11 @@ class Call:
             if stream.answer.finish_reason is FinishReason.CANCELLED:
                 raise CancelledElsewhereError(f"request {stream.request_id} was cancelled")
             self._events.put_nowait(Event(index, deltas=None if reader is None else reader.end()))
-        except Exception as error:  # noqa: BLE001  whoever takes the events raises it
+        except Exception as error:  # noqa: BLE001  # the consumer of events raises it
             self._events.put_nowait(Event(index, error=error))
 
     async def _end_early(self, stream: AsyncStream) -> None:
-        """End a choice whose reader takes nothing more; what was generated counts."""
+        """End a choice whose reader is finished. All generated tokens count."""
         answer = stream.answer
         answer.summary = replace(
             answer.summary, finish_reason=FinishReason.CONSTRAINT, new_tokens=len(answer.token_ids)
@@ -151,7 +151,7 @@ class Call:
 async def while_wanted(
     work: Awaitable[Result], receive: Callable[[], Awaitable[Any]], ending: asyncio.Event
 ) -> Result:
-    """Return the result of some work, which stops when the client hangs up or the service ends.
+    """Return the result of work unless the client or service ends.
 
     Args:
         work: starts when this is called.

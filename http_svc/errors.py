@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API, made of gateways' statuses and of bodies that cannot be read.
+"""OpenAI's error objects, from gateways' statuses and invalid bodies.
 
 {"error": {"message": "...", "type": "...", "param": "...", "code": "..."}}
 """
@@ -40,15 +40,15 @@ _CODES = {
 }
 """Codes by pydantic's type of error; others are `invalid_value`."""
 _UNION_PART = re.compile(r"str|int|(?:list|dict|function-(?:after|before))\[.*")
-"""Names that pydantic gives to branches of a union, which are no fields."""
+"""Pydantic's names for branches of a union, which are no fields."""
 
 
 class CancelledElsewhereError(SpecInferError):
-    """A request was cancelled, but not by this call: a part of its answer must not pass for all."""
+    """A request was cancelled elsewhere: its partial answer is not complete."""
 
 
 class EndingError(SpecInferError):
-    """This service ends, and the time for calls to end by themselves is over."""
+    """This service ends, and its drain time is over."""
 
 
 class ApiError(HTTPException):
@@ -80,14 +80,14 @@ class ApiError(HTTPException):
 
 
 def internal_error(error: Exception) -> ApiError:
-    """Return the error of a fault of ours, which shows no more than its kind."""
+    """Return the error of an internal fault, with its type only."""
     return ApiError(500, FaultError("internal error", error).for_logs, "internal_error")
 
 
 def invalid_body(errors: Sequence[Any]) -> ApiError:
-    """Return the error of a body, made of the messages of pydantic or FastAPI.
+    """Return the error of an invalid body, from pydantic's messages.
 
-    It is that of the field that lies deepest, where a value could have been one of several things.
+    For a union there are several: the error is that of the field that lies deepest.
     """
     first = max(errors, key=lambda error: len(error["loc"]))
     kind, param = first["type"], _param_of(first)
@@ -107,7 +107,7 @@ def invalid_body(errors: Sequence[Any]) -> ApiError:
 
 
 def _param_of(error: Any) -> str:
-    """Return the field that an error is about, as `messages[0].role`; empty for the body itself."""
+    """Return the field of an error, like `messages[0].role`; empty for the body."""
     named = error.get("ctx", {}).get("field")
     if named:
         return str(named)
@@ -157,7 +157,7 @@ def _of_failure(failure: Failure, names: Mapping[str, str], explain: Callable[[s
 
 
 def _renamed(message: str, names: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return a message that begins with `FIELD = ` with the caller's name of the field, and that name."""
+    """Replace a field's name at a message's start by the caller's name."""
     field, mark, rest = message.partition(" = ")
     if not mark or not re.fullmatch(r"[\w.\[\] +-]{1,80}", field):
         return message, None

@@ -1,4 +1,4 @@
-"""Answers calls by requests to gateways: one body, its requests, one response. Keeps nothing between calls."""
+"""Answers calls: a body, its requests to gateways, a response. Stateless."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.v1 import generation_pb2
 
 _CLIENT_GONE = 499
-"""nginx's status for a client that hung up; nobody reads it, but it is counted."""
+"""nginx's status for a client that hung up, for metrics only."""
 
 
 class Door:
@@ -48,7 +48,7 @@ class Door:
     def __init__(
         self, callers: CallerKeys, models: Models, metrics: HttpMetrics, ending: asyncio.Event
     ) -> None:
-        """Create the handlers; `ending` is set when calls that still run must end."""
+        """Create the handlers; `ending` is set to end running calls."""
         self._callers, self._models, self._metrics = callers, models, metrics
         self._ending = ending
 
@@ -103,7 +103,9 @@ class Door:
         return JSONResponse(ended(begun, writer, answer, is_whole(answer)))
 
     async def _until_begun(self, call: Call, stream: bool, request: Request) -> Response | None:
-        """Return when a stream can begin, or when a whole answer is there; a response if nobody waits any more.
+        """Wait until a stream begins or an answer is complete.
+
+        Returns a response if the client has hung up.
 
         Raises:
             SpecInferError: if a request was refused or lost.
@@ -223,9 +225,9 @@ class Door:
         request: Request,
         requests: Sequence[generation_pb2.GenerateRequest],
     ) -> tuple[list[AsyncStream], int | None]:
-        """Return the streams of a call, and how many tokens of the first one its client has.
+        """Open a call's streams; return them and the first one's position.
 
-        The number is None where events are to have no ids.
+        The position is the number of tokens that the client has; None if events have no ids.
         """
         last = request.headers.get("last-event-id")
         if last is None:

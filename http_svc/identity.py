@@ -1,4 +1,4 @@
-"""Headers of a call: its id, and the permission to learn from it."""
+"""Headers of a call: its id and the permission for training."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ IDEMPOTENCY_HEADER = "Idempotency-Key"
 NO_TRAINING_HEADER = "X-No-Training"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LONGEST = 200
-"""Characters of a key; the gateway takes 256, of which choices get a few."""
+"""Maximum characters of an id. The gateway's 256 include choices' suffixes."""
 
 
 def identity_of(request: Request) -> str:

@@ -20,14 +20,14 @@ _TIMEOUT_S = 2.0
 
 
 class GatewayHealth:
-    """Channels of its own to every gateway: health is requested without a key."""
+    """Separate channels to every gateway: health needs no key."""
 
     def __init__(self, addresses: tuple[str, ...], tls: ClientTls) -> None:
         self._addresses, self._tls = addresses, tls
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def problem(self) -> str:
-        """Return the reason why no gateway can work; empty as soon as one can. All are asked at once."""
+        """Return why no gateway works, or nothing if one does. Asks concurrently."""
         checks = [asyncio.create_task(self._check(address)) for address in self._addresses]
         problems = []
         try:
@@ -70,7 +70,7 @@ _FRESH_S = 5.0
 
 
 class Models:
-    """The names of the model: those that it is given here, else the gateways', remembered for a few seconds."""
+    """Names of the model: configured, or cached from a gateway."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Models:
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> str:
-        """Return the name that the answer carries, the first one, if the model of this name is served.
+        """Check that a model is served; return its first name.
 
         Raises:
             ApiError: 404 if it is not.
@@ -121,7 +121,7 @@ class Models:
                 self._asking = None
 
     async def describe(self, client: AsyncClient, name: str | None = None) -> list[dict[str, Any]]:
-        """Return the model that is served under each of its names, or one, as OpenAI's API describes models.
+        """Describe the model under one or all names, in OpenAI's format.
 
         Raises:
             ApiError: 404 if a name is given and it is not this model's.

@@ -1,4 +1,4 @@
-"""The page that shows trees: its files, and the steps that it watches."""
+"""The page of trees: its files and the watched steps."""
 
 import asyncio
 import logging
@@ -71,7 +71,10 @@ _KIND, _FINISH = "PROPOSAL_KIND_", "FINISH_REASON_"
 
 
 def step_event(reply: generation_pb2.WatchReply) -> dict[str, Any]:
-    """Return one event; `step` is null in the first one, and where a request ended between steps."""
+    """Return one event.
+
+    `step` is null in the first one, and at a request's end between steps.
+    """
     return {
         "request_id": reply.request_id,
         "step": _step(reply.step) if reply.HasField("step") else None,
@@ -139,11 +142,9 @@ _NAME = "request_id"
 
 
 async def watch(caller: AsyncClient, request: Request, ending: asyncio.Event) -> Response:
-    """Stream the steps of the request that the query names.
+    """Stream the steps of the query's request, or all of the caller's.
 
-    Without one, the steps of all requests of the caller's key.
-
-    The first event, which has no step, says that from now on all steps are sent.
+    The first event, which has no step, confirms that all later steps are sent.
 
     Raises:
         SpecInferError: if a gateway refuses, or none answers.

@@ -19,18 +19,18 @@ from specinfer.client import (
 )
 
 _LOWEST = -9999.0
-"""Stands for minus infinity, which JSON does not have (as in OpenAI's API and in vLLM)."""
+"""Replaces minus infinity, unknown to JSON, like OpenAI's API and vLLM."""
 
 
 class TextOffsets:
-    """Where in a choice's text its tokens begin, in characters; one after another."""
+    """Offsets of consecutive tokens in a choice's text, in characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0
 
     def add(self, token: bytes) -> int:
-        """Return the offset of the next token: behind the characters that those before it completed."""
+        """Return the next token's offset, after all completed characters."""
         begin = self._length
         self._length += len(self._decoder.decode(token))
         return begin
@@ -126,16 +126,16 @@ class ResponseShape:
     created: int
     """Seconds since 1970."""
     usage_comes: bool = False
-    """True if a stream ends with the usage; its other parts then say that they have none."""
+    """True if a stream ends with the usage; other parts have null."""
     logprobs: bool = False
     """True if log-probabilities are wanted."""
     form: AnswerForm = _PLAIN
     """Parts that answers may have."""
     usage_always: bool = False
-    """True if every part of a stream has the usage of its choice so far."""
+    """True if every part has the choice's usage so far."""
 
     def reader(self, index: int) -> AnswerReader | None:
-        """Return a reader of a choice; None if its text is the answer as it is."""
+        """Return a reader of a choice; None for plain text."""
         return None if self.form.plain else AnswerReader(f"{self.request_id}_{index}", self.form)
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -145,7 +145,7 @@ class ResponseShape:
     def part(
         self, index: int, piece: Piece, offsets: TextOffsets, deltas: Sequence[Delta] | None = None
     ) -> dict[str, Any] | None:
-        """Return a piece of a choice; None if it says nothing yet. `deltas`: what a reader made of its text."""
+        """Return a piece of a choice, if any; `deltas`: its reader's output."""
         if deltas is None:
             content, says = self.kind.delta(piece.text), bool(piece.text)
         else:
@@ -155,7 +155,7 @@ class ResponseShape:
         return self._part(index, content, None, self._told(piece.token_logprobs, offsets))
 
     def last(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
-        """Return what a reader still had when a choice ended; None if that is nothing."""
+        """Return the reader's output at a choice's end, if any."""
         return self._part(index, {"delta": combined(deltas)}, None) if deltas else None
 
     def end(self, index: int, finish: FinishReason, reader: AnswerReader | None = None) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class ResponseShape:
 
 
 def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
-    """Return tokens, a prompt's once however many choices it has, and speculation of all choices together.
+    """Return usage of all choices. Each prompt counts once.
 
     Args:
         answers: choices of the first prompt, then of the second, as many for each.
@@ -229,7 +229,7 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
 
 
 def usage_so_far(answer: Answer, generated: int) -> dict[str, Any]:
-    """Return the usage of one choice of which so many tokens were sent."""
+    """Return the usage of one choice after so many tokens."""
     read = answer.summary.prompt_tokens
     return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated}
 
@@ -240,6 +240,6 @@ def is_whole(answer: Answer) -> bool:
 
 
 def _finish(reason: FinishReason, called: bool = False) -> str:
-    """Return the reason in the API's words; `called` if the answer is calls, and the last one has ended."""
+    """Return the API's reason; `called` if complete calls ended the answer."""
     word = _FINISH.get(reason, reason.value)
     return "tool_calls" if called and word == "stop" else word

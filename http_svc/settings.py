@@ -26,7 +26,7 @@ class GatewayAccess:
 
 
 class ApiSettings(ProcessSettings):
-    """Settings of OpenAI's API over HTTP, in one process with its gateway or not."""
+    """Settings of OpenAI's API over HTTP, shared with the all-in-one process."""
 
     group: ClassVar[str] = "HTTP API"
 
@@ -58,7 +58,7 @@ class ApiSettings(ProcessSettings):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names of the model that are set here; none: the gateways' name of it counts."""
+        """Configured names of the model; empty: the gateways' name is used."""
         return (
             tuple(name.strip() for name in self.served_model_name.split(","))
             if self.served_model_name

@@ -1,4 +1,7 @@
-"""Streams of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+"""Streams of server-sent events.
+
+Specification: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
 
 import asyncio
 import json
@@ -19,17 +22,20 @@ log = logging.getLogger(__name__)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 """Made once: `json.dumps` makes one for each call."""
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-"""Characters at which clients that read text by lines end one, escaped; JSON escapes all others itself."""
+"""Escapes for the line ends not escaped by JSON.
+
+Clients that read text by lines may split at them.
+"""
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"
 _QUIET_S = 5.0
-"""Time without an event after which a comment is sent: proxies close connections on which nothing comes."""
+"""Silence after which a comment is sent: proxies close idle connections."""
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-"""Proxies must not hold events back."""
+"""Headers against buffering by proxies."""
 
 
 def event_id(request_id: str, position: int) -> str:
-    """Return the place where a stream goes on: the request, and how many of its tokens were sent."""
+    """Return an event's id: the request and the number of sent tokens."""
     return f"{request_id}:{position}"
 
 
@@ -47,7 +53,7 @@ def read_event_id(text: str) -> tuple[str, int]:
 
 
 def encode(data: Mapping[str, Any], identity: str = "", event: str = "") -> bytes:
-    """Encode one event, with its id and its name if it has them."""
+    """Encode one event, with its optional id and name."""
     head = f"event: {event}\n" if event else ""
     head += f"id: {identity}\n" if identity else ""
     return f"{head}data: {_ENCODER.encode(data).translate(_LINE_ENDS)}\n\n".encode()
@@ -107,7 +113,7 @@ async def event_lines(
 
 
 class EventStream(Response):
-    """Sends events until they end or the client hangs up, whichever comes first."""
+    """Sends events until they end or the client hangs up."""
 
     media_type = "text/event-stream"
 
@@ -152,7 +158,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _break_silence(self, send: Send) -> None:
-        """Send a comment, which clients leave out, whenever no event came for a while."""
+        """Send a comment, ignored by clients, after each silence."""
         while True:
             self._spoke = False
             await asyncio.sleep(_QUIET_S)

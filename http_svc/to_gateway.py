@@ -20,13 +20,13 @@ from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2
 
 MAX_REQUESTS = 128
-"""Most choices of one call, all prompts together."""
+"""Maximum choices of a call, of all prompts together."""
 MAX_BYTES = 2**24
-"""Most bytes of their requests: a choice's has the whole prompt."""
+"""Maximum bytes of its requests. Each choice repeats the prompt."""
 COMPLETION_TOKENS = 16
-"""`max_tokens` of completions where it is not given, as in OpenAI's API."""
+"""Default `max_tokens` of completions, as in OpenAI's API."""
 _FILL_CONTEXT = 0
-"""`max_new_tokens` of the contract: as many as the context has room for."""
+"""Value of `max_new_tokens` for all tokens the context has room for."""
 
 
 def chat_requests(body: ChatBody, form: ChatForm, request_id: str) -> list[generation_pb2.GenerateRequest]:
@@ -73,7 +73,7 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[generatio
 
 
 def wants_logprobs(body: Body) -> bool:
-    """Return whether log-probabilities are wanted: completions may request 0 beside each token."""
+    """Return whether log-probabilities are wanted. Completions may request 0 alternatives."""
     if isinstance(body, CompletionBody):
         return body.logprobs is not None
     return isinstance(body, ChatBody) and bool(body.logprobs)
@@ -127,7 +127,7 @@ def _check_count(count: int) -> None:
 def _choices(
     body: Body, prompted: Sequence[generation_pb2.GenerateRequest], request_id: str
 ) -> list[generation_pb2.GenerateRequest]:
-    """Return `n` requests for each prompt's, with ids and seeds of their own."""
+    """Return `n` requests for each prompt, with different ids and seeds."""
     choices = body.n or 1
     count = choices * len(prompted)
     size = choices * sum(request.ByteSize() for request in prompted)
@@ -188,7 +188,7 @@ def _form(body: Body) -> RequestOptions:
 
 
 def _with_calls(options: RequestOptions, body: ChatBody, form: ChatForm) -> RequestOptions:
-    """Return options with a grammar of calls, or of an answer in the form that was asked for."""
+    """Return options with a grammar of calls, or of the requested format."""
     schema, other = options.get("json_schema"), ""
     if schema is not None:
         other = f"%json {schema if isinstance(schema, str) else json.dumps(schema)}"
@@ -235,7 +235,7 @@ def answer_form(body: Body, form: ChatForm) -> AnswerForm:
 
 
 def _beginnings(body: ChatBody, form: ChatForm) -> tuple[str, ...]:
-    """Return how calls begin in an answer that has another form instead; empty if it may be words."""
+    """Return the starts of calls if an answer may have another format."""
     asked = _form(body)
     if not body.callable or body.must_call or not asked:
         return ()

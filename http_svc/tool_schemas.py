@@ -1,4 +1,4 @@
-"""Schemas of functions' parameters, as far as they can be followed."""
+"""Schemas of functions' parameters, without unsupported keywords."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _OF_LINE = re.compile(
 
 
 def name_function(message: str, functions: Sequence[Function]) -> str:
-    """Return an error about a line of a call's grammar as one about the function whose parameters it has."""
+    """Turn an error in a grammar's line into one of its function."""
     found = _OF_LINE.fullmatch(message)
     if found is None or int(found[1]) > len(functions):
         return message

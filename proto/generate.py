@@ -1,4 +1,4 @@
-"""`make proto`: generates `specinfer/v1/*_pb2*.py(.pyi)`; a test compares it with what is committed."""
+"""`make proto`: generates `specinfer/v1/*_pb2*.py(.pyi)`, which a test checks."""
 
 import sys
 from importlib import resources

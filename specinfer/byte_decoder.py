@@ -1,4 +1,4 @@
-"""Decoders of `tokenizer.json` that only put the bytes of tokens together, as nearly all do. Pure."""
+"""Decoders of `tokenizer.json` that only join tokens' bytes: the usual kind. Pure."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -10,7 +10,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return GPT-2's characters for bytes: printable ones of Latin-1 as they are, others from 256 on."""
+    """Return GPT-2's characters for bytes: printable Latin-1, others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     shown = {chr(byte): byte for byte in printable}
@@ -25,13 +25,13 @@ class ByteRules:
     """Rules by which a decoder reads the names of tokens."""
 
     read: ReadName
-    """Bytes of a name behind other tokens."""
+    """Bytes of a name after other tokens."""
     read_first: ReadName
     """Bytes of a name as the first token of the text."""
     strip: int = 0
-    """Number of blanks that are left out at the beginning of a text, if it has them."""
+    """Number of leading blanks removed from a text."""
     replaces_each: bool = False
-    """True if each byte that belongs to no character becomes U+FFFD; else each beginning of one does."""
+    """True if each invalid byte becomes U+FFFD; else each invalid prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ByteDecoder:
         return token_id not in self.skipped and self.names(token_id) is not None
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text behind others."""
+        """Return a token's bytes in the text, after others."""
         found = self._found.get(token_id)
         if found is None:
             name = None if token_id in self.skipped else self.names(token_id)
@@ -57,12 +57,12 @@ class ByteDecoder:
         return found
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of the text's first token, which must be a part of the text."""
+        """Return the bytes of the text's first token."""
         return self.rules.read_first(self.names(token_id) or "")
 
 
 def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
-    """Return the rules of a decoder; None if it looks at the neighbours of tokens, or is not known."""
+    """Return a decoder's rules; None if it is unknown or context-dependent."""
     if decoder is None:
         return None
     match decoder["type"]:
@@ -101,7 +101,7 @@ def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
 
 
 def _byte_level(name: str) -> bytes:
-    """Return a map from character to byte; a name with other characters is plain text."""
+    """Map characters to bytes; a name with others is plain text."""
     if all(char in BYTES for char in name):
         return bytes([BYTES[char] for char in name])
     return name.encode()

@@ -1,8 +1,8 @@
-"""Conversion of a growing token sequence into text, one token's work for each token.
+"""Converts a growing token sequence to text, in linear time.
 
-Where a tokenizer's decoder only puts bytes together, so does this, and holds nothing back but the beginning
-of a character, three bytes at most; bytes that cannot become one become U+FFFD at once. Other decoders
-look at a token's neighbours: of those a small window is decoded again.
+If a tokenizer's decoder only joins bytes, so does this, and only the beginning of a character is delayed,
+three bytes at most; bytes that cannot become one become U+FFFD at once. Other decoders look at a token's
+neighbours: of those a small window is decoded again.
 
 Invariant: the text up to a position is the same however the tokens before it were cut into pieces.
 """
@@ -15,14 +15,14 @@ from specinfer.byte_decoder import ByteDecoder
 from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
 _MOST_HELD = 4
-"""Most tokens behind a window whose text may be the beginning of a character: each has a byte of it."""
+"""Maximum tokens after a window that may begin a character."""
 _READ_BEHIND = 8
 """Tokens before a text that its beginning may depend on."""
 _EACH = "specinfer.each"
 
 
 def _replace_each(error: UnicodeError) -> tuple[str, int]:
-    """Return U+FFFD for each byte that belongs to no character, as decoders with byte fallback do."""
+    """Return U+FFFD for each invalid byte, like byte fallback."""
     assert isinstance(error, UnicodeDecodeError), "it is for decoding"
     return REPLACEMENT * (error.end - error.start), error.end
 
@@ -35,17 +35,17 @@ class _TokenReader(Protocol):
         """Return the text that these tokens complete."""
 
     def flush(self) -> str:
-        """Return the text that was held back."""
+        """Return the delayed text."""
 
 
 class Detokenizer:
     """The text of one sequence as it grows."""
 
     def __init__(self, tokenizer: Tokenizer, behind: Sequence[int] | None = ()) -> None:
-        """Begin a text, or go on behind tokens whose text is not given out.
+        """Begin a text, perhaps after other tokens.
 
         Args:
-            behind: those tokens; None: there are some, nobody knows which.
+            `behind`: those tokens; None: unknown ones.
         """
         decoder = tokenizer.byte_decoder
         tells = tokenizer.tells if decoder is None else decoder.tells
@@ -55,11 +55,11 @@ class Detokenizer:
         self._reader: _TokenReader = _Window(tokenizer, said) if decoder is None else _Bytes(decoder, said)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; incomplete characters are held back."""
+        """Return the text completed by these tokens; incomplete characters wait."""
         return self._reader.push(token_ids)
 
     def flush(self) -> str:
-        """Return the text that was held back."""
+        """Return the delayed text."""
         return self._reader.flush()
 
 
@@ -72,7 +72,7 @@ class _Bytes:
         self._characters = codecs.getincrementaldecoder("utf-8")(errors)
         self._begun = said is None or bool(said)
         self._strip = 0 if self._begun else decoder.rules.strip
-        """Blanks at the beginning of the text that are still to be left out."""
+        """Remaining leading blanks to remove."""
         self._characters.decode(
             b"".join(map(decoder.bytes_of, said or ()))
         )  # a character may have begun there
@@ -87,7 +87,7 @@ class _Bytes:
         return self._stripped(self._characters.decode(b"", final=True))
 
     def _begin(self, token_ids: Sequence[int], data: list[bytes]) -> None:
-        """Replace the bytes of the first token of the text, which may differ there."""
+        """Replace the bytes of the text's first token, which may differ."""
         for place, token in enumerate(token_ids):
             if self._decoder.tells(token):
                 self._begun, data[place] = True, self._decoder.first_bytes_of(token)
@@ -103,7 +103,7 @@ class _Bytes:
 
 
 class _Window:
-    """Reader for all other decoders: decodes the newest tokens behind the one before them."""
+    """Reader for other decoders: decodes new tokens after the previous one."""
 
     def __init__(self, tokenizer: Tokenizer, said: Sequence[int] | None) -> None:
         self._tokenizer = tokenizer
@@ -124,7 +124,7 @@ class _Window:
         return self._give_out(text)
 
     def _decode(self) -> str:
-        """Return the text of the held tokens behind the token before them."""
+        """Return the text of the delayed tokens."""
         before = self._tokenizer.decode(self._before)
         return self._tokenizer.decode([*self._before, *self._held])[len(before) :]
 

@@ -1,17 +1,17 @@
-"""Every error that outside data can cause; `specinfer.wire.status` maps each to a gRPC status.
+"""Errors caused by outside data; `specinfer.wire.status` maps them to gRPC statuses.
 
     SpecInferError
     +- InvalidInputError          a field has a value it may not have    INVALID_ARGUMENT
     |  +- MalformedTreeError      a token tree breaks its invariants     INVALID_ARGUMENT
     |  +- SettingError            a bad setting at start-up              exit code 2
-    +- ConstraintError            a constraint cannot be followed on     INVALID_ARGUMENT
+    +- ConstraintError            a constraint cannot be followed        INVALID_ARGUMENT
     +- NotFoundError              no such request or model               NOT_FOUND
     +- AlreadyExistsError         duplicate request id                   ALREADY_EXISTS
     +- IncompatibleError          tokenizer or model do not match        FAILED_PRECONDITION
     +- ExhaustedError             queue or cache full                    RESOURCE_EXHAUSTED
     +- UnavailableError           a service cannot be reached            UNAVAILABLE
     |  +- ServiceChangedError     another process answers there now      UNAVAILABLE
-    +- FencedError                another gateway holds the lease        ABORTED
+    +- FencedError                another gateway has the lease          ABORTED
     +- FaultError                 a bug, or code that is not ours        INTERNAL
     +- UnauthenticatedError       no key, or an unknown one              UNAUTHENTICATED
     +- DeniedError                the key does not allow it              PERMISSION_DENIED
@@ -30,7 +30,7 @@ class SpecInferError(Exception):
 
 
 class InvalidInputError(SpecInferError):
-    """A field has a value it may not have; the message names both."""
+    """A field has an invalid value; the message names both."""
 
     def __init__(self, field: str, value: object, why: str) -> None:
         super().__init__(f"{field} = {_shorten(value)}: {why}")
@@ -40,7 +40,7 @@ class InvalidInputError(SpecInferError):
 
     @property
     def for_logs(self) -> str:
-        """Message with the field and the fault; with the value only if it is a number and no token."""
+        """Message without the value, unless it is a harmless number."""
         return f"{self.field}{self._shown}: {self.why}"
 
 
@@ -62,7 +62,7 @@ class SettingError(InvalidInputError):
 
 
 class ConstraintError(SpecInferError):
-    """A request's constraint is too complex to follow, or its tokens do not follow it."""
+    """A request's constraint is too complex, or broken by its tokens."""
 
 
 class NotFoundError(SpecInferError):
@@ -78,7 +78,7 @@ class IncompatibleError(SpecInferError):
 
 
 class ExhaustedError(SpecInferError):
-    """A limit of space is reached at present; `retry_after_s` is a hint when to try again."""
+    """A limit of space is reached; `retry_after_s` is a hint."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -86,7 +86,7 @@ class ExhaustedError(SpecInferError):
 
 
 class UnavailableError(SpecInferError):
-    """A service that is needed cannot be reached; `retry_after_s` is a hint when to try again."""
+    """A needed service is unavailable; `retry_after_s` is a hint."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -94,15 +94,15 @@ class UnavailableError(SpecInferError):
 
 
 class ServiceChangedError(UnavailableError):
-    """Another process answers at a service's address than the one that was described."""
+    """A service's address has another process than before."""
 
 
 class FencedError(SpecInferError):
-    """A lease was lost: another gateway holds it, under a higher number."""
+    """A lease was lost: another gateway has it, with a higher number."""
 
 
 class FaultError(SpecInferError):
-    """An unforeseen exception. Its message may quote a request, so logs leave it out."""
+    """An unexpected exception. Its message may quote a request: never log it."""
 
     def __init__(self, what: str, cause: BaseException) -> None:
         super().__init__(f"{what}: {type(cause).__name__}: {cause}")

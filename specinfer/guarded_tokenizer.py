@@ -1,4 +1,4 @@
-"""A tokenizer in which special tokens have other names, so that their names in a text are ordinary text."""
+"""A tokenizer with renamed special tokens: their names are ordinary text."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from specinfer.chat.hidden import Hider
 
 _SIGN = "\U0010ffff"
-"""Begins the other names: a character that no text should have (Unicode's last noncharacter)."""
+"""Prefix of the new names: Unicode's last noncharacter, absent from texts."""
 _INSTEAD = "\ufffd"
 """Stands for that character in texts."""
 
@@ -42,7 +42,7 @@ class GuardedTokenizer:
 
 
 def _renamed(stages: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Return the stages of a tokenizer with other names of some added tokens."""
+    """Rename added tokens in the stages of a tokenizer."""
     model = dict(stages["model"])
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
@@ -64,5 +64,5 @@ def _name(name: str, names: frozenset[str]) -> str:
 
 
 def _parts(pair: Any) -> list[str]:
-    """Return the two parts of a merge, which older files have as one text."""
+    """Return a merge's two parts, which older files join."""
     return pair.split(" ") if isinstance(pair, str) else list(pair)

@@ -1,7 +1,7 @@
-"""Hidden states of a stretch of context positions that grows at one end and is forgotten at the other. Pure.
+"""Hidden states of a range of context positions. Pure.
 
-Steps bring a few positions each: they are kept as they came, so that a step costs what it brings, not what is
-kept.
+It grows at the end, and is dropped from the start. Each step adds a piece of a few positions, so that its
+cost does not depend on the total.
 """
 
 from collections import deque
@@ -23,14 +23,14 @@ class States:
         self.append(states)
 
     def append(self, states: Bfloat16) -> None:
-        """Add the states of the positions behind."""
+        """Append states of the next positions."""
         if len(states):
             self._pieces.append(states)
             self.stop += len(states)
             self.nbytes += states.nbytes
 
     def read(self, start: int, most: int | None = None) -> Bfloat16:
-        """Return at most this many states, from a position on that is kept."""
+        """Return up to `most` states from a stored position."""
         found: list[Bfloat16] = []
         begins = self.stop
         for piece in reversed(self._pieces):

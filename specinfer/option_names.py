@@ -1,4 +1,4 @@
-"""The option that was meant: by a mistyped name, or by its name in another system."""
+"""Suggests options for mistyped names, or names of other systems."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -26,11 +26,11 @@ _ELSEWHERE = {
     "tensor-parallel": "tensor-parallel-size tp",
     "prefix-cache-directory": "slot-save-path cache-ram",
 }
-"""Names in llama.cpp, vLLM and Transformers by our option: where a command has that option, it is suggested."""
+"""Names in llama.cpp, vLLM and Transformers, by our option."""
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """Return the known option that an unknown name may mean; None if none is close.
+    """Return the known option similar to an unknown name, if any.
 
     Names may have dashes in front, and dashes or underscores inside.
     """

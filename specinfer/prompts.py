@@ -12,7 +12,7 @@ from specinfer.errors import InvalidInputError
 
 
 def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
-    """Return the first user turns of a JSONL file of objects with `turns: [text]`.
+    """Return first user turns of a JSONL file with `turns: [text]`.
 
     Raises:
         InvalidInputError: naming file and line.
@@ -23,7 +23,9 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
 def _read_turns(path: Path) -> Iterator[str]:
     """Yield all prompts of a file, which has at least one."""
     found = 0
-    for number, line in enumerate(read_text("prompts", path).split("\n"), 1):  # JSON strings may hold others
+    for number, line in enumerate(
+        read_text("prompts", path).split("\n"), 1
+    ):  # JSON strings may contain others
         if line.strip():
             found += 1
             yield _read_turn(f"{path}:{number}", line)
@@ -43,7 +45,9 @@ def _read_turn(place: str, line: str) -> str:
 
 
 def read_prompt(path: Path | None) -> str:
-    """Return one prompt, the whole of a file or of standard input (None), without its last line break.
+    """Return one prompt: a whole file or standard input (None).
+
+    Its last line break is removed.
 
     Raises:
         InvalidInputError: if it cannot be read, is not UTF-8 or is empty.
@@ -89,7 +93,7 @@ def read_bytes(field: str, path: Path | None) -> bytes:
 
 
 def to_text(field: str, path: Path | None, data: bytes) -> str:
-    """Return bytes of a file or of standard input (None) as text, without a byte order mark.
+    """Decode a file or standard input (None), without a byte order mark.
 
     Raises:
         InvalidInputError: naming the field, if they are not UTF-8.
@@ -101,7 +105,7 @@ def to_text(field: str, path: Path | None, data: bytes) -> str:
 
 
 def read_lines(field: str, path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text, gzipped or not, with their numbers from 1 on.
+    """Yield a text's numbered lines, from 1; it may be gzipped.
 
     Raises:
         InvalidInputError: naming the field, if it cannot be read or is not UTF-8.

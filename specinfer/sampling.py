@@ -1,4 +1,4 @@
-"""Choice of tokens: sampling parameters, and the key of a request's random stream.
+"""Sampling parameters, and keys of requests' random streams.
 
 Must not know tensors: `specinfer.model.sampling.distributions` applies these parameters to logits.
 Invariant: every `Sampling` that exists is valid.
@@ -14,7 +14,7 @@ from specinfer.errors import InvalidInputError
 MAX_SEED = 2**64 - 1
 MAX_REPETITION_PENALTY = 100
 MAX_BIASES = 1024
-"""Most tokens with a bias of their own."""
+"""Maximum number of tokens with biases."""
 _RANGES = {
     "typical_epsilon": (0, 1),
     "typical_delta": (0, 1),
@@ -29,14 +29,14 @@ _NOISE = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Temperature, min-p, top-k and top-p shape the target's distribution before anything is drawn from it.
+    """Parameters that shape the target's distribution before sampling.
 
     Raises:
         InvalidInputError: naming the field and its value.
     """
 
     temperature: float = 1.0
-    """0 is greedy. The default is 1: a temperature left unset is not greedy."""
+    """0 is greedy. An unset temperature is 1."""
     top_k: int = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
@@ -44,20 +44,25 @@ class Sampling:
     seed: int = 0
     """Key of the counter-based random stream."""
     typical_epsilon: float = 0.0
-    """Hard threshold of typical acceptance (Medusa), which is not lossless; 0: lossless. Greedy requests stay
-    lossless: of their distribution only the most probable token is above any threshold."""
+    """Hard threshold of typical acceptance (Medusa), which is lossy; 0: lossless.
+
+    Greedy requests stay lossless: of their distribution only the most probable token is above any threshold.
+    """
     typical_delta: float = 0.0
-    """Factor of its threshold by entropy; 0: the square root of the hard one."""
+    """Factor of the threshold by entropy; 0: the hard one's square root."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(Token, addition to its logit), each token once."""
     presence_penalty: float = 0.0
-    """Reduction of the logit of every token that was generated already; those of the prompt do not count."""
+    """Subtracted from logits of generated tokens; the prompt's do not count."""
     frequency_penalty: float = 0.0
     """Reduction of a token's logit for each time that it was generated."""
     min_p: float = 0.0
-    """Keep the tokens whose probability is at least this part of the most probable one's; 0 keeps all."""
+    """Minimum probability relative to the most probable token; 0 keeps all."""
     repetition_penalty: float = 1.0
-    """Divisor of the positive logits, and factor of the others, of all tokens of the prompt and the answer."""
+    """Repetition penalty over prompt and answer.
+
+    It divides positive logits, and multiplies the others.
+    """
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or self.temperature < 0:
@@ -137,9 +142,9 @@ class StreamDomain(IntEnum):
 
 
 def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -> tuple[int, int]:
-    """Return the two 64-bit words that key the random stream at an absolute position.
+    """Return the 64-bit key words of a position's random stream.
 
-    Keyed by position, not by call, so that a resumed request goes on with the same stream and
+    Keyed by position, not by call, so that a resumed request continues with the same stream and
     its batch-mates never change its result. `index` separates several streams at one position
     (drafters: which node).
     """
@@ -156,12 +161,12 @@ def request_seed(seed: int, request_id: str) -> int:
 
 
 def draft_seed(seed: int, speculator: int) -> int:
-    """Return a speculator's own seed for its draws: merged drafts must be independent draws."""
+    """Return a speculator's seed: merged drafts must be independent."""
     return split_mix(seed, speculator)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the key of the noise that chooses a request's token at a position.
+    """Return the noise key of a request's position.
 
     The noise is that of `specinfer.model.sampling.noise`.
     """
@@ -169,7 +174,7 @@ def noise_key(seed: int, position: int) -> int:
 
 
 def noise_state(seed: int) -> int:
-    """Return the state from which SplitMix64 gives the keys of a request's noise, by position."""
+    """Return the SplitMix64 state for a request's noise keys."""
     return split_mix(seed, _NOISE)
 
 

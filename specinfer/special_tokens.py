@@ -1,7 +1,7 @@
-"""Special tokens that the files beside `tokenizer.json` name, read as `transformers` reads them.
+"""Reads special tokens of files next to `tokenizer.json`, like `transformers`.
 
-`special_tokens_map.json` and `added_tokens.json` are of older models: they count where `tokenizer_config.json`
-does not declare tokens itself (`added_tokens_decoder`).
+`special_tokens_map.json` and `added_tokens.json` are of older models: they count only if
+`tokenizer_config.json` does not declare tokens itself (`added_tokens_decoder`).
 """
 
 import json
@@ -21,10 +21,10 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one if there is no file.
+    """Return the object in a file; an empty one without file.
 
     Raises:
-        SettingError: if it holds something else.
+        SettingError: if its content is something else.
     """
     try:
         found = json.loads(path.read_bytes()) if path.is_file() else {}
@@ -36,10 +36,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
-    """Return `tokenizer_config.json` of a model directory, with what older files beside it say.
+    """Return `tokenizer_config.json`, completed by older files.
 
     Raises:
-        SettingError: if a file holds no JSON object.
+        SettingError: if a file has no JSON object.
     """
     config, named, added = (read_json(directory / name) for name in TOKENIZER_FILES[1:])
     if "added_tokens_decoder" in config:
@@ -58,7 +58,7 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by their roles, as chat templates see them, those of the model's own included."""
+    """Return special tokens by role, for chat templates."""
     more = config.get("extra_special_tokens")
     own = {
         name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str)
@@ -70,10 +70,10 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def add_tokens(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
-    """Add tokens that the files beside a tokenizer define, and mark those that they call special.
+    """Add the tokens of further files, and mark special ones.
 
     Raises:
-        IncompatibleError: if a token would get another id than the file says.
+        IncompatibleError: if a token would get another id than in the file.
     """
     known = fast.get_added_tokens_decoder()
     declared = config.get("added_tokens_decoder") or {}
@@ -96,10 +96,10 @@ def add_tokens(fast: FastTokenizer, config: Mapping[str, Any]) -> None:
 
 
 def tokenizer_end(directory: Path) -> int | None:
-    """Return the id of the `eos_token` of a model directory's tokenizer; None if it names none.
+    """Return the id of a directory's `eos_token`, if any.
 
     Raises:
-        SettingError: if a file holds no JSON object.
+        SettingError: if a file has no JSON object.
     """
     config = tokenizer_config(directory)
     end = special_tokens(config).get("eos_token")
@@ -113,7 +113,7 @@ def tokenizer_end(directory: Path) -> int | None:
 
 
 def _id_in(model: Mapping[str, Any], text: str) -> int | None:
-    """Return the id of a token of a vocabulary, which is a mapping, or a list of tokens and scores."""
+    """Return a token's id in a vocabulary: a mapping or scored list."""
     vocabulary = model.get("vocab") or {}
     if isinstance(vocabulary, Mapping):
         found: int | None = vocabulary.get(text)

@@ -1,4 +1,4 @@
-"""Status of a batch's entry, reason for an ending and row of log-probabilities: the same on both sides of the wire."""
+"""Statuses, finish reasons and log-probabilities, on both sides of the wire."""
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
@@ -6,26 +6,28 @@ from typing import NamedTuple
 
 
 class EntryStatus(IntEnum):
-    """Outcome of one entry of a batch; the numbers are those of `specinfer.v1.EntryStatus`."""
+    """Outcome of a batch's entry, with the numbers of `specinfer.v1.EntryStatus`."""
 
     OK = 1
     """Served."""
     RESYNC = 2
-    """The service does not hold exactly base_len tokens."""
+    """The service's cache does not have exactly base_len tokens."""
     ERROR = 3
-    """The entry is wrong or failed; it must not be sent again as it is."""
+    """The entry is wrong or failed; a repetition would fail, too."""
     EXHAUSTED = 4
-    """Temporary refusal: no space, something is being prepared, or a fault that is not its own. It may come
-    again."""
+    """Temporary refusal: it may be repeated.
+
+    There is no space, something is being prepared, or another entry caused a fault.
+    """
     INVALID = 5
-    """The request asks for what cannot be done, such as a constraint that is too complex: its caller's fault."""
+    """The caller requested something impossible, such as a too complex constraint."""
 
 
 class FinishReason(StrEnum):
     """Reason for the end of generation, in the words of `specinfer.v1.FinishReason`."""
 
     UNSPECIFIED = "unspecified"
-    """A reason that this version does not know; no request ends with it."""
+    """A reason unknown to this version; no request ends with it."""
     LENGTH = "length"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
@@ -36,8 +38,8 @@ class FinishReason(StrEnum):
 
 
 class LogprobRow(NamedTuple):
-    """Log-probabilities at the place of one generated token, as the verifier returns them."""
+    """Log-probabilities of a generated token and alternatives, from the verifier."""
 
     chosen: float
     top: Sequence[tuple[int, float]] = ()
-    """(Token, its log-probability) of the most probable ones, most probable first, if requested."""
+    """(Token, log-probability) of alternatives, most probable first, if requested."""

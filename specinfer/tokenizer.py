@@ -1,6 +1,6 @@
-"""A model's tokenizer and chat template without torch: the gateway and the CLI import this.
+"""A model's tokenizer and chat template, without torch.
 
-`transformers` would do it too, but pulls torch into the process. Reads `tokenizer.json` (the
+The gateway and the CLI import this; `transformers` would load torch. It reads `tokenizer.json` (the
 `tokenizers` library) and the chat template of a Hugging Face directory.
 """
 
@@ -27,19 +27,21 @@ from specinfer.special_tokens import add_tokens, special_tokens, tokenizer_confi
 log = logging.getLogger(__name__)
 REPLACEMENT = "\ufffd"
 _LONG_TEXT = 2048
-"""Characters from which a text is encoded as a batch of one: `encode` holds the interpreter's lock all the
-time (0.2 ms per 1,000 characters), `encode_batch_fast` lets other threads run."""
+"""Minimum characters of texts encoded by `encode_batch_fast`.
+
+`encode` blocks the interpreter's lock (0.2 ms per 1,000 characters), `encode_batch_fast` releases it.
+"""
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
-"""Names that SentencePiece's vocabularies give to bytes that are no characters."""
+"""SentencePiece's names for bytes outside characters."""
 
 
 class Tokenizer:
     """Text <-> token ids, and chat messages -> text."""
 
     def __init__(self, fast: FastTokenizer, chat_template: Stored, specials: Mapping[str, Any]) -> None:
-        """Take a tokenizer, which cuts, pads and draws nothing from now on, and a model's chat templates."""
+        """Create it; disable truncation, padding and dropout of the tokenizer."""
         fast.no_truncation()
         fast.no_padding()
         if getattr(fast.model, "dropout", None):  # of training: merges left out by chance
@@ -55,8 +57,8 @@ class Tokenizer:
         """Read the tokenizer of a model directory.
 
         Raises:
-            SettingError: if there is no `tokenizer.json`, or a file beside it holds no JSON object.
-            IncompatibleError: if it cannot be read, or the files beside it contradict it.
+            SettingError: if there is no `tokenizer.json`, or another file has no JSON object.
+            IncompatibleError: if it cannot be read, or other files contradict it.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -75,9 +77,9 @@ class Tokenizer:
         return loaded
 
     def use_chat_template(self, path: Path) -> None:
-        """Read conversations by the template in a file instead of the model's own.
+        """Use the chat template of a file instead of the model's.
 
-        `text_fingerprint` stays that of the model: a template decides what a prompt is, not how it is continued.
+        `text_fingerprint` stays that of the model: a template affects prompts, not their continuation.
 
         Raises:
             SettingError: if the file cannot be read, or is no template.
@@ -104,7 +106,7 @@ class Tokenizer:
 
     @property
     def chat_problem(self) -> str | None:
-        """Why conversations will be refused; None if the chat templates can be read."""
+        """Reason against conversations, if the chat templates are invalid."""
         return self._chat.problem()
 
     @property
@@ -120,11 +122,11 @@ class Tokenizer:
         return text
 
     def fingerprint(self) -> str:
-        """Return a hash that is equal for tokenizers with the same token for every id."""
+        """Return a hash of all tokens and their ids."""
         return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
 
     def text_fingerprint(self) -> str:
-        """Return a hash that is equal for tokenizers with the same tokens and the same conversations.
+        """Return a hash of everything that affects texts and conversations.
 
         It covers vocabulary, merges, normalisation and all other stages, special tokens and chat template.
         """
@@ -138,11 +140,11 @@ class Tokenizer:
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
-        """Return token ids of plain text, with the special tokens that the model expects around it."""
+        """Encode plain text, with the model's special tokens around it."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_part(self, text: str) -> list[int]:
-        """Return token ids of a piece of text, without the special tokens around a whole one."""
+        """Encode a part of a text, without special tokens around it."""
         return self._encode(text, add_special_tokens=False)
 
     def encode_chat(
@@ -176,7 +178,7 @@ class Tokenizer:
         return self._guarded.encode(hidden)
 
     def _has_hidden_names(self, hidden: str, shown: str) -> bool:
-        """Return whether a text that a caller wrote has the name of a special token, or a part of one."""
+        """Return whether a caller's text contains part of a special token's name."""
         if hidden == shown:
             return False
         places = [[found.span() for found in self._name_pattern.finditer(text)] for text in (hidden, shown)]
@@ -184,7 +186,7 @@ class Tokenizer:
 
     @cached_property
     def _guarded_names(self) -> frozenset[str]:
-        """Names of special tokens, and of others that stand for parts of a conversation."""
+        """Names of special tokens, and of other marks of conversations."""
         texts = "".join(self._chat.texts.values())
         return frozenset(
             token.content
@@ -224,15 +226,15 @@ class Tokenizer:
         return text
 
     def text_of_token(self, token_id: int) -> str:
-        """Return a token's text behind others; the name of a special token, the number of an unknown one.
+        """Return a token's text after others, or its name or number.
 
-        A token that stands alone may say less: some decoders drop a blank at the beginning.
+        A single token may have less text: some decoders drop a blank at the beginning.
         """
         text = self.decode([token_id, token_id])[len(self.decode([token_id])) :]
         return text or self._fast.id_to_token(token_id) or f"[{token_id}]"
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes behind others, which may be a part of a character.
+        """Return a token's bytes after others, perhaps of an incomplete character.
 
         A special token has its name, a number without token the number.
         """
@@ -250,7 +252,7 @@ class Tokenizer:
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """Tokens that were added to those of the merges, among them marks of calls and thoughts."""
+        """Added tokens, among them marks of calls and thoughts."""
         return frozenset(self._fast.get_added_tokens_decoder())
 
     @cached_property
@@ -262,17 +264,17 @@ class Tokenizer:
         )
 
     def special_token(self, text: str) -> int | None:
-        """Return the id of the special token of this name, if there is one."""
+        """Return the id of the special token with this name, if any."""
         token: int | None = self._fast.token_to_id(text)
         return token if token in self.special_ids else None
 
     def tells(self, token_id: int) -> bool:
-        """Return whether a token is a part of the text: special ones and numbers without token are not."""
+        """Return whether a token is text, neither special nor unknown."""
         return token_id not in self.special_ids and self._fast.id_to_token(token_id) is not None
 
     @cached_property
     def byte_decoder(self) -> ByteDecoder | None:
-        """Rules from tokens to bytes; None if a token's text depends on its neighbours."""
+        """Rules from tokens to bytes; None if texts depend on neighbours."""
         rules = read_decoder(json.loads(self.to_json())["decoder"])
         return None if rules is None else ByteDecoder(self._fast.id_to_token, self.special_ids, rules)
 
@@ -284,16 +286,16 @@ class Tokenizer:
 
 
 def _is_mark(name: str, templates: str) -> bool:
-    """Return whether an added token that is not special marks a part of a conversation."""
+    """Return whether a non-special added token marks part of a conversation."""
     framed = not (name[0].isalnum() or name[0].isspace() or name[-1].isalnum() or name[-1].isspace())
     return name in TEXT_MARKS or (framed and len(name) > 2 and name in templates)
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """Return a hash over (id, token) pairs in order of id, without padding.
+    """Return a hash over (id, token) pairs by id, without padding.
 
-    Padding is the tokens that llama.cpp names by their id where a model has more ids than tokens: two models of
-    one tokenizer may have more and less of it.
+    Padding consists of the tokens that llama.cpp names by their id if a model has more ids than tokens; its
+    amount may differ between models of one tokenizer.
     """
     digest = hashlib.sha256()
     for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
@@ -311,7 +313,7 @@ class TokenizerFacts(NamedTuple):
 
 
 def tokenizer_facts(directory: Path) -> TokenizerFacts:
-    """Return facts of a model directory's tokenizer, which is read once while its file stays the same.
+    """Return facts of a directory's tokenizer, cached until the file changes.
 
     Raises:
         SettingError, IncompatibleError: as `Tokenizer.load`.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from speculator_svc.learning.learner import Learner
 
 _LEARN_TOKENS, _LEARN_SECONDS = 1_000_000, 3600.0
-"""Tokens of ended requests that are kept to learn from, and for how long."""
+"""Maximum cached tokens of ended requests for training, and their lifetime."""
 PROGRAM = "speculator_svc"
 SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
 LEARNING = learning_pb2.DESCRIPTOR.services_by_name["Learning"].full_name
@@ -50,7 +50,7 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
 def build_learner(
     settings: SpeculatorSettings, engine: SpeculatorEngine, thread: EngineThread
 ) -> "Learner | None":
-    """Put together what learns from requests; None if nothing is to be learnt.
+    """Build the learner from requests; None without learning.
 
     Raises:
         SettingError: if no drafter can learn, or if the directory cannot be made.

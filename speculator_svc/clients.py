@@ -1,10 +1,10 @@
-"""Separation of clients: two gateways may use the same id for different requests. Pure."""
+"""Separate ids of clients: two gateways may use the same request id."""
 
 
 def own_id(client: str, request_id: str) -> str:
-    """Return the id by which the engine and the drafters know a client's request.
+    """Return the engine's and drafters' id of a client's request.
 
-    The length in front keeps it unambiguous whatever characters both have.
+    The length at the start keeps it unique for any characters in both.
     """
     return f"{len(client)}:{client}:{request_id}"
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a speculator service. docs/operations.md says what a bad value of each looks like.
+"""Prometheus metrics of a speculator service (bad values: docs/operations.md).
 
 Counted on the engine thread: 20 us a step.
 """
@@ -26,7 +26,7 @@ class SpeculatorMetrics:
     def __init__(
         self, registry: CollectorRegistry, names: Sequence[str], learner: "Learner | None" = None
     ) -> None:
-        """Make the metrics; `names` are those of the speculators. Those of learning are read of the learner."""
+        """Make the metrics; `names` are the speculators', in order."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_speculator_{name}", documentation, labels, registry=registry)
@@ -46,7 +46,7 @@ class SpeculatorMetrics:
     def observe(
         self, outcomes: Sequence[DraftOutcome], seconds: float, draft_seconds: Sequence[float]
     ) -> None:
-        """Count one step; `draft_seconds` of every speculator, 0 if it did not draft."""
+        """Count a step; `draft_seconds` per speculator, 0 without a draft."""
         self._step.observe(seconds)
         self._drafts.observe(outcomes, draft_seconds)
         for status, count in Tally([outcome.status for outcome in outcomes]).items():

@@ -62,7 +62,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
             yield reply
 
     def _step(self, request: speculator_pb2.DraftRequest) -> speculator_pb2.DraftReply:
-        """Serve a message; a fault of ours costs the step, not the stream."""
+        """Serve a message. An internal fault costs only the step."""
         started = time.perf_counter()
         try:
             with service_step(self._tracer, "speculator", request.traceparent, len(request.entries)):
@@ -98,7 +98,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         return [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
 
     def _recover(self, request: speculator_pb2.DraftRequest, error: Exception) -> list[DraftOutcome]:
-        """Forget the requests of a step that failed as a whole: they come again in a later one."""
+        """Forget the requests of a failed step: they are sent again later."""
         self._observing(self._metrics.failed_steps.inc)
         ids = [own_id(request.client, entry.request_id) for entry in request.entries]
         try:
@@ -134,7 +134,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
 
 def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
-    """Return an entry or an outcome for each; of entries with the same id only the first is served."""
+    """Decode entries or their errors. Only the first of an id counts."""
     found: list[DraftEntry | DraftOutcome] = []
     seen: set[str] = set()
     for entry in entries:
@@ -197,7 +197,7 @@ class DraftFailures:
         self._paces: dict[int, LogPace] = defaultdict(LogPace)
 
     def note(self, outcomes: Sequence[DraftOutcome], now: float) -> None:
-        """Log the latest failure of each speculator, the first one at once, the others at intervals."""
+        """Log the latest failure of each speculator, at intervals after the first."""
         latest: dict[int, SpecInferError] = {}
         for outcome in outcomes:
             for speculator, found in outcome.drafts:

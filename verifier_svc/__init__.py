@@ -1,1 +1,1 @@
-"""The verifier service: checks whole token trees in one pass of the large model."""
+"""The verifier service: checks token trees in passes of the target."""

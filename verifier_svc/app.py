@@ -29,7 +29,7 @@ from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
 WINDOWED_CONTEXT = 2**20
-"""Longest context with a windowed cache, which has no end of its own."""
+"""Maximum context with a windowed cache, which has no limit itself."""
 log = logging.getLogger(__name__)
 
 
@@ -150,7 +150,7 @@ async def make_servicer(
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
 ) -> VerifierServicer:
-    """Return the servicer of a loaded model; takes some seconds, in which its passes are measured."""
+    """Return the servicer of a loaded model, after measuring its passes."""
     directory = resolve_model(settings.model)
     tokenizer = await thread.call(Tokenizer.load, directory)
     identity = await thread.call(Identity.of, settings, directory, tokenizer, runner.weights.blocks)

@@ -12,7 +12,7 @@ from specinfer.wire.tree_codec import encode_tree
 
 
 def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> verifier_pb2.Verdict:
-    """Return the verdict of an outcome; `tree` is one that was made here."""
+    """Encode an outcome; `tree` is one that was made here."""
     message = verifier_pb2.Verdict(
         request_id=outcome.request_id,
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
@@ -40,7 +40,7 @@ def made_trees(step: HostStep) -> Mapping[str, TokenTree]:
 
 
 def encode_drafts(step: HostStep, speculators: int) -> verifier_pb2.ResidentDrafts | None:
-    """Return the drafts of the verifier's own speculators in a step; None if it asked for none."""
+    """Encode a step's resident drafts; None if the step requested none."""
     if not step.draft_times:
         return None
     own = {number: seconds for times in step.draft_times for number, seconds in times.own_s.items()}

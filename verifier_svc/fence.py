@@ -1,9 +1,9 @@
-"""Lease that drives a verifier: the highest number that it has seen. Pure.
+"""The fence of a verifier: the highest lease number seen. Pure.
 
-A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Its leases are numbered, every later
-one higher than all before it, and every message carries the number of its sender's. So a gateway that was
-paused while its lease ended cannot reach the caches of the one that holds the verifier now. Number 0 stands
-for no lease: it is served as long as no gateway has sent one.
+A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Each lease has a higher number than
+all before it, and every message carries its sender's number. So a gateway that was paused while its lease
+ended cannot reach the caches of its successor. Number 0 means no lease: it is served until a gateway sends
+one.
 """
 
 from enum import Enum
@@ -13,9 +13,9 @@ class Standing(Enum):
     """Standing of a message's sender by its lease number."""
 
     CURRENT = "current"
-    """It holds the latest lease."""
+    """The number of the latest lease."""
     NEW = "new"
-    """Its lease is later than all before: everything held for the holder before is obsolete."""
+    """A later lease than all before: all cached requests are obsolete."""
     STALE = "stale"
     """Its lease is over: nothing is done for it."""
 
@@ -27,7 +27,7 @@ class Fence:
         self.highest = 0
 
     def admit(self, number: int) -> Standing:
-        """Return the standing of a message with this number; from now on lower ones are stale."""
+        """Return a number's standing. Lower ones are stale from now on."""
         if number < self.highest:
             return Standing.STALE
         if number == self.highest:

@@ -1,4 +1,4 @@
-"""Identity of a verifier's process, and of all that decides the text that it generates."""
+"""Identity of a verifier's process, model and tokenizer."""
 
 import secrets
 from collections.abc import Sequence
@@ -19,8 +19,7 @@ class Identity:
     instance_id: str
     """Id of this process."""
     model_fingerprint: str
-    """Fingerprint of weights, numeric type, their held format, cache, tokenizer and chat
-    template."""
+    """Fingerprint of weights, their formats, cache, tokenizer and chat template."""
     text_fingerprint: str
     """Fingerprint of all that turns text into tokens."""
     tokenizer_fingerprint: str
@@ -30,10 +29,10 @@ class Identity:
     def of(
         cls, settings: VerifierSettings, directory: Path, tokenizer: Tokenizer, blocks: Sequence[str] = ()
     ) -> "Identity":
-        """Return the identity of a verifier of this directory's model and tokenizer under these settings.
+        """Return the identity of a directory's model under these settings.
 
         Args:
-            blocks: types of matrices that are blocks or are held as in the file.
+            blocks: types of matrices in blocks, or in the format of the file.
 
         Raises:
             SettingError: if the directory lacks a configuration or weights.
@@ -45,7 +44,10 @@ class Identity:
 
 
 def _model(settings: VerifierSettings, directory: Path, blocks: Sequence[str], text: str) -> str:
-    """Return the fingerprint of the model; what the cache does only matters where it changes the text."""
+    """Return the fingerprint of the model.
+
+    Cache settings are included only if they change the text.
+    """
     kv_type = (settings.kv_type,) if settings.kv_type != AUTO_KV else ()
     window = (settings.kv_window,) if settings.kv_window else ()
     parts = (

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(settings: VerifierSettings, program: str) -> None:
-    """Start all ranks on this machine with this process' flags and wait for their end.
+    """Start all ranks here with this process' flags; wait for them.
 
     Raises:
         SettingError: if the model cannot be divided so.
@@ -35,7 +35,9 @@ def launch(settings: VerifierSettings, program: str) -> None:
     check_layout(load_config(resolve_model(settings.model)), layout)  # said once, not by every rank
     threads = max(1, usable_processors() // layout.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # `_explain` says it in a line
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # `_explain` gives a one-line summary
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -58,7 +60,10 @@ def launch(settings: VerifierSettings, program: str) -> None:
 
 
 def _explain(failures: Mapping[int, ProcessFailure]) -> str:
-    """Return which rank ended first: those that lost it have an exit code of their own."""
+    """Name the rank that ended first.
+
+    Ranks that ended because they lost it have their own exit code.
+    """
     first = {rank: each for rank, each in failures.items() if each.exitcode != LOST_GROUP}
     rank, failure = next(iter((first or failures).items()))
     how = (

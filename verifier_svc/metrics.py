@@ -1,4 +1,4 @@
-"""Prometheus metrics of the verifier. docs/operations.md says what a bad value of each looks like.
+"""Prometheus metrics of the verifier (bad values: docs/operations.md).
 
 Counted on the engine thread after the reply of a step is on its way, 25 us a step.
 """
@@ -72,7 +72,7 @@ class CacheMetrics:
         self._queried = self._shared = self._restored_before = self._dropped_before = 0
 
     def observe(self, cache: CacheView) -> None:
-        """Show the contents of the cache, and count the tokens found in it."""
+        """Report the contents of the cache, and count its hits."""
         self._held.set(cache.requests)
         self._capacity.set(cache.capacity_tokens)
         self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
@@ -181,7 +181,7 @@ class VerifierMetrics:
             self._memory.labels(str(number), "cache").set(rank.cache_bytes)
 
     def observe_stages(self, total: StageSeconds) -> None:
-        """Count the work of a pipeline's stages since the last call; `total` is since the start."""
+        """Count the work of a pipeline's stages; `total` is since the start."""
         self._stages.labels("busy").inc(total.busy - self._told.busy)
         self._stages.labels("idle").inc(max(0.0, total.idle - self._told.idle))
         self._told = total

@@ -1,7 +1,7 @@
-"""A process as one of the ranks that share a verifier's model.
+"""A process as one of the ranks with parts of a model.
 
-Rank 0 is the verifier that gateways see; the others do what it says. When one ends or hangs, all end. They
-are started by torchrun, on one machine or several, or on this machine by `verifier_svc.launcher`.
+Gateways see rank 0, the verifier; the others follow it. When one ends or hangs, all end. They are started by
+torchrun, on one machine or several, or on this machine by `verifier_svc.launcher`.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def own_rank() -> int | None:
 
 
 def join(settings: VerifierSettings) -> Ranks | None:
-    """Return this process' place among the ranks; None if there are no others."""
+    """Join the ranks; None if there is only one."""
     if layout_of(settings).ranks == 1:
         return None
     end_with_parent(signal.SIGKILL)
@@ -45,7 +45,7 @@ def join(settings: VerifierSettings) -> Ranks | None:
 
 
 async def follow(executor: ParallelExecutor, thread: EngineThread) -> None:
-    """Work as any rank but the first; rank 0 ends it, signals do not."""
+    """Work as any rank but the first. Only rank 0 ends it."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: None)
@@ -57,7 +57,7 @@ async def follow(executor: ParallelExecutor, thread: EngineThread) -> None:
 async def leading(
     executor: ParallelExecutor | None, thread: EngineThread, timeout_s: float
 ) -> AsyncIterator[None]:
-    """Show the other ranks that rank 0 lives, and let them end after it."""
+    """Send heartbeats of rank 0 to the others; end them after it."""
     if executor is None:
         yield
         return

@@ -1,7 +1,8 @@
-"""The requests of a verifier's gateway: entries of messages in, parts of a step out.
+"""Decodes the entries of messages into parts of a step.
 
-A request is known from the message that starts it over (base_len 0) until it is forgotten; every message says which
-tokens it has. Invariant: a request's tokens are those of the cache and those of the newest message.
+A request is known from the message that starts it over (base_len 0) until it is forgotten; every message
+states which tokens it has. Invariant: a request's tokens are those of the cache and those of the newest
+message.
 """
 
 import logging
@@ -40,24 +41,24 @@ class DecodedStep:
     plan: HostPlan
     grant: Grant
     refused: dict[int, VerifyOutcome] = field(default_factory=dict)
-    """Outcomes of the entries that are no part of the plan, by their place in the message."""
+    """Outcomes of refused entries, by their place in the message."""
 
     def outcomes(self, served: Sequence[VerifyOutcome]) -> list[VerifyOutcome]:
-        """Return one outcome per entry of the message, given those of the plan."""
+        """Return one outcome per entry, given those of the plan."""
         rest = iter(served)
         places = range(len(self.refused) + len(served))
         return [self.refused[place] if place in self.refused else next(rest) for place in places]
 
 
 class HostedRequests:
-    """Requests that a host serves for a gateway. Used by the engine's thread."""
+    """Requests of the host's gateway. Used by the engine's thread."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._states = host, dict[str, RequestState]()
         host.verifier.on_release = self.forget
 
     def decode(self, message: verifier_pb2.VerifyRequest, no_features: SpecInferError | None) -> DecodedStep:
-        """Return the plan of a message; of entries with the same id only the first is served.
+        """Plan a message. Only the first entry of an id is served.
 
         Args:
             no_features: reason for which hidden states cannot be returned; None if they can.
@@ -88,7 +89,7 @@ class HostedRequests:
     def _decoded(
         self, part: verifier_pb2.VerifyEntry, twice: bool, no_features: SpecInferError | None
     ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
-        """Return an entry with the tree that came with it, or the outcome of one that is not served."""
+        """Decode an entry with its tree; return an outcome if refused."""
         name = part.request_id
         if twice:
             error = InvalidInputError("request_id", name, "is in the message twice")
@@ -108,20 +109,20 @@ class HostedRequests:
             return VerifyOutcome(name, EntryStatus.ERROR, why)
 
     def note(self, outcomes: Iterable[VerifyOutcome]) -> None:
-        """Forget requests that were not served and of which the cache has nothing: they start over."""
+        """Forget failed requests without any cached tokens: they start over."""
         failed = [each.request_id for each in outcomes if each.status is not EntryStatus.OK]
         if unknown := [name for name in failed if not self._host.verifier.holds(name)]:
             self.forget(unknown)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Forget requests, and what drafters hold of them."""
+        """Forget requests, with the caches of drafters."""
         names = list(request_ids)
         for name in names:
             self._states.pop(name, None)
         self._host.forget(names)
 
     def _entry(self, part: verifier_pb2.VerifyEntry) -> StepEntry:
-        """Return a request's part of the step; its tokens are the message's from now on."""
+        """Return a request's entry, and take the message's tokens."""
         delta, longest = tuple(part.delta_token_ids), self._host.verifier.limits.max_context_len
         if not delta:
             raise InvalidInputError("delta_token_ids", [], "must not be empty")
@@ -152,7 +153,7 @@ class HostedRequests:
     def _begin(
         self, part: verifier_pb2.VerifyEntry, delta: Sequence[int], before: RequestState | None
     ) -> RequestState:
-        """Return the state of a request that starts over; drafters keep a context that it goes on with."""
+        """Start a request over; drafters keep a context with equal tokens."""
         tokens = list(delta)
         if before is not None and before.tokens[: len(tokens)] != tokens:
             self._host.forget([part.request_id])

@@ -1,4 +1,4 @@
-"""The verifier's own speculators: drafters in its process, which draft where a grant asks for them."""
+"""The verifier's resident speculators, which draft for granted steps."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from verifier_svc.settings import VerifierSettings
 
 
 class ResidentSpeculators:
-    """Drafters beside a model, and their description for gateways."""
+    """Drafters in the verifier's process, and their description for gateways."""
 
     def __init__(
         self, drafters: SpeculatorEngine | None, methods: Sequence[str], runner: ModelRunner
     ) -> None:
-        """Put drafters of these methods beside a model; None: there are none.
+        """Attach drafters to a model; None: there are none.
 
         Raises:
             IncompatibleError: if they read hidden states or predictions that the model does not have.
@@ -37,7 +37,7 @@ class ResidentSpeculators:
 
     @classmethod
     def load(cls, settings: VerifierSettings, runner: ModelRunner, fingerprint: str) -> "ResidentSpeculators":
-        """Load the drafters that the settings name, for a target with this tokenizer.
+        """Load the configured drafters for a target with this tokenizer.
 
         Raises:
             SettingError: naming what cannot be read.

@@ -47,7 +47,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         description: verifier_pb2.DescribeVerifierReply,
         tracer: Tracer | None = None,
     ) -> None:
-        """Serve a host on its thread; its drafters draft where a grant asks for them."""
+        """Serve a host on its thread."""
         self._host, self._engine, self._thread = host, host.verifier, thread
         self._requests = HostedRequests(host)
         self._metrics, self._description, self._tracer = metrics, description, tracer
@@ -68,7 +68,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             await self._thread.call(self._conclude, step)  # while the reply travels
 
     def _step(self, request: verifier_pb2.VerifyRequest) -> _Step:
-        """Serve a message; a fault of ours costs the step, not the stream."""
+        """Serve a message. An internal fault costs only the step."""
         try:
             if not self._admit(request.fence):
                 self._observing(self._metrics.fenced_steps.inc)
@@ -110,7 +110,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return _Step(reply, steps, len(decoded.refused))
 
     def _unknown_layers(self, layers: Sequence[int]) -> SpecInferError | None:
-        """Return the error of layers without hidden states; None if all have them."""
+        """Return the error of layers without hidden states, if any."""
         try:
             self._engine.runner.check_layers(layers)
         except SpecInferError as error:
@@ -118,7 +118,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return None
 
     def _verdicts(self, step: HostStep, outcomes: Sequence[VerifyOutcome]) -> list[verifier_pb2.Verdict]:
-        """Return the messages of outcomes; one that cannot be encoded ends its request."""
+        """Encode outcomes. A fault ends the request."""
         trees = made_trees(step)
         return [self._encoded(outcome, trees.get(outcome.request_id)) for outcome in outcomes]
 
@@ -132,10 +132,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, why))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
-        """Forget the requests of a step that failed as a whole.
+        """Forget the requests of a step after a fault.
 
-        None of several is known to be the culprit, so they come again, for as long as the gateway has
-        patience; one alone has failed.
+        If there are several, the culprit is unknown: the gateway retries until its patience ends. A single
+        one has failed.
         """
         ids = [entry.request_id for entry in request.entries]
         self._recover(ids)

@@ -27,7 +27,7 @@ _LIMITS = EngineLimits()
 
 
 class VerifierSettings(ServiceSettings):
-    """The verifier checks whole token trees in one pass of the large model."""
+    """The verifier checks token trees in passes of the target."""
 
     group: ClassVar[str] = "Model"
 

@@ -1,4 +1,4 @@
-"""The command line of `make bench-gpu`: only what the standard library has, until a GPU is found."""
+"""Command line of `make bench-gpu`, which imports nothing before a GPU is found."""
 
 import argparse
 import importlib.metadata
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 470.0
-"""Seconds of the whole run: eight minutes, less what starting and ending take."""
+"""Seconds of the whole run: eight minutes without start and end."""
 NEEDED = ("numpy", "torch", "triton", "transformers")
 _VERSIONS = (*NEEDED, "flashinfer-python")
 

@@ -1,7 +1,7 @@
-"""Speed of the attention kernel: against the time in which its bytes can be copied, and against libraries.
+"""Speed of the attention kernel, relative to copies and libraries.
 
-Libraries get the same queries, keys and masks; keys that they want contiguous are given so, and gathering them from the
-pages does not count:
+Libraries get the same queries, keys and masks, if needed with contiguous keys; gathering these from the pages
+does not count:
 
     sdpa         torch's scaled_dot_product_attention with a mask; heads that share a key as further rows
     flex         torch's flex_attention, compiled for the shape, with a block mask of the same visibility
@@ -24,14 +24,17 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.options import DTYPES
 
 Launcher = Callable[[Buffers], Call]
-"""Prepares a launch over buffers; what it returns gives [T, H, D] when called."""
+"""Prepares a launch over buffers; its result returns [T, H, D]."""
 Prepare = Callable[[Workload], Launcher]
 _ALIGNED = 16
 _WORKSPACE = 128 * 2**20
 
 
 def written(workload: Workload, b: Buffers) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cache with the pass's own keys and values, [KV heads, slots, D] each."""
+    """Return the cache with the pass's own keys and values.
+
+    Both are [KV heads, slots, D].
+    """
     keys, values = (memory.clone() for memory in b.cache)
     places = workload.batch.write_slots
     keys[:, places], values[:, places] = b.key.transpose(0, 1), b.value.transpose(0, 1)
@@ -39,7 +42,10 @@ def written(workload: Workload, b: Buffers) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def gathered(workload: Workload, b: Buffers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query [B, H, N, D], key and value [B, KV heads, context + N, D]."""
+    """Return contiguous query, key and value.
+
+    They are [B, H, N, D] and, twice, [B, KV heads, context + N, D].
+    """
     cell = workload.cell
     every = [slots(rows, range(rows.length)) for rows in workload.batch.rows]
     places = torch.tensor(every, device=b.query.device)
@@ -149,14 +155,17 @@ def missing() -> dict[str, str]:
 log = logging.getLogger(__name__)
 _MOST_SETS = 32
 _SHARE_OF_MEMORY = 0.25
-"""Share of the memory for one set of buffers: libraries hold copies of their own, and float32 numbers come first."""
+"""Share of the memory for one set of buffers.
+
+Libraries make copies, and float32 is larger.
+"""
 
 
 def measure_bandwidth(context: SectionContext, rows: Rows) -> None:
-    """Bytes per second of a large copy by a kernel, those read and those written; the better of a few sizes.
+    """Measure bytes per second of a large copy, read and written.
 
-    The kernel changes signs: a plain copy in a captured graph is the driver's, which is slower (2.7 against 4.2 TB/s on
-    an H200).
+    The best of a few sizes counts. The kernel changes signs: a plain copy in a captured graph is the
+    driver's, which is slower (2.7 against 4.2 TB/s on an H200).
     """
     for share in (1, 2, 4):
         size = context.scale.copy_bytes // share
@@ -172,7 +181,7 @@ def bandwidth(context: SectionContext) -> float:
 
 
 def measure_attention(context: SectionContext, rows: Rows) -> None:
-    """A row per cell, the most important first; cells that are left out are named."""
+    """Measure cells in order of importance; name the skipped ones."""
     for number, cell in enumerate(context.scale.cells):
         if context.budget.left <= 0:
             rows.append(_cell(cell) | {"skipped": "time is up"})

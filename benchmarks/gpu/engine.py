@@ -1,4 +1,4 @@
-"""Passes by their nodes, and steps of the verifier's engine in this process: pass, acceptance, compaction."""
+"""Measures passes by nodes, and steps of the verifier's engine."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 _LOADING_S = 40
-"""Seconds that loading a shape and capturing its passes may take: up to 30 on an H200."""
+"""Maximum seconds to load a shape and capture its passes."""
 _CHUNK = 512
 """Tokens of a context that are read in one pass."""
 
 
 def measure_passes(context: SectionContext, rows: Rows) -> None:
-    """Per shape, batch and nodes (the root is one of them): seconds of a pass."""
+    """Measure a pass per shape, batch and nodes (root included)."""
     scale = context.scale
     for shape in scale.shapes:
         if context.budget.left < _LOADING_S:
@@ -64,7 +64,7 @@ def _measure_shape(shape: ModelShape, runner: ModelRunner, context: SectionConte
 
 
 def measure_executors(context: SectionContext, rows: Rows) -> None:
-    """Per shape and nodes, batch 1: seconds of a pass of the torch executor, beside those of `passes`."""
+    """Measure passes of the torch executor by shape and nodes."""
     scale = context.scale
     for shape in dict.fromkeys((scale.shapes[0], scale.shapes[-1])):
         if context.budget.left <= 0:
@@ -83,7 +83,7 @@ def measure_executors(context: SectionContext, rows: Rows) -> None:
 
 
 def read_context(runner: ModelRunner, length: int, seed: int) -> KVSequence:
-    """A sequence that holds so many random tokens."""
+    """Return a sequence with so many random tokens."""
     sequence, rng = runner.open(), np.random.default_rng(seed)
     tokens = rng.integers(1, runner.config.vocab_size, length).tolist()
     for start in range(0, length, _CHUNK):
@@ -98,8 +98,11 @@ def measure_pass(
     nodes: int,
     context: SectionContext,
 ) -> dict[str, Any]:
-    """`pass_s`: until the logits are there; `queued_s`: while the device never waits; `plain_bound_s`:
-    reading all weights and the contexts' keys and values at the bandwidth of a copy."""
+    """Return times of a pass.
+
+    `pass_s`: until the logits are there; `queued_s`: while the device never waits; `plain_bound_s`: reading
+    all weights and the contexts' keys and values at the bandwidth of a copy.
+    """
     trees = [random_tree(runner.config.vocab_size, nodes, seed) for seed in range(len(sequences))]
 
     def call() -> None:
@@ -124,7 +127,10 @@ def measure_pass(
 
 
 def random_tree(vocabulary: int, nodes: int, seed: int) -> tuple[list[int], list[int]]:
-    """Tokens and parents of a tree of so many nodes, the first of which follows the context."""
+    """Return tokens and parents of a random tree.
+
+    Its first node follows the context.
+    """
     rng = np.random.default_rng(seed)
     parents = [path[-2] if len(path) > 1 else -1 for path in random_paths(rng, nodes)]
     return rng.integers(1, vocabulary, nodes).tolist(), parents
@@ -138,7 +144,7 @@ _LONGEST_PATH = 10
 
 
 def measure_engine(context: SectionContext, rows: Rows) -> None:
-    """Per batch, plain and with trees: seconds of a step, and the share in which the device does not work."""
+    """Measure steps and the device's idle share, plain and with trees."""
     scale, shape = context.scale, context.scale.shapes[0]
     histogram = measured(HISTOGRAM)
     context.say(f"engine: {shape.name}, loading and capturing")
@@ -160,7 +166,7 @@ def measure_engine(context: SectionContext, rows: Rows) -> None:
 
 
 def tree_nodes(context: SectionContext) -> int:
-    """Nodes of a tree in these steps, root included: as many as the aims speak of."""
+    """Return the nodes of a tree in these steps, root included."""
     return min(AIM_NODES, max(context.scale.nodes))
 
 
@@ -214,20 +220,20 @@ def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
 
 
 def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int, of: str) -> float | None:
-    """A time of such a pass under a name of `measure_pass`, as measured before; None if it was not."""
+    """Return a measured time of such a pass, if any."""
     key = {"shape": shape, "batch": batch, "nodes": nodes}
     found: Sequence[dict[str, Any]] = context.results.get("passes", [])
     return next((row[of] for row in found if key.items() <= row.items() and of in row), None)
 
 
 def share_beside(device_s: float | None, step_s: float) -> float | None:
-    """Return the share of a step beside the device's pass: 1 - pass / step."""
+    """Return the share of a step outside the device's pass."""
     return None if device_s is None else 1 - device_s / step_s
 
 
 DEPTH = 8
 _CALLS = 256
-"""Context tokens for which there must be room: each timed call adds one."""
+"""Context tokens with room for timed calls: each adds one."""
 Grow = Callable[[Sequence[GrowthTask]], list[TokenTree]]
 
 

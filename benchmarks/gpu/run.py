@@ -1,4 +1,4 @@
-"""Timers and sections; runs the sections within the time, and writes what there is after each of them."""
+"""Runs sections within the time, and writes the report after each."""
 
 import gc
 import logging
@@ -31,14 +31,16 @@ class Timer(Protocol):
     """Medians of repeated calls, in seconds."""
 
     def launched(self, calls: Sequence[Call]) -> float:
-        """Time of one of these calls on the device, launched together so that the host is not waited for.
+        """Return the device time of a call, from calls launched together.
 
-        The calls do the same on data of their own: what one left in the chip's cache is useless to the next.
+        The host is not waited for. Each call has its own data, so that none finds data in the chip's cache.
         """
 
     def queued(self, call: Call) -> float:
-        """Time of a call among many that do not wait for each other: the device's, or the host's if that
-        is longer."""
+        """Return the time of a call among many independent ones.
+
+        It is the device's, or the host's if that is longer.
+        """
 
     def waited(self, call: Call) -> float:
         """Time of a call until the device has done it."""
@@ -130,7 +132,7 @@ Rows = list[dict[str, Any]]
 
 
 def give_back_memory(device: str) -> None:
-    """Lets others have the device's memory that nobody here uses; executors and their graphs form cycles."""
+    """Free unused device memory; executors and their graphs form cycles."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
@@ -151,7 +153,7 @@ class SectionContext:
 
 
 class Measure(Protocol):
-    """Measures; adds each row as soon as it stands, so that what there is is kept when time is up."""
+    """Measures; adds each row at once, so that timeouts lose nothing."""
 
     def __call__(self, context: SectionContext, rows: Rows) -> None: ...
 
@@ -162,9 +164,9 @@ class Section:
 
     name: str
     measure: str
-    """Module and function, imported in its turn, so that what a machine lacks costs this section only."""
+    """Module and function, imported late: a missing library costs one section."""
     seconds: float
-    """Most time it may take; what it leaves is the others'."""
+    """Maximum time; other sections get the rest."""
 
     def load(self) -> Measure:
         """Import what measures."""
@@ -190,11 +192,11 @@ COMPLETE, FIRST = "complete", "check"
 
 
 class StoppedError(BaseException):
-    """The time is over, or somebody ended the run: no fault, so nobody on the way may catch it as one."""
+    """The run's end: no fault, so nothing catches it."""
 
 
 class Run:
-    """One run of the benchmark. After every section, and when it is stopped, the report is on disk."""
+    """A run of the benchmark. The report is written after every section."""
 
     def __init__(
         self,
@@ -213,7 +215,7 @@ class Run:
         self.report["ended"] = "stopped before its first section"
 
     def all_of(self, sections: Sequence[Section]) -> int:
-        """Exit code: 0, or 1 if a kernel is wrong, or 3 if it was stopped."""
+        """Return 0, 1 for a wrong kernel, or 3 if stopped."""
         code = 0
         try:
             for section in sections:
@@ -263,7 +265,7 @@ class Run:
 
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
-    """Within, `StoppedError` is raised when the time is over or the process is asked to end."""
+    """Raise `StoppedError` within at the timeout or a signal."""
 
     def stop(number: int, frame: object) -> None:
         raise StoppedError("time is up" if number == signal.SIGALRM else "asked to end")

@@ -1,4 +1,4 @@
-"""Sizes that are measured, at full size and for Triton's interpreter; models of such shapes with random weights."""
+"""Measured sizes, full or for Triton's interpreter, and models of random weights."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +44,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One launch: requests of equal context, each with so many rows (tree nodes, root included)."""
+    """A launch: requests with equal contexts and numbers of nodes."""
 
     heads: HeadShape
     batch: int
@@ -73,11 +73,11 @@ class Scale:
     copy_bytes: int
     checks: tuple[Cell, ...]
     cells: tuple[Cell, ...]
-    """Most important first; those that do not fit the time or the memory are left out by name."""
+    """Cells by importance; those without time or memory are skipped."""
     distinct_bytes: int
-    """Bytes of the buffers that launches go through: nothing is found in the chip's cache (60 MB on an H200)."""
+    """Bytes of all buffers, more than the chip's cache."""
     compiled: int
-    """Number of the first cells that are measured with libraries that compile for every shape."""
+    """Number of cells measured with compiling libraries, from the first."""
     shapes: tuple[ModelShape, ...]
     drafter: ModelShape
     """Shape of the small model that grows trees."""
@@ -91,7 +91,7 @@ class Scale:
 
 
 SEVEN, EIGHT = HeadShape(32, 32, 128), HeadShape(32, 8, 128)
-"""Heads of Llama 2 7B, and of Llama 3 8B: four query heads share a key."""
+"""Heads of Llama 2 7B, and of Llama 3 8B (GQA)."""
 AIM_CELL = Cell(SEVEN, 1, 4096, 64)
 AIM_SHAPE, AIM_NODES = "Llama 7B", 32
 
@@ -176,7 +176,7 @@ def transformers_config(shape: ModelShape, positions: int) -> Any:
 
 
 class RandomWeights(Mapping[str, torch.Tensor]):
-    """Tensors of a shape under Llama's names, made on the device when asked for: the same ones every time."""
+    """Reproducible random tensors of a shape, made on the device when read."""
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, device: str) -> None:
         self._dtype, self._device = dtype, device
@@ -199,7 +199,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes of weights that a pass reads: all but the embeddings, of which it reads a row per token."""
+        """Bytes of weights in a pass, without the embeddings."""
         numbers = {name: torch.Size(size).numel() for name, size in self._shapes.items()}
         return self._dtype.itemsize * (sum(numbers.values()) - numbers["model.embed_tokens.weight"])
 

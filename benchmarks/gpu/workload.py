@@ -1,6 +1,6 @@
-"""One launch of attention on random trees, the bytes it cannot avoid, and a check against float64.
+"""A launch of attention on random trees, its minimum bytes and check.
 
-The check uses poisoned buffers and comes before anything is timed.
+The check against float64 uses poisoned buffers and comes before anything is timed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def random_paths(rng: np.random.Generator, nodes: int) -> list[list[int]]:
-    """Return for every node of a random tree the nodes from the root, node 0, down to it."""
+    """Return each node's path from the root in a random tree."""
     paths = [[0]]
     for node in range(1, nodes):
         paths.append([*paths[int(rng.integers(0, node))], node])
@@ -32,7 +32,7 @@ def random_paths(rng: np.random.Generator, nodes: int) -> list[list[int]]:
 
 
 def pass_of(cell: Cell, seed: int) -> Batch:
-    """A pass of `cell.batch` requests whose blocks lie mixed up; trees differ, contexts are equally long."""
+    """Return a pass of `cell.batch` requests: mixed blocks, different trees, equal contexts."""
     rng = np.random.default_rng(seed)
     length = cell.context + cell.nodes
     order = rng.permutation(cell.batch * blocks_for(length)).reshape(cell.batch, -1)
@@ -71,7 +71,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A pass on a device, ready to be launched on any buffers of its sizes."""
+    """A pass on a device, for launches on any fitting buffers."""
 
     cell: Cell
     batch: Batch
@@ -81,7 +81,7 @@ class Workload:
 
     @classmethod
     def of(cls, cell: Cell, dtype: torch.dtype, device: str, seed: int = 0) -> "Workload":
-        """The pass of a cell, as the gpu executor would describe and split it."""
+        """Return a cell's pass, described and split like in the executor."""
         batch = pass_of(cell, seed)
         bucket = exact_bucket(batch, cell.heads.query // cell.heads.kv)
         numbers = torch.from_numpy(describe(batch, bucket)).to(device)
@@ -110,8 +110,11 @@ class Workload:
 
 
 def least_bytes(cell: Cell, element_bytes: int) -> int:
-    """Bytes that a launch moves at least: the context's keys and values read once; those of the nodes read
-    and written; queries read, results written."""
+    """Return the minimum bytes of a launch.
+
+    They are the context's keys and values read once; those of the nodes read and written; queries read,
+    results written.
+    """
     entry = 2 * cell.heads.kv * cell.heads.width
     rows = cell.batch * cell.nodes
     context = cell.batch * cell.context * entry
@@ -127,7 +130,10 @@ class WrongKernelError(RuntimeError):
 
 
 def exact(workload: Workload, b: Buffers) -> torch.Tensor:
-    """[T, H, D] float64: each request's attention over gathered keys, with the mask written out."""
+    """Return each request's attention [T, H, D] in float64.
+
+    The mask is explicit.
+    """
     batch, found = workload.batch, torch.empty(b.query.shape, dtype=torch.float64, device=b.query.device)
     group = b.query.shape[1] // b.key.shape[1]
     keys, values = (memory.double() for memory in b.cache)

@@ -1,4 +1,4 @@
-"""The paper's figure 8 on this machine: decoding with weights that every pass reads, plainly and with trees.
+"""The paper's figure 8: decoding with offloaded weights, plainly and with trees.
 
 Writes `benchmarks/results/offloading*.md`: tokens per second of plain decoding, of sequences and
 of trees of 16 to 128 nodes, through the real services with the real model and the shipped speculators.
@@ -36,7 +36,7 @@ _MODULE = "benchmarks.offloading.throttled_verifier"
 
 
 class OffloadedSystem(LocalSystem):
-    """As `LocalSystem`; 0 bytes per second: as fast as the disk is."""
+    """A `LocalSystem` with a disk bandwidth; 0: unlimited."""
 
     def __init__(self, options: LocalOptions, bytes_per_second: float) -> None:
         super().__init__(options)
@@ -57,7 +57,7 @@ def offloaded_system(
     bytes_per_second: float,
     directory: str,
 ) -> OffloadedSystem:
-    """The usual pool with more flags, a verifier that takes trees of 128 nodes, its layers on the disk."""
+    """Return the usual system with offloaded layers and trees of 128 nodes."""
     verifier = {"offload": "disk", "offload-directory": directory, "max-nodes": "129"}
     verifier["weights"] = "bf16"
     pool = {name: {**flags, **speculator} for name, flags in default_services(model, offload=True).items()}
@@ -71,7 +71,7 @@ PLAIN, SEQUENCE, CHOSEN = "plain", "sequence", "tree, the planner's choice"
 PAPER = {"OPT-13B": (3.3, 3.3, 3.1, 2.7, 2.6), "OPT-30B": (3.5, 3.3, 3.0, 3.0, 2.7)}
 PAPER_BATCHES = (1, 2, 4, 8, 16)
 PLAIN_TOKENS = 12
-"""Every plain token costs one pass: a few tell what it takes."""
+"""Number of plain tokens, a pass each: a few suffice."""
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ def main(
 
 
 def _limits(batch: int, size: int) -> dict[str, str]:
-    """Flags of the gateway: trees of this size in every step, or of 0 nodes: as the planner chooses."""
+    """Return the gateway's flags for a tree size; 0: the planner chooses."""
     limits = {"max-batch": str(batch)}
     return limits | ({"tree-nodes": str(size), "step-nodes": str(size), "adaptive": "false"} if size else {})
 
@@ -162,7 +162,7 @@ def _limits(batch: int, size: int) -> dict[str, str]:
 async def _measure(
     system: OffloadedSystem, prompts: Sequence[EvaluationPrompt], batch: int, new_tokens: int, size: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Modes in turns on one system: plain decoding and trees, and sequences where the planner chooses."""
+    """Measure modes in turns: plain decoding, trees, and perhaps sequences."""
     tree = f"tree of {size}" if size else CHOSEN
     modes = {PLAIN: generation_pb2.SPECULATION_OFF, tree: generation_pb2.SPECULATION_TREE}
     if not size:
@@ -184,14 +184,17 @@ async def _measure(
 
 
 async def _warm_up(client: AsyncClient, prompts: Sequence[EvaluationPrompt], batch: int) -> None:
-    """Reads every prompt once, so that all modes find it in the cache, and drafts, to teach the planner."""
+    """Fill the cache with all prompts, and teach the planner by drafts."""
     tokens = [prompt.tokens for prompt in prompts]
     await generate_all(client, tokens, Load(batch, generation_pb2.SPECULATION_OFF, 1))
     await generate_all(client, tokens[-batch:], Load(batch, generation_pb2.SPECULATION_TREE, 64))
 
 
 def _parts(prompts: Sequence[EvaluationPrompt], batch: int) -> list[list[tuple[int, ...]]]:
-    """The prompts of every turn: one at batch 1, else two for each place of the batch, in three turns."""
+    """Return the prompts of every turn.
+
+    At batch 1 a turn has one prompt; otherwise three turns have two for each place of the batch.
+    """
     tokens = [prompt.tokens for prompt in prompts]
     if batch == 1:
         return [[prompt] for prompt in tokens]
@@ -199,7 +202,7 @@ def _parts(prompts: Sequence[EvaluationPrompt], batch: int) -> list[list[tuple[i
 
 
 async def _run(client: AsyncClient, prompts: list[tuple[int, ...]], load: Load) -> tuple[float, list[Answer]]:
-    """Tokens per second behind the first message, or while a batch is full."""
+    """Return tokens per second after the first message, or while full."""
     if load.batch == 1:
         (answer,) = await generate_all(client, prompts, load)
         return 1 / answer.tpot_s, [answer]
@@ -208,7 +211,7 @@ async def _run(client: AsyncClient, prompts: list[tuple[int, ...]], load: Load) 
 
 
 def _pass_ms(log: str) -> dict[str, float]:
-    """Return what the verifier said of its passes when it started: milliseconds by tokens."""
+    """Return milliseconds of passes by tokens, from the verifier's log."""
     told = re.search(r"passes take (.*)", log)
     assert told, log
     return {size: float(ms) for ms, size in re.findall(r"([\d.]+) ms for (\d+)", told[1])}

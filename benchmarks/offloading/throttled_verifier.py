@@ -1,6 +1,6 @@
-"""A verifier whose layers come from the disk at the bandwidth that $OFFLOAD_BYTES_PER_SECOND states.
+"""A verifier with a disk bandwidth of $OFFLOAD_BYTES_PER_SECOND.
 
-Nothing but this benchmark throttles: the reader's thread sleeps for what a layer was read too early.
+Nothing but this benchmark throttles: the reader's thread sleeps after each layer that was read too fast.
 """
 
 import os
@@ -16,7 +16,7 @@ BANDWIDTH = "OFFLOAD_BYTES_PER_SECOND"
 
 
 def throttle(bytes_per_second: float) -> None:
-    """From now on the stores of this process take at least so long for a layer."""
+    """Set a minimum time per layer for this process' stores."""
     read = DiskStore.fetch
 
     def fetch(store: DiskStore, layer: int, staging: torch.Tensor) -> torch.Tensor:

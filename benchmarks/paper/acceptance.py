@@ -1,4 +1,4 @@
-"""`make bench-acceptance`, first part: how good the drafts are, beside the paper's figures.
+"""`make bench-acceptance`, first part: the quality of drafts, and the paper's.
 
 Writes `benchmarks/results/acceptance.md` and plots: success by top-k (the paper's Table 1), tokens
 per step by tree width (Table 2, both readings of its vector, and best-first trees of equal size), naive
@@ -45,8 +45,11 @@ class Bench:
         self._drafters: dict[str, Drafter] = {}
 
     def drafter(self, name: str) -> Drafter:
-        """`ngram`, `ssm` and `ssm, point` (best-first), or an expansion vector of the SSM; stochastic trees
-        are drawn, as in the paper, but for `ssm, point`. Best-first trees are as deep as the others."""
+        """Return a drafter by name.
+
+        `ngram`, `ssm` and `ssm, point` (best-first), or an expansion vector of the SSM; stochastic trees are
+        drawn, as in the paper, but for `ssm, point`. Best-first trees are as deep as the others.
+        """
         if name not in self._drafters:
             expansion = name if name[0].isdigit() else ""
             drawn = "point" if name == "ssm, point" else "without_replacement"
@@ -84,7 +87,7 @@ class Bench:
         yield "stochastic <5,1,1,...>, naive", self.run(["5,1,1,1,1,1,1,1"], naive)
 
     def pools(self) -> Iterator[tuple[str, Result]]:
-        """Each speculator alone and both merged, at the same number of verified nodes."""
+        """Measure each speculator and the merged pool at equal nodes."""
         for kind, temperature in KINDS.items():
             pools = [["ngram"], ["ssm"], ["ngram", "ssm"]]
             if temperature:
@@ -183,9 +186,9 @@ def guesses(
     temperature: float,
     new_tokens: int,
 ) -> dict[str, list[int]]:
-    """By source: the place of every next token among the guesses, or `GUESSES`; all prompts at once.
+    """Return ranks of next tokens among guesses by source, or `GUESSES`.
 
-    An answer is followed to where the target ends it.
+    All prompts run at once, to the target's own end.
     """
     engine = VerifierEngine(runner, "naive", EngineLimits())
     contexts = [list(p.tokens) for p in prompts]

@@ -1,4 +1,4 @@
-"""The report of `benchmarks.paper.acceptance`, with the paper's figures beside ours; figures 9 and 10 as plots."""
+"""The report of `benchmarks.paper.acceptance`, with the paper's figures and plots."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -151,11 +151,11 @@ def figures() -> list[str]:
 
 _SIZE = (5.2, 3.4)
 PAPER_BEST_WIDTHS = {1: (5,), 2: (5,), 4: (2, 3), 8: (2, 3), 16: (2, 3)}
-"""Figure 10 of the paper, by batch: the tree widths that were fastest (LLaMA-7B with LLaMA-68M on a GPU)."""
+"""Fastest tree widths by batch in the paper's figure 10."""
 
 
 def plot_distribution(path: Path, per_width: Mapping[int, Sequence[float]], title: str) -> None:
-    """Share of prompts with at most so many tokens per step, one line per tree width."""
+    """Plot the share of prompts by tokens per step, per tree width."""
     figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
     for width, values in per_width.items():
         ordered = sorted(values)
@@ -166,8 +166,7 @@ def plot_distribution(path: Path, per_width: Mapping[int, Sequence[float]], titl
 
 
 def plot_latency(path: Path, by_batch: Mapping[int, Mapping[int, float]], title: str) -> None:
-    """Milliseconds per token of a request by tree width, one line per batch size; stars mark the widths that
-    were fastest in the paper."""
+    """Plot milliseconds per token by tree width, per batch size."""
     figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
     for batch, by_width in by_batch.items():
         (curve,) = axes.plot(list(by_width), list(by_width.values()), marker=".", label=f"batch {batch}")

@@ -1,4 +1,4 @@
-"""Figure 11 of the paper: trees verified as trees against their sequences verified separately, by batch.
+"""Figure 11 of the paper: trees against separate sequences, by batch.
 
 Writes `benchmarks/results/figure-11.md` and `.png`, or others with `--out` (a widened target).
 """
@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BATCHES = "1,2,4,8,16"
 DEPTH = 8
 SHAPES = {"<1,1,3,1,1,1,1,1>": ("1,1,3,1,1,1,1,1", 20), "best-first, 16 nodes": ("", 16)}
-"""The paper's tree, and one of our own kind: expansion vector and nodes."""
+"""The paper's tree, and one of ours: expansion vector and nodes."""
 LEAST_PROMPTS = 5
-"""Least number of prompts for every batch size, in batches one after another: one of each source."""
+"""Minimum prompts for every batch size: one of each source."""
 WARM_UP = 2
 """Steps of the first batch that do not count."""
 
@@ -89,7 +89,7 @@ _SIZE = (5.6, 3.6)
 
 
 def beside_paper(paper: Mapping[str, str], ours: Sequence[Sequence[float]]) -> list[str]:
-    """The paper's figures, and the least and the largest of ours over all batches."""
+    """Return the paper's figures with the range of ours over batches."""
     ranges = [f"{min(values):.2f}x to {max(values):.2f}x" for values in ours]
     rows = [line(what, [said, own]) for (what, said), own in zip(paper.items(), ranges, strict=True)]
     return [*head(["paper", "ours, by batch"]), *rows]
@@ -128,7 +128,7 @@ _ROWS_11: dict[str, Callable[[Any], str]] = {
 
 
 def plot_sequences(path: Path, report: dict[str, Any]) -> None:
-    """Figure 11: passes per token, trees filled and sequences dashed, one colour per shape."""
+    """Plot figure 11: passes per token, trees solid and sequences dashed."""
     figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
     for index, (shape, batches) in enumerate(report["shapes"].items()):
         places, colour = range(len(batches)), f"C{index}"

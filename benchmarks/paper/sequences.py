@@ -1,6 +1,6 @@
-"""Figure 11: a tree verified in one pass against its root-to-leaf sequences as requests of their own.
+"""Figure 11: a tree in one pass against sequences in separate requests.
 
-Both verify the same drafts behind the same contexts and accept the same tokens; what differs is the pass:
+Both verify the same drafts after the same contexts and accept the same tokens; only the pass differs:
 
     tree        the | cat (sat, ran) dog          1 row for the root, 4 for the nodes
     sequences   the | cat sat                     3 rows for the root, 5 for the nodes, and the context's
@@ -27,7 +27,7 @@ from specinfer.tree import TokenTree, TreeLimits
 
 @dataclass(slots=True)
 class MeasuredSteps:
-    """Steps of one batch size: seconds of each, and what they brought and verified."""
+    """Steps of a batch size: seconds, accepted tokens and verified rows."""
 
     tree_s: list[float] = field(default_factory=list)
     sequences_s: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class MeasuredSteps:
     sequence_rows: int = 0
 
     def report(self, batch: int) -> dict[str, Any]:
-        """Milliseconds per token of a request: of the passes, and with the drafts that both need."""
+        """Return milliseconds per token: of the passes, and with drafts."""
         per_token = 1000 * batch / self.tokens
         tree, apart, drafts = (sum(s) * per_token for s in (self.tree_s, self.sequences_s, self.draft_s))
         ratios = [one / other for one, other in zip(self.sequences_s, self.tree_s, strict=True)]
@@ -56,7 +56,7 @@ class MeasuredSteps:
 
 
 def paths(tree: TokenTree) -> list[list[int]]:
-    """Tokens below the root, of every path from the root to a leaf."""
+    """Return the tokens of every path from root to leaf."""
     inner = set(tree.parents.tolist())
     found = []
     for leaf in range(1, len(tree)):
@@ -71,7 +71,7 @@ def paths(tree: TokenTree) -> list[list[int]]:
 
 
 def accepted_of_tree(tree: TokenTree, logits: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Greedy verification of a tree, [N, V]: accepted nodes, and tokens with the bonus."""
+    """Verify a tree greedily by [N, V]; return accepted nodes and tokens."""
     choices = logits.argmax(-1).tolist()
     node, nodes, tokens = 0, list[int](), list[int]()
     while True:
@@ -84,7 +84,7 @@ def accepted_of_tree(tree: TokenTree, logits: torch.Tensor) -> tuple[list[int], 
 
 
 def accepted_of_sequences(sequences: Sequence[Sequence[int]], logits: Sequence[torch.Tensor]) -> list[int]:
-    """Greedy verification of sequences, each of its own [N, V]: the longest accepted one's tokens."""
+    """Verify sequences greedily, each by [N, V]; return the longest accepted tokens."""
     best: list[int] = []
     for sequence, rows in zip(sequences, logits, strict=True):
         choices = rows.argmax(-1).tolist()
@@ -109,7 +109,7 @@ class Comparison:
         self._clock = clock or time.perf_counter
 
     def measure(self, prompts: Sequence[EvaluationPrompt], batch: int, steps: int) -> MeasuredSteps:
-        """So many steps of every full batch of prompts; of one batch where there are too few."""
+        """Measure steps of every full batch, or of one smaller batch."""
         found = MeasuredSteps()
         for start in range(0, max(1, len(prompts) - batch + 1), batch):
             self.run(prompts[start : start + batch], steps, found)
@@ -133,7 +133,7 @@ class Comparison:
         self._runner.cache.check()
 
     def _held(self, context: Sequence[int]) -> KVSequence:
-        """A sequence that holds all of a context but its last token; found in the cache where it is there."""
+        """Return a sequence with all of a context but its last token."""
         sequence = self._runner.open()
         known = self._runner.cache.share(sequence, context[:-1])
         if rest := context[known:-1]:

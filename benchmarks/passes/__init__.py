@@ -1,1 +1,1 @@
-"""Milliseconds and GB/s of passes by rows, beside llama.cpp."""
+"""Milliseconds and GB/s of passes by rows, compared with llama.cpp."""

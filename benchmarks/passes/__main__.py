@@ -1,4 +1,4 @@
-"""`python -m benchmarks passes MODEL`: measures passes by rows and context, in turns with llama.cpp.
+"""`python -m benchmarks passes MODEL`: passes by rows and context, with llama.cpp.
 
 Writes one section of a report for each model and context; sections of others stay.
 """
@@ -41,7 +41,7 @@ from specinfer.model.weights.source import kept_gguf
 
 OURS, PEER = "SpecInfer", "llama.cpp"
 FEW = 8
-"""Rows that the passes of one size have together in a turn, at least."""
+"""Minimum rows of all passes of a size in a turn."""
 
 
 def main(
@@ -112,7 +112,7 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def llama_peers(directory: Path, python: Path, folder: Path, formats: list[str]) -> dict[str, PeerProcess]:
-    """Return llama.cpp on the same file, once for each format of keys and values.
+    """Return llama.cpp on the same file, for each cache format.
 
     Raises:
         SettingError: if the model was made of no GGUF file.

@@ -33,11 +33,14 @@ class SystemTimes(NamedTuple):
     seconds: list[float]
     """One for each pass."""
     context: float
-    """Seconds in which the context was read, once, at most `READ` tokens of it."""
+    """Seconds to read the context, at most `READ` tokens."""
 
 
 READ = 2048
-"""Longest context that is read; a longer one continues with copies, as attention takes the same time for them."""
+"""Maximum tokens of a context that is read.
+
+A longer one continues with copies: attention takes the same time for them.
+"""
 
 _SHORT = 64
 """Tokens that the other requests of a pass read."""
@@ -55,7 +58,7 @@ class OurPasses:
         self._rng = np.random.default_rng(0)
 
     def measure(self, context: int, requests: int, sizes: Sequence[int]) -> SystemTimes:
-        """Measure passes of so many rows per request, each with logits; of a prompt's chunk, only the last has."""
+        """Measure passes by rows per request, with logits; a chunk's last only."""
         if [each.length for each in self._sequences] != [context] * requests:
             self._make_contexts(context, requests)
         return SystemTimes([self._pass(size) for size in sizes], self._context_seconds)
@@ -108,7 +111,7 @@ class OurPasses:
 
 
 def matrix_bytes(directory: Path, config: ModelConfig) -> int:
-    """Return the bytes of the matrices that a pass reads whole, so not of embeddings to look up."""
+    """Return the bytes of matrices read in a pass, without embeddings."""
     path = kept_gguf(directory)
     weights = in_llama_names(config, GgufWeights(path) if path else open_checkpoint(directory))
     total = 0
@@ -133,7 +136,7 @@ bf16, q8_0: format of the cached keys and values (`--kv-type`; `-ctk`, `-ctv`).
 GB/s: bytes of the matrices that a pass reads, over its seconds. Ratio: to the pass of the fewest rows.
 """
 CHUNK = SchedulerLimits().prefill_chunk
-"""Rows of a pass that reads a prompt, as it is served."""
+"""Rows of a pass for a prompt, equal to the service's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,13 @@ Fields = Mapping[str, Any]
 
 
 class Server:
-    """A server process on a free port; the context manager starts and ends it."""
+    """A server process on a free port, ended with the context."""
 
     def __init__(self, command: Sequence[str], log: Path, api_key: str | None = None) -> None:
-        """Prepare; `{host}` and `{port}` in the command are replaced, and `log` gets its output."""
+        """Create it; `{host}` and `{port}` in the command are replaced.
+
+        `log` gets its output.
+        """
         (port,) = free_ports(1)
         self._command = [part.format(host="127.0.0.1", port=port) for part in command]
         self._api = ApiServer.at(f"http://127.0.0.1:{port}", api_key)

@@ -1,11 +1,11 @@
-"""The planner against constant choices, from a cold start on prompts that taught nothing.
+"""Compares the planner with constant choices, from a cold start.
 
     python -m benchmarks.planning.choices --prompts eval.jsonl [--model M --draft D] [--batches 1,4,16] [--services]
 
-One model is loaded; the modes, plain decoding, constants and the planner, take turns over the same groups of prompts,
-each with a planner and a calibration of its own that begin with the first group; through services the modes share the
-verifier's calibration. All prompts are read once before, so that nobody's first token waits. A mode is compared with
-plain decoding in the same turns.
+One model is loaded; the modes, plain decoding, constants and the planner, take turns over the same groups of
+prompts, each with a planner and a calibration of its own that begin with the first group; through services
+the modes share the verifier's calibration. All prompts are read once before, so that no first token waits. A
+mode is compared with plain decoding in the same turns.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ FEW = 6
 
 @dataclass
 class Mode:
-    """One way to plan, and what it achieved; stands in for its planner."""
+    """A way to plan, with its results; replaces its planner."""
 
     planner: StepPlanner
     calibration: Calibration = field(default_factory=Calibration)
@@ -90,7 +90,7 @@ class Mode:
         return len(self.reports)
 
     def typical_speed(self, usual: Mapping[Kind, float]) -> float:
-        """Return the tokens per second if each step took the median of its kind."""
+        """Return the speed if each step took the median of its kind."""
         seconds = sum(usual.get(kind, seconds) for kind, seconds, _ in self.reports)
         return sum(tokens for *_, tokens in self.reports) / seconds
 
@@ -105,7 +105,7 @@ def medians(modes: Iterable[Mode]) -> dict[Kind, float]:
 
 
 Run = Callable[[Mode, Sequence[Sequence[int]], int], Awaitable[None]]
-"""Answers a group of prompts at once in a mode, with so many new tokens each."""
+"""Answers a group of prompts in a mode, with equal lengths."""
 
 
 def main(
@@ -199,7 +199,7 @@ def in_process(engine: LocalEngine) -> Run:
 
 
 def markdown(what: str, runs: Mapping[int, dict[str, Mode]]) -> str:
-    """Return one table: speeds by batch size, over plain decoding and over the best constant."""
+    """Return one table of speeds by batch size, with ratios."""
     lines = [
         "# The planner beside constant choices",
         "",

@@ -1,4 +1,4 @@
-"""A system of services whose gateway runs in this process, so that modes can take turns as its planner."""
+"""A system with its gateway in this process, to exchange the planner."""
 
 import asyncio
 import time
@@ -60,7 +60,7 @@ class ThroughServices:
         started = time.perf_counter()
         answers = await generate_all(self.client, prompts, load)
         seconds = time.perf_counter() - started
-        await asyncio.sleep(0.2)  # the last steps are learned from behind the answers
+        await asyncio.sleep(0.2)  # the last steps are learned from after the answers
         return sum(len(answer.token_ids) for answer in answers), seconds
 
 

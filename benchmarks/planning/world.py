@@ -1,12 +1,12 @@
-"""A simulated verifier, two speculators and texts of every kind, for the planner.
+"""Simulates a verifier, two speculators and all kinds of texts, for planners.
 
-The costs are those of the default weights on two cores (Zen 5, the blocks of Q4_1): passes, drafts by the nodes asked
-for, and what services add. The machine's pace wanders by a fifth, a price of nodes wanders by itself, one
-pass in a hundred is disturbed, a neighbour now and then slows down a hundred steps in a row by half, and the
-first steps of a process are cold. A text is known by the probability that the first guess of a speculator is
-right; requests of 128 tokens begin and end. One speculator is good and slow, one poor and quick; both believe
-more of themselves than is true. The target finds prompts in its cache, the speculators' service reads them,
-and whatever came while nobody asked it.
+The costs are those of the default weights on two cores (Zen 5, the blocks of Q4_1): passes, drafts by
+requested nodes, and the overhead of services. The machine's pace wanders by a fifth, a price of nodes wanders
+by itself, one pass in a hundred is disturbed, a neighbour now and then slows down a hundred steps in a row by
+half, and the first steps of a process are cold. A text is known by the probability that the first guess of a
+speculator is right; requests of 128 tokens begin and end. One speculator is good and slow, one poor and
+quick; both believe more of themselves than is true. The target finds prompts in its cache, the speculators'
+service reads them, and all tokens missed in between.
 """
 
 import heapq
@@ -30,7 +30,7 @@ PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20
 
 
 def draft_s(speculator: int, nodes: int) -> float:
-    """Return the seconds of drafting for one request: 1.1, 1.4, 1.9, 2.7 ms for 2, 4, 8, 16 nodes."""
+    """Return the seconds of drafting for one request, by nodes."""
     return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
 
 
@@ -49,7 +49,7 @@ class Costs:
     read_s: float = 0.00006
     """Seconds in which speculators read a token."""
     ngrams: bool = False
-    """The quick speculator drafts only where a text seems to copy itself, which both then predict well."""
+    """True if the fast speculator drafts only in self-copying, predictable text."""
 
     @cached_property
     def curve(self) -> PassCurve:
@@ -60,15 +60,17 @@ class Costs:
 USUAL = Costs()
 BOTH = frozenset({0, 1})
 TOKENS, PROMPT = 128, 170
-"""Tokens of an answer, and of a prompt, as the evaluation prompts have on average."""
+"""Tokens of an answer and of a prompt, averages of the prompts."""
 COLD_S = (0.016, 0.026, 0.002)
-"""Seconds that the first steps with trees take longer, the first one last: with the prompt that the first one reads
-they take 20, 35, 25 ms at batch 1. Plain ones a fifth of it."""
+"""Extra seconds of the first steps with trees, the first one last.
+
+With the prompt read by the first, they take 20, 35, 25 ms at batch 1. Plain ones take a fifth of it.
+"""
 OFTEN, DISTURBED = 0.01, 4.0
-"""Part of the passes that are disturbed, and times that those take."""
+"""Share of disturbed passes, and their relative time."""
 GUESSES = (0.25, 0.5, 0.7, 0.9)
 COPIES_BEGIN, COPIES_END, COPIED = 0.01, 0.15, 0.98
-"""Probability of a step that a text begins to copy itself, or ends to; predictability while it does."""
+"""Probabilities that self-copying begins or ends; predictability meanwhile."""
 ALARMS = 0.1
 """Part of the steps in which n-grams draft in vain."""
 ROOT = 0
@@ -91,12 +93,12 @@ class SimulatedRequest:
 
 @dataclass
 class Ran:
-    """Tokens and seconds of some steps: those to expect of the trees, at the machine's usual pace."""
+    """Actual and expected tokens and seconds of steps, at usual pace."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     expected_s: float = 0.0
-    """Expected seconds of the steps that were expected to take anything, as much as `counted_s` of them took."""
+    """Expected seconds of steps with an expectation; `counted_s` are their actual ones."""
     counted_s: float = 0.0
     steps: int = 0
 
@@ -128,7 +130,7 @@ class Machine:
         return self.steadily(seconds) * self._rng.lognormvariate(0, 0.06)
 
     def steadily(self, seconds: float) -> float:
-        """Return how long so many seconds take now on average, disturbed passes apart."""
+        """Return the present average time of work, without disturbed passes."""
         return seconds * exp(self.pace) * self.slowness * (1.5 if self._neighbour else 1.0)
 
     def pass_s(self, batch: int, tokens: int) -> float:
@@ -139,7 +141,7 @@ class Machine:
         return self.slowed(base + exp(self._slope) * (curve.at(tokens) - base)) * disturbed
 
     def cold_s(self, trees: bool) -> float:
-        """Return the seconds that a step takes longer because it is one of the first."""
+        """Return the extra seconds of a cold step."""
         return self._cold[trees].pop() if self._cold[trees] else 0.0
 
 
@@ -183,10 +185,10 @@ class World:
         Args:
             seed: of texts and machine.
             batch: requests at once.
-            choose: nodes of every tree, 0 for plain decoding, or what makes a planner of a curve and a budget.
+            choose: nodes of every tree, 0 for plain decoding, or a factory of planners from curve and budget.
             costs: those of the machine.
-            told: passes as the verifier measured them; None: the truth.
-            most: requests at once, of all that will come.
+            `told`: passes as the verifier measured them; None: the truth.
+            most: maximum requests at once, over the whole run.
         """
         self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1, costs), batch
         self.costs = costs
@@ -222,7 +224,7 @@ class World:
         self._texts = kept + [self._begin() for _ in range(batch - len(kept))]
 
     def plain_s(self, tokens: float) -> float:
-        """Return the seconds that plain decoding would take now for so many tokens."""
+        """Return the seconds of plain decoding for these tokens now."""
         step_s = (
             self.costs.curve.at(self._batch) * (1 + OFTEN * (DISTURBED - 1))
             + self.services * self.costs.plain_s
@@ -321,7 +323,7 @@ class World:
         return [DraftTime(BOTH, own_s, wire_s, read)]
 
     def _read(self) -> int:
-        """Return how many tokens the speculators have to read before they draft, if more than in every step."""
+        """Return the speculators' missed tokens before drafting, if unusual."""
         lacking = [text.lacking for text in self._texts]
         for text in self._texts:
             text.lacking = 0
@@ -337,7 +339,7 @@ class World:
         return found
 
     def _accepted(self, text: SimulatedRequest, tree: TokenTree) -> list[int]:
-        """A walk: the children of a node are right with the probabilities of their places."""
+        """Return a random accepted path, by the places' probabilities."""
         kids: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):
             kids.setdefault(parent, []).append(node)
@@ -373,7 +375,7 @@ def _guess(text: SimulatedRequest, speculator: int) -> float:
 
 
 def _right(guess: float, place: int, speculator: int) -> float:
-    """Probability that the guess at this place is right; those of both speculators sum up to less than 1."""
+    """Return a guess's probability; both speculators' sum up to less than 1."""
     return float((0.85 if speculator == 0 else 0.15) * guess * (1 - guess) ** place)
 
 

@@ -1,7 +1,8 @@
-"""`python -m benchmarks sources`: acceptance of every drafter on a real target, by kind of prompt.
+"""`python -m benchmarks sources`: acceptance of drafters by kind of prompt.
 
-Counts tokens a step and right first guesses on chat, code, instructions and translations; one process, no services, so
-nothing depends on the machine's speed. A second table compares the path probabilities of each drafter with acceptance.
+It uses a real target. Counts tokens a step and right first guesses on chat, code, instructions and
+translations; one process, no services, so nothing depends on the machine's speed. A second table compares the
+path probabilities of each drafter with acceptance.
 """
 
 import json
@@ -35,7 +36,7 @@ KINDS = {
     "instructions": ("self-instruct-user",),
     "translation": ("translation",),
 }
-"""Kind of prompt -> categories of its rows, or sources of rows without one."""
+"""Maps kinds of prompts to categories or sources of rows."""
 EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 """Bounds of the bins of path probabilities."""
 
@@ -86,7 +87,7 @@ def measure(
     plan: DecodingPlan,
     answers: Sequence[Sequence[int]],
 ) -> Result:
-    """Decode with a drafter, or replay known answers if it reads nothing of the target."""
+    """Decode with a drafter; replay answers if it needs no target."""
     told = drafter.description
     if answers and not (told.target_top_k or told.feature_layers):
         return replay(drafter, prompts, answers, plan)
@@ -94,7 +95,7 @@ def measure(
 
 
 def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> list[EvaluationPrompt]:
-    """Return so many prompts of every kind in the files, spread over them."""
+    """Return `few` prompts of every kind, spread over the files."""
     found: dict[str, list[PromptRow]] = {kind: [] for kind in KINDS}
     for path in paths:
         lines = [text for text in path.read_text(encoding="utf-8-sig").split("\n") if text.strip()]

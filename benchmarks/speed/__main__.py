@@ -1,13 +1,14 @@
-"""Plain decoding, sequences and trees: by resident speculators, by a service, and by the default of `up`.
+"""Speed of plain decoding, sequences and trees, by systems.
 
     python -m benchmarks speed --prompts prompts.jsonl
     python -m benchmarks speed --weights bf16 --batch 1,2,4,8,16        the paper's figure 7
 
-Writes `benchmarks/results/speed.md`: tokens per second while the batch is full, the gain over plain decoding as the
-median over turns, milliseconds per token of a request, and tokens per step; by batch size, greedy and at temperature
-0.8, and by source at the first batch size. Each way of drafting is a system of its own, all of them run at once, and
-the modes take turns over parts of the prompts, every second time in reverse order. Plain decoding is that of the
-system without speculators.
+Systems have resident speculators, a service, or the defaults of `up`. Writes `benchmarks/results/speed.md`:
+tokens per second while the batch is full, the gain over plain decoding as the median over turns, milliseconds
+per token of a request, and tokens per step; by batch size, greedy and at temperature 0.8, and by source at
+the first batch size. Each way of drafting is a system of its own, all of them run at once, and the modes take
+turns over parts of the prompts, every second time in reverse order. Plain decoding is that of the system
+without speculators.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
 PLAIN, SEQUENCES, DEFAULT = "plain", "sequences", "trees, default of up"
 
 Modes = Mapping[str, tuple[str, generation_pb2.Speculation]]
-"""By name, the address of a gateway and what is asked of it."""
+"""Gateway's address and speculation by mode."""
 
 
 def systems(model: str, weights: str, max_batch: int) -> dict[str, LocalOptions]:
@@ -85,7 +86,7 @@ async def measure(
 
 
 def figures(own: Measured, plain: Measured) -> dict[str, Any]:
-    """The figures of a mode: medians over turns, with quartiles of the gain."""
+    """Return a mode's medians over turns, with quartiles of the gain."""
     gains = [rate / other for rate, other in zip(own.rates, plain.rates, strict=True)]
     low, middle, high = quantiles(gains, n=4, method="inclusive")
     seconds = sum(tally.seconds for tally in own.by_source.values())

@@ -52,7 +52,7 @@ class Measured:
         return acceptance_length(sum(t.steps for t in tallies), sum(t.accepted for t in tallies))
 
     def beside(self, plain: "Measured") -> dict[str, Any]:
-        """Return what is reported: its speed, over plain decoding too, with the standard error over the turns."""
+        """Return speed and gain over plain decoding, with standard errors."""
         gains = [own / base for own, base in zip(self.rates, plain.rates, strict=True)]
         return {
             "tokens_per_second": harmonic_mean(self.rates),
@@ -65,9 +65,10 @@ class Measured:
 def part_of(
     prompts: Sequence[EvaluationPrompt], turn: int, batch: int, turns: int = TURNS
 ) -> list[EvaluationPrompt]:
-    """The prompts of a turn: a share of all at batch 1, more where the batch must stay full.
+    """Return the prompts of a turn.
 
-    Sources alternate, so every part has all of them.
+    At batch 1 it is a share of all, otherwise more, for full batches. Sources alternate, so every part has
+    all of them.
     """
     by_source: dict[str, list[EvaluationPrompt]] = defaultdict(list)
     for prompt in prompts:
@@ -80,7 +81,7 @@ def part_of(
 
 
 async def warm_up(address: str, prompts: Sequence[EvaluationPrompt], batch: int) -> None:
-    """Reads all prompts once, so that every mode finds them in the verifier's cache."""
+    """Read all prompts once, so that they are cached for every mode."""
     client = AsyncClient(address)
     try:
         tokens = [prompt.tokens for prompt in prompts]

@@ -1,1 +1,1 @@
-"""The ledger of a decoding step: where its time goes, in one process and through the services."""
+"""The ledger of a decoding step: times in process and by services."""

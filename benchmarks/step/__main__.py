@@ -1,4 +1,4 @@
-"""Where the time of a plain decoding step goes: `LLM` in this process beside the services, in turns.
+"""Times within a plain decoding step, of `LLM` and of services.
 
     python -m benchmarks step                              2 minutes
     python -m benchmarks step --before ../other-checkout   services of another commit take turns, too
@@ -29,7 +29,7 @@ Columns = dict[str, list[Reading]]
 
 
 async def take_turns(systems: Mapping[str, System], parts: Sequence[Prompts], new_tokens: int) -> Columns:
-    """Use of each system in each turn, every second time in reverse order."""
+    """Measure each system in turns, every second time in reverse order."""
     found: Columns = {name: [] for name in systems}
     for number, prompts in enumerate(parts):
         for system in systems.values():

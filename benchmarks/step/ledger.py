@@ -25,7 +25,7 @@ def used(before: Reading, after: Reading) -> dict[str, float]:
 
 
 def process_counters(name: str, pid: int | str) -> dict[str, float]:
-    """Processor seconds of a process, its threads together, and how often one of them went to sleep."""
+    """Return a process' processor seconds and the number of its sleeps."""
     seconds, sleeps = 0, 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         try:
@@ -38,7 +38,7 @@ def process_counters(name: str, pid: int | str) -> dict[str, float]:
 
 
 def metric_values(port: int) -> dict[str, float]:
-    """Counts of a service by sample; labels follow the name with points between."""
+    """Return a service's counts by sample; labels follow the name."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
     return {
@@ -50,7 +50,10 @@ def metric_values(port: int) -> dict[str, float]:
 
 
 def redis_counters(redis: "Redis") -> dict[str, float]:
-    """Commands that Redis ran, by name, and its seconds in them; scripts count the commands that they run, too."""
+    """Return Redis' calls by command, and their seconds.
+
+    Scripts also count their commands.
+    """
     stats: dict[str, Any] = redis.info("commandstats")
     named = {key.removeprefix("cmdstat_"): value for key, value in stats.items()}
     found = {
@@ -89,7 +92,7 @@ async def service_counters(
 
 
 def in_process_counters(llm: LLM, pass_cpu_s: float) -> dict[str, float]:
-    """All counters of an `LLM` in this process, of whose processor time so much went into passes."""
+    """Return an `LLM`'s counters in this process; `pass_cpu_s` is for passes."""
     totals = {metric.name: metric.value for metric in llm.get_metrics()}
     return {
         "wall": time.perf_counter(),
@@ -105,11 +108,11 @@ IN_PROCESS = "in process"
 PHASES = ("draft", "merge", "verify", "commit")
 Turns = Sequence[Reading]
 Figure = Callable[[Turns], float | None]
-"""A figure of one system; None where the system has no such part."""
+"""A figure of a system; None if it lacks that part."""
 
 
 def total(turns: Turns, name: str) -> float | None:
-    """A counter over all turns; None if the system does not count it."""
+    """Return a counter's sum over turns; None if not counted."""
     values = [turn[name] for turn in turns if name in turn]
     return sum(values) if values else None
 
@@ -141,7 +144,10 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def verifier_beside_pass(of_pass: float | None) -> Figure:
-    """Processor time of the verifier by step beside its pass, which in process takes `of_pass` ms of it."""
+    """Processor milliseconds of the verifier per step, without its pass.
+
+    In process, a pass takes `of_pass` ms.
+    """
 
     def figure(turns: Turns) -> float | None:
         value = per_step("cpu.verifier", 1000)(turns)
@@ -151,19 +157,19 @@ def verifier_beside_pass(of_pass: float | None) -> Figure:
 
 
 def own_process_beside_pass(turns: Turns) -> float | None:
-    """Processor time by step of `LLM` beside its passes."""
+    """Processor time of `LLM` per step, without its passes."""
     whole, passes = per_step("cpu.process", 1000)(turns), per_step("pass_cpu", 1000)(turns)
     return None if whole is None or passes is None else whole - passes
 
 
 def hop(turns: Turns) -> float | None:
-    """Wall time of the verify phase beside the verifier's step."""
+    """Wall time of the verify phase, without the verifier's step."""
     phase, step = per_step("phase.verify", 1000)(turns), per_step("verifier_step", 1000)(turns)
     return None if phase is None or step is None else phase - step
 
 
 def beside_pass(turns: Turns) -> float:
-    """Wall time of a step beside its pass."""
+    """Wall time of a step without its pass."""
     return 1000 * sum(turn["wall"] - turn["pass"] for turn in turns) / sum(turn["steps"] for turn in turns)
 
 

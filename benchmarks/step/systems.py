@@ -1,4 +1,4 @@
-"""Systems that take turns: `LLM` in this process, and systems of services, of this checkout or of another one."""
+"""Systems for turns: `LLM` in process, and services of any checkout."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ Prompts = Sequence[Sequence[int]]
 
 
 class System(Protocol):
-    """Something that decodes plainly and counts what it does."""
+    """Decodes plainly, and counts its work."""
 
     async def turn(self, prompts: Prompts, new_tokens: int) -> Reading:
         """Answer these prompts at once; what it took."""
@@ -60,19 +60,19 @@ class InProcess:
 
 
 class _Checkout(LocalSystem):
-    """Services of a checkout, which need not be the one that this process runs."""
+    """Services of a checkout, perhaps another one than this process'."""
 
     def __init__(self, options: LocalOptions, root: Path) -> None:
         super().__init__(options)
         self._root = root
 
     def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:
-        """Modules are found in the checkout alone: `-P` leaves the working directory out."""
+        """Return a module's command; `-P` ignores the working directory."""
         return [sys.executable, "-P", "-m", module], {"PYTHONPATH": str(self._root)}
 
 
 class Services(AbstractAsyncContextManager["Services"]):
-    """A local system with its default speculators, and a client that reads every stream."""
+    """A local system with default speculators, and a client of all streams."""
 
     def __init__(self, root: Path, most_requests: int) -> None:
         self._root, self._most_requests = root, most_requests
@@ -98,7 +98,7 @@ class Services(AbstractAsyncContextManager["Services"]):
         self._system.__exit__(kind, error, trace)
 
     async def turn(self, prompts: Prompts, new_tokens: int) -> Reading:
-        """Answer these prompts at once; what it took. The client's processor time is this process's."""
+        """Answer prompts at once; return the costs. The client runs here."""
         before = await self._read()
         replies = await asyncio.gather(*(self._answer(prompt, new_tokens) for prompt in prompts))
         return used(before, await self._read()) | {"messages.clients": float(sum(replies))}

@@ -1,4 +1,4 @@
-"""Writes the dashboards' JSON from the Python beside it: `python -m deploy.grafana.build`."""
+"""Writes the dashboards' JSON from their Python: `python -m deploy.grafana.build`."""
 
 import json
 from pathlib import Path

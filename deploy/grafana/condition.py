@@ -1,4 +1,4 @@
-"""The overview's rows of saturation and errors: how full the system is, and what goes wrong."""
+"""The overview's rows of saturation and errors."""
 
 from deploy.grafana.dashboard import MODEL_FILTER, PanelRow
 from deploy.grafana.panel import Panel, Query

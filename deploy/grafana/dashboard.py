@@ -1,4 +1,4 @@
-"""A dashboard: variables above, rows of panels below, each row filled from left to right."""
+"""A dashboard: variables above, rows of panels below."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MODEL_FILTER = 'and on (instance) specinfer_model_info{model=~"$model"}'
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A list above the panels, whose values are those of `label` in the result of an expression."""
+    """A list of label values in an expression's result."""
 
     name: str
     title: str
@@ -21,7 +21,7 @@ class Variable:
     label: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the variable as Grafana reads it: several values may be chosen, at first all."""
+        """Return Grafana's variable with several choices, all by default."""
         everything = {"selected": True, "text": ["All"], "value": ["$__all"]}
         query = f"query_result({self.expression})"
         return {
@@ -110,7 +110,7 @@ class Dashboard:
 
 
 def placed(panels: Sequence[Panel], y: int) -> Iterator[tuple[Panel, int, int]]:
-    """Yield each panel with its column and line, from line y on; panels side by side are equally high."""
+    """Yield panels with column and line; rows have equal heights."""
     x = 0
     height = 0
     for panel in panels:

@@ -1,4 +1,4 @@
-"""The speculation dashboard's rows of drafts and the planner: requested drafts, and their outcomes."""
+"""The speculation dashboard's rows of drafts and planner."""
 
 from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query

@@ -1,4 +1,4 @@
-"""The dashboard "HTTP": calls of OpenAI's API, as the HTTP services see them."""
+"""The dashboard "HTTP": calls of OpenAI's API at the HTTP services."""
 
 from deploy.grafana.dashboard import HTTP, Dashboard, PanelRow
 from deploy.grafana.panel import Panel, Query

@@ -1,4 +1,4 @@
-"""The overview's rows of traffic and latency: requests of clients, and their waiting times."""
+"""The overview's rows of traffic and latency."""
 
 from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query

@@ -1,4 +1,4 @@
-"""One panel: a title, what it shows, what a bad value looks like, and its queries."""
+"""A panel: title, meaning, bad values and queries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PER_SECOND = "suffix:/s"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression, and the names of its lines; `{{label}}` is the value of a label."""
+    """An expression and its legend; `{{label}}` is a label's value."""
 
     expression: str
     legend: str
@@ -32,13 +32,16 @@ class Panel:
     unit: str = "short"
     """Grafana's id of a unit."""
     kind: str = "timeseries"
-    """timeseries: lines over time; stat: the latest number; heatmap; table: labels as they are now."""
+    """Type of panel.
+
+    timeseries: lines over time; stat: the latest number; heatmap; table: present labels.
+    """
     width: int = 8
     """Columns of 24."""
     height: int = 8
     stacked: bool = False
     most: float | None = None
-    """End of the axis, if that is known, as for shares."""
+    """Known end of the axis, for example of shares."""
     alarm: float | None = None
     """The value from which on it is shown in red."""
     alarm_below: bool = False
@@ -46,11 +49,11 @@ class Panel:
 
     @property
     def description(self) -> str:
-        """Text that Grafana shows behind the panel's (i)."""
+        """Text of the panel's (i) in Grafana."""
         return f"{self.shows}\n\n**Bad:** {self.bad}"
 
     def to_json(self, number: int, x: int, y: int) -> dict[str, Any]:
-        """Return the panel as Grafana reads it, its upper left corner at column x and line y."""
+        """Return the panel's JSON with its upper left corner at (x, y)."""
         return {
             "id": number,
             "type": self.kind,

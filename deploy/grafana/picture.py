@@ -1,4 +1,4 @@
-"""Draws panels of the dashboards from a Prometheus, for those who have no Grafana: a PNG in its colours.
+"""Draws dashboards from Prometheus without Grafana, in its colours.
 
 `python -m benchmarks.dashboard` makes the README's picture with it.
 """
@@ -101,7 +101,7 @@ def draw(titles: Sequence[str], prometheus: str, span: TimeRange, target: Path) 
 
 
 def _shown(lines: Iterator[Line]) -> list[Line]:
-    """Return the first lines in the order of the numbers in their names."""
+    """Return the first lines, sorted by numbers in names."""
     by_number = sorted(lines, key=lambda line: [int(n) for n in re.findall(r"\d+", line.name)])
     return by_number[:_MOST_LINES]
 
@@ -120,7 +120,7 @@ def _lines(panel: Panel, prometheus: str, span: TimeRange) -> Iterator[Line]:
 
 
 def _name(legend: str, labels: Mapping[str, str]) -> str:
-    """Return a line's name; addresses are left out, for one system is drawn, on some free ports."""
+    """Return a line's name without addresses, which are arbitrary here."""
     shown = {key: value for key, value in labels.items() if key != "instance"}
     return re.sub(r"{{(\w+)}}", lambda found: shown.get(found[1], ""), legend).strip()
 

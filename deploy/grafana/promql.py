@@ -1,4 +1,4 @@
-"""The PromQL expressions that dashboards use again and again, as text.
+"""Common PromQL expressions of dashboards, in text form.
 
 `$instance`, `$speculator` and `$__rate_interval` are variables of Grafana. `only` are label matchers that are
 added to those of the instance, `by` the labels whose values become separate lines.

@@ -1,4 +1,4 @@
-"""The dashboard "Speculation": what is drafted, what of it is accepted, and what the planner makes of it."""
+"""The dashboard "Speculation": drafts, acceptance and planning."""
 
 from deploy.grafana.acceptance import ACCEPTANCE, TREES
 from deploy.grafana.dashboard import GATEWAY, MODEL, SPECULATOR, Dashboard

@@ -1,4 +1,4 @@
-"""The dashboard "Verifier": what the large model does, and what its cache holds."""
+"""The dashboard "Verifier": the target's passes and cache."""
 
 from deploy.grafana.dashboard import MODEL, VERIFIER, Dashboard, PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query

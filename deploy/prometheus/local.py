@@ -1,4 +1,4 @@
-"""The committed configuration for services at other addresses, such as those of tests on loopback."""
+"""Adapts the committed configuration to other addresses, like those of tests."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ DIRECTORY = Path(__file__).parent
 
 
 def local_configuration(targets: Mapping[str, Sequence[str]], interval: str = "1s") -> dict[str, Any]:
-    """Return the content of prometheus.yml, with `targets` by job instead of names, scraped every `interval`.
+    """Return prometheus.yml with `targets` by job, scraped every `interval`.
 
     Jobs without targets are left out.
 

@@ -1,1 +1,1 @@
-"""The gRPC service of a gateway: requests in, streams, status and pictures of steps out."""
+"""The gateway's gRPC service: requests, token streams, status and watches."""

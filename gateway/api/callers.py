@@ -1,4 +1,4 @@
-"""Callers: the holders of API keys, what each may use, and which of them a call comes from."""
+"""Callers: find the API key of a call and its limits."""
 
 import hmac
 import logging
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The holder of an API key, or everybody where no keys are configured."""
+    """Owner of an API key, or any client if there are none."""
 
     name: str = ""
-    """Name of the key; empty where no keys are configured. Requests belong to it."""
+    """Name of the key, which owns requests; empty if there are none."""
     max_concurrent: int = 0
-    """Most unfinished requests at once; 0 for no limit."""
+    """Maximum number of unfinished requests; 0 for no limit."""
     tokens_per_minute: int = 0
-    """Most tokens generated within a minute; 0 for no limit."""
+    """Maximum number of tokens generated in a minute; 0 for no limit."""
     max_priority: int = 2**31 - 1
     """Highest priority that it may request."""
     no_training: bool = False
@@ -45,10 +45,10 @@ def _now() -> datetime:
 
 
 class Callers:
-    """The holders of API keys; without a file of keys everybody is `ANYBODY`.
+    """The configured API keys. Without a key file, every client is `ANYBODY`.
 
-    The file is looked at in every call that is identified, and read again when it changed. If the new one
-    cannot be read, or something in it is wrong, the old keys stay.
+    Each call checks whether the file has changed, and reads it again if so. If the new file is invalid, the
+    old keys stay.
     """
 
     def __init__(self, path: Path | None, keys: Sequence[ApiKey], clock: Clock = _now) -> None:
@@ -57,7 +57,7 @@ class Callers:
 
     @classmethod
     def load(cls, path: Path | None, clock: Clock = _now) -> "Callers":
-        """Return the callers of a file of keys; None: no keys are needed.
+        """Load the callers from a key file; None: no keys are needed.
 
         Raises:
             SettingError: if the file cannot be read, or naming what is wrong in it.
@@ -68,7 +68,7 @@ class Callers:
         return callers
 
     def identify(self, metadata: Metadata | None) -> Caller:
-        """Return the caller whose key is in a call's metadata, as `authorization: Bearer KEY`.
+        """Return the caller of a call with `authorization: Bearer KEY` in its metadata.
 
         Raises:
             UnauthenticatedError: if a key is needed and there is none, or one that is unknown or has expired.
@@ -106,7 +106,10 @@ def _key_in(metadata: Metadata) -> str:
 
 
 def _find(keys: Sequence[ApiKey], digest: bytes) -> ApiKey | None:
-    """Return the key of this hash. All are compared, each in constant time, so that the time reveals nothing."""
+    """Return the key with this hash.
+
+    All keys are compared, each in constant time: the duration reveals nothing.
+    """
     found = None
     for key in keys:
         if hmac.compare_digest(key.digest, digest):

@@ -53,7 +53,7 @@ def end_of(chat: generation_pb2.ChatMessages) -> ChatEnd:
     """Return how a conversation ends.
 
     Raises:
-        InvalidInputError: if that is unknown, or goes on with what is no answer of the assistant in words.
+        InvalidInputError: if the end is unknown, or the message to continue is not an assistant's text.
     """
     number = int(chat.end)
     if number not in tuple(ChatEnd):

@@ -1,7 +1,6 @@
-"""`GenerateRequest` -> `GenerationRequest`: defaults, and the bounds of everything that a caller may send.
+"""Decode `GenerateRequest` into `GenerationRequest`: set defaults and check all bounds.
 
-Invariant: the event loop never waits for a long text to be tokenized; that happens in threads of its own,
-a few at once.
+Invariant: the event loop never waits for a long text to be tokenized. A few threads do that.
 """
 
 import asyncio
@@ -25,33 +24,39 @@ from specinfer.wire.sampling_codec import decode_constraint, decode_sampling
 T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128
 FILL_CONTEXT = 0
-"""As `max_new_tokens`: as many as there is room for."""
+"""Value of `max_new_tokens` for all tokens the context has room for."""
 _NOT_READ_YET = (0,)
-"""Stands for the prompt while the other fields are checked, which costs less than tokenizing."""
+"""Placeholder of the prompt: other fields are cheaper to check first."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds of one request, beside the limits of the target model."""
+    """Bounds of one request, in addition to the target's limits."""
 
     request_id: int = 256
     """Characters of a request id."""
     bytes_per_token: int = 32
-    """Bytes of text for each token of the context, so that no request keeps a thread busy for long. Text has three to
-    five bytes per token; only runs of blanks have more than this."""
+    """Maximum bytes of text for each token of the context.
+
+    It limits the time of a tokenizing thread. Text has three to five bytes per token; only runs of blanks
+    have more.
+    """
     messages: int = 1024
     """Messages of a conversation."""
     stop_strings: int = MAX_STOP_STRINGS
     stop_string: int = 256
-    """Characters of one stop string: so much text may be held back."""
+    """Maximum characters of a stop string, and thus of delayed text."""
     stop_token_ids: int = 256
     priority: int = 1000
-    """Largest priority, up and down. A caller may have a lower one of its own."""
+    """Maximum absolute priority. A caller may have a lower limit."""
     inline_bytes: int = 2048
-    """Bytes of text up to which tokenizing (half a millisecond) is not worth a thread."""
+    """Texts of at most so many bytes are tokenized without a thread."""
     references: int = 64
     reference_bytes: int = 2**17
-    """Bytes of all references of a request together, and most tokens: each has one at least."""
+    """Maximum bytes of all references of a request together.
+
+    Each token has at least one byte, so this bounds their tokens, too.
+    """
     tokenizing: int = 2
     """Texts that are tokenized at once: passes need the cores, too."""
 
@@ -73,13 +78,13 @@ class RequestDecoder:
         reads_references: Callable[[], bool] = lambda: True,
         check_quota: Callable[[str, str, Caller], Awaitable[None]] | None = None,
     ) -> None:
-        """Create a decoder within the limits of a target.
+        """Create a decoder with the limits of a target.
 
-        `longest`: tokens of a request that takes all there is room for, prompt included; None: the context's.
+        `longest`: maximum tokens of a request, prompt included; None: those of the context.
         `check_constraint` raises if a constraint cannot be followed; None: there may be none.
-        `is_checked` says whether that is known of a constraint, so that it costs nothing.
+        `is_checked` returns whether a constraint was checked before, so that a check is free.
         `check_quota` raises if the quota of a caller is used up, given a request's id and idempotency key.
-        `reads_references` says whether anybody may draft from references; if not, they are dropped.
+        `reads_references` returns whether any drafter uses references; if not, they are dropped.
         """
         self._check_constraint, self._reads_references = check_constraint, reads_references
         self._is_checked, self._check_quota = is_checked, check_quota
@@ -156,7 +161,7 @@ class RequestDecoder:
         return GenerationRequest(
             request_id=message.request_id or secrets.token_hex(8),
             prompt=_NOT_READ_YET,
-            max_new_tokens=limit or 1,  # what fills the context is known behind the prompt
+            max_new_tokens=limit or 1,  # FILL_CONTEXT is replaced when the prompt is known
             sampling=decode_sampling(message.sampling, default_seed=secrets.randbits(63)),
             stop_strings=tuple(message.stop_strings),
             stop_token_ids=frozenset([*message.stop_token_ids, *eos]),
@@ -173,7 +178,10 @@ class RequestDecoder:
     async def _check_quota_first(
         self, message: generation_pb2.GenerateRequest, asked: GenerationRequest, caller: Caller
     ) -> None:
-        """Check the quota of a caller that has one before dear work; otherwise recording the request does."""
+        """Check a caller's quota before expensive work.
+
+        For other requests, the quota is checked when they are recorded.
+        """
         if self._check_quota is None or not (caller.max_concurrent or caller.tokens_per_minute):
             return
         new = asked.constraint is not None and not self._is_checked(asked.constraint)
@@ -196,7 +204,7 @@ class RequestDecoder:
         return room
 
     def check_request_id(self, request_id: str) -> None:
-        """Check an id: it becomes part of keys, of errors and of lines in logs.
+        """Check a request id for use in keys, errors and logs.
 
         Raises:
             InvalidInputError: if it is too long, or cannot be printed.
@@ -249,7 +257,7 @@ class RequestDecoder:
     async def _references(
         self, message: generation_pb2.GenerateRequest, speculation: Speculation, caller: Caller
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the tokens of each reference; nothing if no speculator drafts from them."""
+        """Return the tokens of each reference; nothing if no speculator uses them."""
         texts, encode = message.references, self._tokenizer.encode_part
         if not texts or speculation is Speculation.OFF or not self._reads_references():
             return ()
@@ -293,9 +301,10 @@ def _check_number(field: str, items: Sequence[object], most: int) -> None:
 
 
 def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
-    """Return a key that two messages of one request id share if they request the same.
+    """Return a key of a message's content without its request id.
 
-    The id is not part of it, and what the gateway draws for a request, such as its seed, is not either.
+    Two messages of one request id have the same key if they request the same. Values drawn by the gateway,
+    such as the seed, are not part of it.
     """
     content = generation_pb2.GenerateRequest()
     content.CopyFrom(message)

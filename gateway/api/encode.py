@@ -1,4 +1,4 @@
-"""Parts of replies to clients: log-probabilities, reasons of an end, and the planner's choice."""
+"""Encode parts of replies: log-probabilities, finish reasons, the planner's choice."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,12 +28,15 @@ def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def encode_finish(reason: FinishReason) -> str:
-    """Return the name of a finish reason on the wire, which messages take for its number."""
+    """Return a finish reason's name on the wire.
+
+    Protobuf messages accept it in place of the number.
+    """
     return f"FINISH_REASON_{reason.name}"
 
 
 def planner_state(choice: Choice, names: Sequence[str]) -> generation_pb2.PlannerState:
-    """Return a step's choice and its reason; `names` are those of the speculators by number."""
+    """Encode a step's choice and reason; `names` are the speculators' by number."""
     return generation_pb2.PlannerState(
         speculators=[names[speculator] for speculator in sorted(choice.speculators)],
         tree_nodes=choice.nodes,

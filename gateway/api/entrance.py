@@ -1,4 +1,4 @@
-"""The entrance of a gateway: a call without a key is refused when its headers have come, before its message."""
+"""Authentication: refuse a call without a key before its message is read."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,20 +14,27 @@ from specinfer.service.faults import OURS, Context, Handler, placed
 from specinfer.wire.status import abort, status_of
 
 STREAMS_PER_REQUEST = 4
-"""Streams of a caller for each request that it may have at once: those whose clients were lost and came back."""
+"""Maximum streams of a caller per allowed request.
+
+Clients that lost a stream and reconnect need more than one.
+"""
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a key, and calls of a caller that has too many.
+    """Refuses calls without a key, and calls above a caller's limits.
 
-    gRPC reads a message, up to 16 MiB of it, before it calls a method, and waits for it without end.
+    Without it, gRPC would read a message of up to 16 MiB, and wait for it without a limit, before it calls a
+    method.
     """
 
     def __init__(self, callers: Callers, refused: Callable[[grpc.StatusCode], None]) -> None:
         """Create it; `refused` is called with every stream that is refused."""
         self._callers, self._refused = callers, refused
         self._streams, self._single = Counter[str](), Counter[str]()
-        """Open calls by caller: streams, and calls of one reply, which must not keep a caller from cancelling."""
+        """Open calls by caller: streams, and calls with one reply.
+
+        They are counted apart, so that streams never prevent a caller from cancelling.
+        """
 
     async def intercept_service(
         self,

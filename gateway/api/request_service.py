@@ -1,6 +1,6 @@
-"""The entry of requests: recorded, then run by a session of this gateway or by others, and read by clients.
+"""Entry of requests: they are recorded, run by any gateway, and read.
 
-Knows no protobuf. Whoever reads a request reads its token_stream, whoever runs it.
+Independent of protobuf. A client reads a request's token_stream, whichever gateway runs it.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class RequestService:
         self._sessions, self._lease_manager, self._events = sessions, lease_manager, events
         self._tasks: set[asyncio.Task[object]] = set()
         self._lingering: dict[str, asyncio.Task[object]] = {}
-        """Requests here that no client reads, by id, each with the task that ends it after a while."""
+        """Timers that cancel local requests without a client, by request id."""
 
     async def submit(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, traceparent: str = ""
@@ -114,9 +114,9 @@ class RequestService:
 
     @contextlib.contextmanager
     def reading(self, token_stream: TokenStream) -> Iterator[TokenStream]:
-        """Count a client as reading a token stream, or the one that took its place meanwhile.
+        """Count a reader of a token stream, or of its replacement.
 
-        When the last client leaves, the request goes on for the linger time only.
+        When the last client leaves, the request continues for the linger time only.
         """
         request_id = token_stream.request.request_id
         token_stream = self._token_streams.add(token_stream)
@@ -168,12 +168,12 @@ class RequestService:
         return token_stream
 
     def _hung_up(self, task: "asyncio.Task[TokenStream]") -> None:
-        """Note a client that did not wait for its request to be recorded."""
+        """Handle a client that left before its request was recorded."""
         if not task.cancelled() and task.exception() is None:
             self._left(task.result().request.request_id)
 
     def _left(self, request_id: str) -> None:
-        """Note that a client has left; if it was the last one here, the request lingers."""
+        """Start to linger if no client of a request is left here."""
         token_stream = self._token_streams.get(request_id)
         if (token_stream is not None and token_stream.readers) or request_id in self._lingering:
             return
@@ -183,7 +183,7 @@ class RequestService:
         self._lingering[request_id] = task
 
     async def _linger(self, request_id: str) -> None:
-        """Cancel a request after a while without a client here, unless somebody reads it elsewhere."""
+        """Cancel a request after the linger time, unless another gateway's client reads."""
         await asyncio.sleep(self._settings.linger_seconds)
         del self._lingering[request_id]
         try:

@@ -140,7 +140,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             raise
 
     async def _stream(self, token_stream: TokenStream, position: int, context: Context) -> None:
-        """Write a token stream from a position on: its content at once, then new tokens."""
+        """Write a token stream from a position: its content, then new tokens."""
         request = token_stream.request
         text = TextStream(self._tokenizer, request.stop_strings, request.prompt, request.stop_token_ids)
         with self._requests.reading(token_stream) as token_stream:

@@ -33,7 +33,7 @@ class StatusReporter:
         totals: Callable[[], GatewayTotals],
         form: ChatForm,
     ) -> None:
-        """Create a reporter; `target` describes the model as it was found at start, `form` its answers."""
+        """Create a reporter; `target` describes the model, `form` its answers."""
         self._gateway_id, self._sessions, self._lease_manager, self._target = (
             gateway_id,
             sessions,
@@ -110,7 +110,7 @@ class StatusReporter:
     def _speculators(
         self, service: SpeculatorService, known: list[str], calibration: Calibration
     ) -> list[generation_pb2.SpeculatorState]:
-        """Return one row per speculator; of a service that is away its address, or the names it had."""
+        """Return a row per speculator, with last known names if unavailable."""
         names = [known[speculator] for speculator in service.members] or [service.address]
         numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()

@@ -1,7 +1,7 @@
-"""Turns of callers at work that is dear and done before a request is recorded: tokenizing, checking constraints.
+"""Fair queues for expensive work before a request is recorded.
 
-Invariant: a caller waits for at most one piece of work of each other caller, beside its own and what runs. Where
-there are several places, no caller with a key holds all of them.
+Such work is tokenizing and checking constraints. Invariant: a caller waits for at most one job of each other
+caller, besides its own and those that run. No caller with a key takes all of several places.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ class FairPlaces:
         self._held = Counter[str]()
         """Places by caller."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Work that waits, by caller; the caller whose turn is next first."""
+        """Waiting jobs by caller, in order of turns."""
 
     @asynccontextmanager
     async def take(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait for a place and hold it.
+        """Wait for a place, and release it at the end.
 
         Raises:
-            ExhaustedError: if as much of its work waits as it may have requests at once.
+            ExhaustedError: if as many of its jobs wait as it may have requests.
         """
         await self._wait(caller)
         try:
@@ -57,7 +57,10 @@ class FairPlaces:
             raise
 
     def _may_have(self, name: str) -> bool:
-        """Return whether a caller may have one more of the places; without keys everybody is one caller."""
+        """Return whether a caller may take another place.
+
+        Without keys, all clients are one caller.
+        """
         return not name or self._held[name] < self._most
 
     def _waits(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reads requests that another gateway runs, for the clients that read them here."""
+"""Reads other gateways' requests for local clients."""
 
 import asyncio
 import logging
@@ -13,10 +13,15 @@ from specinfer.system.log_lines import LogPace, about
 
 log = logging.getLogger(__name__)
 _INTERVAL_S = 0.025
-"""Between two looks: about a step of the verifier. One pipeline for all requests, 50 us and 5 us for each."""
+"""Polling interval, about one step.
+
+A poll takes 50 us, and 5 us per request.
+"""
 _MISSING_S = 10.0
-"""Time that a request may be missing, for example until its owner writes it again after Redis lost its
-data."""
+"""Time for which a request may be missing from Redis.
+
+After Redis lost its data, its gateway writes it again.
+"""
 
 
 class Follower:
@@ -37,7 +42,7 @@ class Follower:
             try:
                 await self._look(followed)
             except UnavailableError:
-                continue  # whoever renews the lease says so; the token_streams go on when it answers
+                continue  # the renewal of leases logs it; the token_streams continue when Redis answers
             except Exception:  # a fault of ours: the next look may go better
                 if self._pace.due(time.monotonic()):
                     log.exception("following %d requests failed", len(followed))

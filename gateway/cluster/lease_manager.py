@@ -1,8 +1,8 @@
-"""Keeps this gateway's leases, and takes verifiers and requests by them (docs/protocol.md, Ownership).
+"""Keeps leases, and claims verifiers and requests (docs/protocol.md, Ownership).
 
-Three loops beside those of the sessions. `_renew` waits for one answer of Redis, and claims of leases that
-were lost, so that no lease is lost to a slow verifier. `_work` takes verifiers without a gateway and requests
-without an owner, and waits for Redis, too. `_look` waits for names; verifiers are described beside it.
+Three loops run next to those of the sessions. `_renew` waits only for one answer of Redis and for claims of
+lost leases, so that no slow verifier costs a lease. `_work` claims free verifiers and unowned requests, and
+waits for Redis, too. `_look` waits for names, and starts descriptions of verifiers as tasks.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _RENEWALS_PER_LEASE = 6
 _LOOK_UP_S = 1.0
 """Between two looks for verifiers."""
 _FIRST_LOOK_S = 2.0
-"""Time that verifiers have to answer when a gateway starts; who answers later is claimed later."""
+"""Timeout for verifiers when a gateway starts. Later ones are claimed later."""
 
 
 class LeaseManager:
@@ -47,7 +47,7 @@ class LeaseManager:
         self._reports = 0
         self._look_now = asyncio.Event()
         self._filled = ""
-        """Epoch of the Redis that has all that this gateway has."""
+        """Epoch of the Redis with all data of this gateway."""
         self.renewal = Renewal("", [], [], [])
         """The latest renewal."""
         self.draining = False
@@ -109,7 +109,7 @@ class LeaseManager:
             log.warning("leaving without a word, so others wait for the lease to end: %s", error)
 
     async def hand_over(self) -> bool:
-        """End all sessions if another gateway stays to go on with their requests; return whether."""
+        """End all sessions if another gateway can continue their requests; return whether."""
         self.draining = True
         await self._renew_once()
         if not somebody_stays(self._leases.gateway_id, self.renewal.alive):
@@ -156,7 +156,10 @@ class LeaseManager:
             session.loop.cancel(request_id)
 
     async def _fill(self) -> None:
-        """Write the waiting requests again if Redis lost its data; running ones follow when they next write."""
+        """Write the waiting requests again if Redis lost its data.
+
+        Running ones are written again with their next tokens.
+        """
         epoch = self.renewal.epoch
         if self._filled not in ("", epoch):
             await self._write_again()

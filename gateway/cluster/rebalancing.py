@@ -1,4 +1,4 @@
-"""Adoption of requests that nobody owns, and sharing of those that others could run at once.
+"""Adoption of unowned requests, and sharing with idle gateways.
 
 The rules are those of docs/protocol.md, Ownership.
 """
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 _ENDLESS_S = 1e12
 """Longer than any request waits."""
 _ADOPT_AT_ONCE = 64
-"""Most requests adopted at once: each takes a read, and the loops go on in between."""
+"""Maximum requests adopted at once: each is read on its own."""
 
 
 class Rebalancer:
-    """A gateway's part in that; `alive` are the reports of the gateways that have a lease."""
+    """Adopts, abandons and shares requests; `alive` are the reports of live gateways."""
 
     def __init__(
         self,
@@ -39,8 +39,10 @@ class Rebalancer:
         )
         self._me = store.gateway_id
         self.adopt_from = 0.0
-        """Time before which nothing is adopted: a Redis that comes back finds leases ended that their
-        gateways are about to renew."""
+        """Time before which nothing is adopted.
+
+        When Redis comes back, leases have expired and their gateways are about to renew them.
+        """
         self._offers = Offers()
         self._strays: set[str] = set()
 
@@ -49,7 +51,7 @@ class Rebalancer:
         self.adopt_from = time.monotonic() + seconds
 
     async def adopt(self, alive: Sequence[GatewayReport]) -> None:
-        """Take requests that nobody owns, as many as its queues hold."""
+        """Adopt unowned requests if the queues have room."""
         room = sum(session.spare for session in self._sessions)
         places = self._settings.max_waiting - sum(
             session.loop.scheduler.waiting for session in self._sessions
@@ -63,7 +65,7 @@ class Rebalancer:
             await self._sessions.take(record)
 
     async def abandon(self) -> None:
-        """End requests without an owner whose deadline is over, or that wait for too long.
+        """End unowned requests after their deadline or the maximum wait.
 
         Only time in which they could have been adopted counts.
         """
@@ -72,7 +74,7 @@ class Rebalancer:
         await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
 
     async def share(self, alive: Sequence[GatewayReport]) -> None:
-        """Give requests that cannot run here now to gateways that could run them at once.
+        """Give waiting requests to gateways that could run them at once.
 
         Reported room is used once: until the next report it may have been used up.
         """

@@ -1,4 +1,4 @@
-"""Rules for taking and giving verifiers and requests, from the reports of all gateways. Pure."""
+"""Rules for the distribution of verifiers and requests, from gateways' reports. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,10 +7,10 @@ from gateway.store.leases import GatewayReport
 
 
 class Offers:
-    """Room in other gateways' reports that has been used already.
+    """Room in other gateways' reports, less what was used already.
 
-    Without it a gateway that looks twice at one report gives twice as many requests away as the other one
-    has room for, and takes them back when it says so.
+    Without it, a gateway that reads one report twice would give away twice as many requests as the other one
+    has room for, and take them back after the next report.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ def verifiers_to_claim(known: int, own: int, alive: Sequence[GatewayReport]) -> 
 
 
 def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> int:
-    """Return how many waiting requests a gateway gives away: as many as others could run at once.
+    """Return the number of waiting requests to give to other gateways.
 
     All busy gateways see the same room, so each takes an equal part of it.
     """
@@ -59,7 +59,7 @@ def requests_to_adopt(me: str, room: int, places: int, alive: Sequence[GatewayRe
 
 
 def somebody_stays(me: str, alive: Sequence[GatewayReport]) -> bool:
-    """Return whether another gateway lives that is not drained: it claims what this one gives up."""
+    """Return whether another gateway stays and can claim the leases."""
     return any(report.gateway_id != me and not report.draining for report in alive)
 
 
@@ -69,22 +69,20 @@ def somebody_serves(me: str, alive: Sequence[GatewayReport]) -> bool:
 
 
 def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
-    """Return the index of the session for a new request, or None if there is none.
+    """Return the index of the session for a new request, if any.
+
+    In this order: sessions that can run it at once, the longest cached prefix, the fewest requests.
 
     Args:
-        views: of each session whether it can run the request at once, how many requests it has, and how many
-        tokens at
-            the beginning of the prompt it has read already.
-
-    One that can run it at once goes before one that cannot; of those the one that has read most of the
-    prompt; then the one with the fewest requests.
+        views: of each session whether it can run the request at once, its number of requests, and the cached
+            tokens of the prompt.
     """
     ranked = sorted(range(len(views)), key=lambda i: (not views[i][0], -views[i][2], views[i][1]))
     return ranked[0] if ranked else None
 
 
 def _others(me: str, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
-    """Return the gateways that could run what waits here: those that serve a model that is served here."""
+    """Return the other gateways with a model of this gateway."""
     mine = {model for report in alive if report.gateway_id == me for model in report.models}
     others = [report for report in alive if report.gateway_id != me and not report.draining]
     return [report for report in others if not mine or not mine.isdisjoint(report.models)]

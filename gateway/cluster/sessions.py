@@ -58,7 +58,7 @@ class VerifierSessions:
 
     @property
     def read_references(self) -> bool:
-        """True if any speculator drafts from references; where there is no session, those of others may."""
+        """True if any speculator drafts from references, or without sessions."""
         sessions = self.by_instance.values()
         return not sessions or any(session.loop.pool.read_references for session in sessions)
 
@@ -70,7 +70,7 @@ class VerifierSessions:
         return next(found, None)
 
     def owns(self, request_id: str) -> bool:
-        """Return whether a session has a request, or has not stored its end yet."""
+        """Return whether a session has a request or its unstored end."""
         return self._holder(request_id) is not None
 
     def _holder(self, request_id: str) -> VerifierSession | None:
@@ -80,7 +80,7 @@ class VerifierSessions:
         )
 
     def best_for(self, request: GenerationRequest, model: str = "") -> VerifierSession | None:
-        """Return the best session for a request; None if no session serves its model."""
+        """Return the best session for a request, if any serves its model."""
         sessions = [
             session
             for session in self.by_instance.values()
@@ -91,7 +91,7 @@ class VerifierSessions:
         return None if best is None else sessions[best]
 
     async def take(self, record: Record) -> None:
-        """Continue a request that this gateway has adopted, or give it away if it has no place for it.
+        """Continue an adopted request, or give it away for lack of room.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -160,10 +160,10 @@ class VerifierSessions:
         await self.links.pop(address).close()
 
     async def claim(self, most: int, strict: bool = False) -> None:
-        """Take up to so many verifiers that nobody drives; their sessions begin beside this.
+        """Claim up to `most` free verifiers, and start their sessions as tasks.
 
         Raises:
-            IncompatibleError: if a speculator does not fit the model, and `strict`, which waits for sessions.
+            IncompatibleError: if a speculator does not fit the model; only if `strict`, as it waits for sessions.
             UnavailableError: if Redis does not answer.
         """
         begun = []
@@ -184,7 +184,7 @@ class VerifierSessions:
             await asyncio.gather(*begun)
 
     async def keep(self, instance_id: str) -> None:
-        """Claim a session's lost lease again, or end the session if another gateway has it."""
+        """Claim a lost lease again, or end its session if that fails."""
         session = self.by_instance.get(instance_id)
         if session is None:
             return
@@ -196,7 +196,7 @@ class VerifierSessions:
             session.link.holder = lease
 
     def end_stopped(self) -> bool:
-        """Begin to end the sessions whose loops have ended; return whether there were any."""
+        """Start closing the sessions with ended loops; return whether there were any."""
         stopped = [session for session in self.by_instance.values() if not session.running]
         for session in stopped:
             self.begin_to_end(session)
@@ -221,7 +221,7 @@ class VerifierSessions:
         await self._all_done()
 
     async def close(self) -> None:
-        """End all work here; what has begun is done, nothing else is sent to Redis."""
+        """End all work here; send nothing new to Redis."""
         for task in self._descriptions.values():
             task.cancel()
         await asyncio.gather(*self._descriptions.values(), return_exceptions=True)

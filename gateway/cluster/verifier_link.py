@@ -1,4 +1,4 @@
-"""One verifier while this gateway does not drive it: its address and its description."""
+"""A verifier that this gateway does not drive: address and description."""
 
 import grpc
 
@@ -24,7 +24,7 @@ class VerifierLink:
         self.description: verifier_pb2.DescribeVerifierReply | None = None
         """None until it was reached, and while it is incompatible."""
         self.holder = ""
-        """The gateway that drives it, as far as is known; empty if none."""
+        """The gateway known to drive it; empty if none."""
         self._refused = ""
 
     @property

@@ -1,1 +1,1 @@
-"""Metrics, logs and traces of a gateway: listeners to `gateway.events`, wired in `gateway.app`."""
+"""Metrics, logs and traces: listeners to `gateway.events`."""

@@ -1,4 +1,4 @@
-"""Says when a speculator's drafts are accepted no more, and when they are again: a metric and a line each."""
+"""Reports when a speculator's acceptance collapses or recovers: metric and log."""
 
 import logging
 from collections import defaultdict
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 WINDOW = 1000
 """Drafts that are judged together."""
 LEAST = 0.1
-"""Least part of the usual tokens of a speculator's drafts."""
+"""Minimum share of the usual accepted tokens per draft."""
 _NEWEST = 0.05
 """Weight of a window in what is usual."""
 

@@ -1,4 +1,4 @@
-"""Gauges of the system's parts, and the counts of this gateway's steps, updated twice a second."""
+"""Gauges of the system and counts of steps, updated twice a second."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _EVERY_S = 0.5
 
 
 class Gauges:
-    """Reads the parts of a gateway; a scrape, which is on another thread, must not."""
+    """Reads the parts of a gateway. A scrape's thread must not."""
 
     def __init__(self, observer: Observer, sessions: VerifierSessions, lease_manager: LeaseManager) -> None:
         self._observer, self._metrics = observer, observer.metrics
@@ -82,7 +82,7 @@ def cache_use(sessions: Sequence[VerifierSession]) -> CacheUse:
 
 
 def reliability_by_name(sessions: Iterable[VerifierSession]) -> dict[Named, tuple[Reliability, Reliability]]:
-    """Return how well each speculator's scores foretell acceptance, as they came and corrected, of all sessions."""
+    """Return the reliability of each speculator's scores, raw and corrected."""
     found = defaultdict[Named, list[tuple[Reliability, Reliability]]](list)
     for session in sessions:
         for number, name in enumerate(named(session.loop.pool)):

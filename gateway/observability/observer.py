@@ -1,4 +1,4 @@
-"""The listener to a gateway's events: metrics, totals, log lines and traces. No text, no tokens.
+"""Turns events into metrics, totals, logs and traces, without text.
 
 It implements `gateway.events.Events`; nothing that serves depends on it.
 """
@@ -46,7 +46,7 @@ class Observer:
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
         self._steps: list[tuple[FinishedStep, SpeculatorPool]] = []
         self._progress: list[Progress] = []
-        """Noted but not counted: a step costs less among others than alone, with cold caches."""
+        """Progress to count. Counting in batches is cheaper than in each step."""
 
     @property
     def totals(self) -> GatewayTotals:
@@ -71,20 +71,20 @@ class Observer:
         log.info("request %s waits for a gateway that serves", name, extra=about(name))
 
     def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
-        """Note a request, with so many tokens, that goes on at this gateway."""
+        """Count an adopted request; `tokens` is its committed length."""
         name = request.request_id
         self.metrics.system.adopted_requests.inc()
         log.info("request %s goes on here, from token %d", name, tokens, extra=about(name))
 
     def requests_released(self, request_ids: Iterable[str], why: str) -> None:
-        """Note requests that this gateway does not run any more, though they have not ended."""
+        """Log unfinished requests that leave this gateway."""
         for name in request_ids:
             log.info("request %s leaves this gateway: %s", name, why, extra=self._about(name))
             if self._traces is not None:
                 self._traces.left([name], time.monotonic(), why)
 
     def report_fault(self, request_id: str, error: Exception) -> str:
-        """Note a request that suffers from a fault of ours; return the message for its client."""
+        """Log an internal fault; return the message for the client."""
         log.error("request %s failed", request_id, exc_info=error, extra=self._about(request_id))
         self.step_failed()
         return FaultError("internal error", error).for_logs
@@ -107,7 +107,7 @@ class Observer:
         self._record(step, pool.names)
 
     def count(self) -> None:
-        """Count what was noted since the last call; it is called twice a second, and when a request ends."""
+        """Count all noted events. Called twice a second and at ends."""
         steps, self._steps = self._steps, []
         progress, self._progress = self._progress, []
         pools = {id(pool): pool for _, pool in steps}
@@ -120,7 +120,7 @@ class Observer:
             self._guarded(self._count_services, pool)
 
     def _guarded(self, count: Callable[..., None], *arguments: object) -> None:
-        """Count; after a fault in it figures are missing, and nothing else is."""
+        """Call `count`. A fault in it only costs figures."""
         try:
             count(*arguments)
         except Exception:
@@ -146,7 +146,7 @@ class Observer:
 
     @contextmanager
     def trace_step(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
-        """Open the spans of a step that begins; None if it is not traced."""
+        """Open the spans of a step; None if no request is traced."""
         trace = self._traces.step(entries, time.perf_counter()) if self._traces else None
         try:
             yield trace
@@ -156,7 +156,6 @@ class Observer:
             raise
 
     def step_failed(self) -> None:
-        """Count a step that a fault of ours cost its drafts or its batch."""
         self.metrics.steps.failed_steps.inc()
 
     def requests_preempted(self, requests: int) -> None:

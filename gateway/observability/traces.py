@@ -1,4 +1,4 @@
-"""Traces of requests: a span of each, below it its queue, prefill and decode, its steps and their phases.
+"""Traces of requests: queue, prefill, decode and steps as spans.
 
     request ----------------------------------------
       queue --- prefill ------ decode --------------
@@ -75,7 +75,7 @@ class RequestTraces:
         return "" if span is None else trace_id_of(span)
 
     def step(self, entries: Sequence[StepEntry], now: float) -> StepTrace | None:
-        """Begin the spans of a step; None if none of its requests is traced."""
+        """Begin the spans of a step; None if no request is traced."""
         parents = [self._open[entry.request_id] for entry in entries if entry.request_id in self._open]
         if not parents:
             return None
@@ -113,7 +113,7 @@ class RequestTraces:
         self._tracer.end(span, end, told, "error" if state.finish is FinishReason.ERROR else "")
 
     def left(self, request_ids: Iterable[str], now: float, why: str) -> None:
-        """End the traces of requests that go on elsewhere, or were refused."""
+        """End the traces of requests that leave this gateway or are refused."""
         for request_id in request_ids:
             span = self._open.pop(request_id, None)
             if span is not None:

@@ -1,1 +1,1 @@
-"""One verifier's requests: the loop that drives `specinfer.engine.step` over gRPC, and makes tokens durable."""
+"""One verifier's requests: the loop of `specinfer.engine.step`, with durable tokens."""

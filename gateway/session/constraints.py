@@ -1,7 +1,7 @@
-"""The constraints of a gateway's requests: checked when a request comes, matched while it runs.
+"""Constraints of requests: checked on arrival, matched while they run.
 
-Matching is only for drafts: without it the verifier, which masks by the same constraint, refuses what is
-forbidden. So a step waits for no constraint to be compiled.
+Matching only improves drafts: the verifier masks by the same constraint and rejects forbidden tokens. So no
+step waits for the compilation of a constraint.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ class Constraints:
         self._incompatible = ""
 
     def prepare(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Set the target once it is known. Takes half a second for 50,000 tokens."""
+        """Set the target. Takes half a second for 50,000 tokens."""
         text = self._tokenizer.to_json()
         self._checker = Checker(text, vocab_size, eos_token_ids)
         try:
@@ -50,7 +50,7 @@ class Constraints:
         return self._checker is None or self._checker.knows(constraint)
 
     def match(self, states: Iterable[RequestState]) -> None:
-        """Match requests that want drafts to their constraints, as soon as those are compiled."""
+        """Attach matchers to requests with compiled constraints."""
         give_matchers(states, self._compiler)
 
     async def close(self) -> None:

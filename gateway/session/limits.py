@@ -25,7 +25,10 @@ def scheduler_limits(
 
 
 def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
-    """Return the most tokens of a request, prompt included, for which a verifier has room with and without trees."""
+    """Return the maximum tokens of a request, prompt included.
+
+    The verifier has room for so many with and without trees.
+    """
     if verifier.kv_window_tokens:
         return verifier.max_context_len
     whole_blocks = verifier.kv_capacity_tokens // verifier.kv_block_tokens * verifier.kv_block_tokens
@@ -33,7 +36,7 @@ def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
 
 
 def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:
-    """Return the operator's node budget, or the one that the verifier's passes allow."""
+    """Return the configured node budget, or one derived from the verifier's passes."""
     return derive_budget(
         curve,
         limits.max_batch,

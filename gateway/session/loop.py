@@ -1,9 +1,9 @@
-"""The main loop: draft, merge, verify, commit, deliver; once per iteration for the whole batch.
+"""The main loop: draft, merge, verify, commit, deliver, for the whole batch.
 
-An iteration that the verifier does not answer is repeated (the services resynchronise by themselves, see
-docs/protocol.md). When it stays away, is replaced, or serves another gateway, the loop ends with that
-error, and its requests go on elsewhere. One that fails by a fault of ours is repeated request by request,
-so that only the culprit ends.
+An iteration without an answer of the verifier is repeated (the services resynchronise by themselves, see
+docs/protocol.md). If the verifier stays unavailable, is replaced, or serves another gateway, the loop ends
+with that error, and its requests continue elsewhere. An iteration with an internal fault is repeated request
+by request, so that only the culprit ends.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from specinfer.system.log_lines import LogPace
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
 _PUT_OFF_S = 0.01
-"""Pause after a step in which the verifier put off everything: the next one would come at once."""
+"""Pause after a step with all entries deferred."""
 
 
 class SessionLoop:
@@ -71,7 +71,7 @@ class SessionLoop:
         self._releases = Releases(verifier, pool)
         self.persistence = persistence(self._learn, self._releases.begin)
         self._unreleased: list[str] = []
-        """Preempted requests that the verifier may still hold."""
+        """Preempted requests that the verifier may still cache."""
         self._outage = Outage("the verifier")
         self.steps = 0
 
@@ -111,17 +111,17 @@ class SessionLoop:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Let the next plan come soon; a verifier that goes on by itself ends its grant when a call waits."""
+        """Wake the planner, and end a verifier's grant."""
         self._wake.set()
         if self.verifier.granted:
             self._releases.begin([])
 
     async def run(self) -> None:
-        """Iterate until cancelled, or until it cannot go on with this verifier.
+        """Iterate until cancelled, or until this verifier fails for good.
 
         Raises:
             FencedError: if another gateway drives it.
-            UnavailableError: if it stays away, or another process answers at its address.
+            UnavailableError: if it stays unavailable, or another process answers at its address.
         """
         delivering = asyncio.create_task(self.persistence.run())
         iterating = asyncio.create_task(self._run())
@@ -150,7 +150,10 @@ class SessionLoop:
                 await self._serve_one_by_one(step)
 
     async def _serve_one_by_one(self, step: StepPlan) -> None:
-        """Decode plainly, one by one, so that a fault in drafts or trees is avoided; who fails alone ends."""
+        """Decode request by request, without drafts.
+
+        This avoids faults in drafts and trees. A request that fails alone ends.
+        """
         for entry in step.entries:
             if entry.state.finish is not None:
                 continue
@@ -160,7 +163,7 @@ class SessionLoop:
                 raise
             except UnavailableError as error:
                 return await self._bear_with_verifier(error)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others continue
                 await self._fail(entry.state, error)
         return None
 
@@ -185,11 +188,11 @@ class SessionLoop:
             await self._wake.wait()
 
     async def _fail_unplannable(self, error: Exception) -> None:
-        """End the requests that no step can be planned with.
+        """End the requests that make planning fail.
 
         Raises:
-            Exception: the error, if no request causes it: then this session ends, and its requests begin
-                anew.
+            Exception: the error, if no request causes it: then this session ends, and its requests start
+                again.
         """
         culprits = self.scheduler.unplannable()
         if not culprits:
@@ -236,7 +239,7 @@ class SessionLoop:
         return Drafted(drafts, times)
 
     async def _verified(self, question: AskVerdicts, traceparent: str) -> list[Verified]:
-        """Ask the verifier, which goes on by itself as far as it may."""
+        """Verify a step, with further steps by grant."""
         entries, trees = question.plan.entries, question.trees
         wanted = self.pool.wanted(entries)
         order = self.pool.order(entries, question.plan.choice, bool(trees), wanted, not traceparent)
@@ -271,7 +274,7 @@ class SessionLoop:
             self._unreleased = []
 
     async def close(self) -> None:
-        """End background work and streams; call after `run` has ended, before the channels close."""
+        """End background work and streams, after `run` and before channels close."""
         await self._releases.close()
         self.verifier.close()
 
@@ -286,7 +289,7 @@ class SessionLoop:
         self._events.step_failed()
 
     async def _bear_with_verifier(self, error: UnavailableError) -> None:
-        """Wait a little for the verifier; after its patience this loop gives it up.
+        """Wait briefly for the verifier; fail after its patience.
 
         Raises:
             UnavailableError: the error, after the patience.

@@ -1,6 +1,6 @@
-"""The work on a step beside the next one, in the order of steps: learning, storing, publishing.
+"""Background work after each step, in order: learning, storing, publishing.
 
-Invariant: a token is durable before a client sees it. While Redis is away nothing is published; steps
+Invariant: a token is durable before a client sees it. While Redis is unavailable nothing is published; steps
 gather here up to a bound, then the loop waits.
 """
 
@@ -27,10 +27,12 @@ log = logging.getLogger(__name__)
 _MOST_WAITING = 64
 """Steps that may wait for the store before the loop waits too."""
 _APART_S = 0.016
-"""Between the beginnings of two deliveries: a picture of a screen. Fast steps share a write, and a message and a
-wake-up of each client, for which a pass leaves no core."""
+"""Seconds between the starts of two deliveries, one frame of a screen.
+
+Fast steps share a write, and a message and a wake-up for each client: during a pass no core is free for them.
+"""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-"""Between two attempts to write while Redis is away."""
+"""Pauses between two attempts to write while Redis is unavailable."""
 
 
 class _Batch(NamedTuple):
@@ -40,7 +42,7 @@ class _Batch(NamedTuple):
 
     @property
     def urgent(self) -> bool:
-        """True if it has first tokens or an end, which do not wait for the next delivery."""
+        """True if it has first tokens or an end, which never wait."""
         return any(item.final or item.start == 0 for item in self.progress)
 
 
@@ -63,7 +65,7 @@ class Persistence:
         """Create a queue.
 
         `learn` receives every finished step, `release` the requests that have ended; `names` are those of the
-        speculators, which the pool goes on filling.
+        speculators, which the pool extends.
         """
         self._scheduler, self._store, self._token_streams, self._events = (
             scheduler,
@@ -75,10 +77,10 @@ class Persistence:
         self._publisher = Publisher(token_streams, events, names, watches)
         self._model, self._patience_s = model, redis_patience_s
         self.unfinished: dict[str, int] = {}
-        """Requests that this session has, or whose end is not stored yet, and the number of their adoption."""
+        """Requests of this session without a stored end, with their adoption numbers."""
         self._waiting: list[_Batch] = []
         self._due, self._room = asyncio.Event(), asyncio.Event()
-        """Set when the next delivery is to begin, and when it has taken what waits."""
+        """Events: a delivery is due; the queue has room."""
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
         """Time when the latest delivery began, by the loop's clock."""
@@ -89,7 +91,7 @@ class Persistence:
         self.unfinished[state.request.request_id] = adoption
 
     def adopted_again(self, request_id: str, adoption: int) -> bool:
-        """Return whether the session goes on with a request that the gateway lost and got back.
+        """Return whether the session continues a request that was lost and regained.
 
         It does if no other gateway had the request in between.
         """
@@ -99,7 +101,7 @@ class Persistence:
         return unbroken
 
     async def put(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
-        """Hand on a step's outcome; wait only if the store is far behind."""
+        """Queue a step's outcome; wait only if the queue is full."""
         ended = [item.request_id for item in progress if item.final]
         if ended:
             self._release(ended)  # not once it is stored: who comes next needs their room in the cache
@@ -159,7 +161,7 @@ class Persistence:
         self._forget([item.request_id for item in progress if item.final])
 
     async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
-        """Write one by one after a fault of ours: who fails alone ends, and is forgotten in Redis."""
+        """Write requests one by one after a fault; end failing ones."""
         if len(progress) > 1:
             log.error("%d requests cannot be written together", len(progress), exc_info=error)
             self._events.step_failed()
@@ -184,7 +186,7 @@ class Persistence:
         """Write until Redis answers.
 
         Raises:
-            UnavailableError: if it is away for longer than the patience.
+            UnavailableError: if it is unavailable for longer than the patience.
         """
         attempt = 0
         while True:
@@ -251,7 +253,7 @@ class Persistence:
             self.unfinished.pop(request_id, None)
 
     def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
-        """End these requests as Redis was away for too long; tokens that were not stored are not shown."""
+        """End requests after Redis' patience, without showing unstored tokens."""
         names = list({item.request_id for item in progress})
         log.error("%s; ending %d requests", error, len(names))
         for name in names:

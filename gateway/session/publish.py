@@ -1,4 +1,4 @@
-"""Publishes durable tokens: to the streams of this gateway, to operators, and to watches."""
+"""Publishes durable tokens: to local streams, operators and watches."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publisher of one session. A fault in it costs a stream, never the session."""
+    """Publisher of a session. A fault costs a stream, never the session."""
 
     def __init__(
         self, token_streams: TokenStreams, events: Events, names: Sequence[str], watches: Watches
@@ -50,7 +50,7 @@ class Publisher:
             log.exception("what a step brought is not counted")
 
     def show(self, delivered: Iterable[tuple[Sequence[Progress], FinishedStep | None]]) -> None:
-        """Send steps to their watches, as far as their outcomes are published."""
+        """Send steps with published outcomes to their watches."""
         if not self._watches:
             return
         for progress, step in delivered:

@@ -1,4 +1,4 @@
-"""Releases: services forget requests that have ended, while the loop goes on."""
+"""Releases: services forget ended requests in the background."""
 
 import asyncio
 import logging
@@ -9,18 +9,18 @@ from specinfer.remote.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 _LAST_RELEASES_S = 0.5
-"""Time for the last releases: what is lost is covered by the services' own time-to-live."""
+"""Timeout of the last releases. Services also expire requests themselves."""
 
 
 class Releases:
-    """Releases requests at the verifier and the speculators of one session; nobody waits for it."""
+    """Releases requests at a session's verifier and speculators, in the background."""
 
     def __init__(self, verifier: VerifierClient, pool: SpeculatorPool) -> None:
         self._verifier, self._pool = verifier, pool
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request_ids: list[str]) -> None:
-        """Begin to let the services forget these requests; none: only end what the verifier does by a grant."""
+        """Start a release of requests; without any, only end the verifier's grant."""
         task = asyncio.get_running_loop().create_task(self._release(request_ids))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

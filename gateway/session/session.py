@@ -1,7 +1,7 @@
-"""A session: everything by which this gateway drives one verifier. It lives as long as the verifier's lease.
+"""A session drives one verifier while its lease lasts.
 
-A session has its own scheduler, planner, streams and speculator pool, so sessions know nothing of each other.
-When it ends, for whatever reason, its requests lose their owner in Redis and go on wherever there is room.
+A session has its own scheduler, planner, streams and speculator pool, so sessions are independent. When it
+ends, for whatever reason, its requests lose their owner in Redis and continue wherever there is room.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
 _MOST_BLOCKS = 16384
-"""Remembered blocks; at 16 tokens each about as many tokens as caches hold."""
+"""Maximum remembered blocks of 16 tokens, about the size of caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class VerifierSession:
 
     @property
     def running(self) -> bool:
-        """True while its loop goes on, or is about to begin."""
+        """True while its loop runs or will start."""
         return self._task is None or not self._task.done()
 
     @property
@@ -91,13 +91,13 @@ class VerifierSession:
 
     @property
     def room(self) -> int:
-        """Requests that could begin at once, as far as places go. Others are sent `spare`."""
+        """Number of requests with a free place. Others are sent `spare`."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
         return max(0, limit - self._requests)
 
     @property
     def spare(self) -> int:
-        """Requests like those that it has for which it has places and cache."""
+        """Number of further typical requests with places and cache."""
         return max(0, self.loop.scheduler.spare - self._expected)
 
     @property
@@ -136,7 +136,7 @@ class VerifierSession:
         return state
 
     def go_on_with(self, lease: VerifierLease) -> None:
-        """Continue with a lease that was lost and got again, under a higher fence."""
+        """Continue with a lease that was lost and claimed again."""
         self.lease = lease
         self.loop.verifier.fence = lease.fence
 

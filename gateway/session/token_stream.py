@@ -1,4 +1,4 @@
-"""The durable tokens of each request of this gateway, and the clients that wait for more.
+"""The durable tokens of each request here, and its waiting clients.
 
 A client's stream is a position in a token stream. A token stream is filled by the session that runs its
 request (`local`), else from Redis (`gateway.cluster.follower`); its readers do not know which. A slow reader
@@ -18,7 +18,7 @@ from specinfer.statuses import LogprobRow
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """The tokens of a request from one position on, as far as they are durable."""
+    """A request's durable tokens from a position."""
 
     position: int
     tokens: list[int]
@@ -39,14 +39,14 @@ class TokenStream:
     ending: Ending | None = None
     readers: int = 0
     failure: Exception | None = None
-    """Reason why this gateway cannot go on with it."""
+    """Reason why this gateway cannot continue it."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
     """Readers that have got all there is."""
 
     def extend(
         self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None
     ) -> None:
-        """Add durable tokens from a position on; those that are there already are not added twice."""
+        """Add durable tokens from a position, skipping known ones."""
         known = max(0, len(self.tokens) - start)
         self.tokens.extend(tokens[known:])
         self.logprobs.extend(logprobs[known:])
@@ -54,7 +54,7 @@ class TokenStream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End its streams here; the request itself may go on."""
+        """End its streams here; the request itself may continue."""
         self.failure = error
         self._wake()
 
@@ -62,7 +62,7 @@ class TokenStream:
         """Wait until so many tokens are durable, or the request has ended.
 
         Raises:
-            SpecInferError: if this gateway cannot go on with it.
+            SpecInferError: if this gateway cannot continue it.
         """
         while len(self.tokens) < position and self.ending is None:
             if self.failure is not None:
@@ -72,7 +72,7 @@ class TokenStream:
             await waiter
 
     def since(self, position: int) -> StreamChunk:
-        """Return what there is from a position on; the last chunk has the ending."""
+        """Return the tokens from a position; the last chunk has the ending."""
         return StreamChunk(position, self.tokens[position:], self.logprobs[position:], self.ending)
 
     def _wake(self) -> None:
@@ -83,7 +83,7 @@ class TokenStream:
 
 
 class TokenStreams:
-    """Token streams by request id: those of requests that run here, and those that a client reads."""
+    """Token streams by request id: requests with local sessions or readers."""
 
     def __init__(self) -> None:
         self._token_streams: dict[str, TokenStream] = {}
@@ -93,7 +93,7 @@ class TokenStreams:
 
     @property
     def unfinished(self) -> int:
-        """Number of unfinished requests that a client reads or that run here."""
+        """Number of unfinished requests with a local session or reader."""
         return sum(
             token_stream.ending is None and (token_stream.local or token_stream.readers > 0)
             for token_stream in self._token_streams.values()
@@ -104,14 +104,14 @@ class TokenStreams:
         return self._token_streams.get(request_id)
 
     def add(self, token_stream: TokenStream) -> TokenStream:
-        """Return the token stream of its request: this one, or the one that is there and can go on."""
+        """Add a token stream, or return the usable one of its request."""
         known = self._token_streams.get(token_stream.request.request_id)
         if known is None or known.failure is not None:
             self._token_streams[token_stream.request.request_id] = known = token_stream
         return known
 
     def open_local(self, request: GenerationRequest, idempotency_key: str) -> TokenStream:
-        """Open the stream of a request that a session runs from now on."""
+        """Open the stream of a request with a local session."""
         token_stream = self.add(TokenStream(request, idempotency_key, local=True))
         token_stream.local = True
         return token_stream

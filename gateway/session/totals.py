@@ -28,7 +28,7 @@ class GatewayTotals:
     """Tokens that were stored."""
     finished: int = 0
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
-    """Counts of all trees; their speculators are in `speculators`, since sessions number them anew."""
+    """Counts of all trees; `speculators` has the speculators, by stable name."""
     phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
     """Seconds, in the order of `PHASES`."""
     speculators: dict[Named, SpeculatorCounts] = field(default_factory=dict)

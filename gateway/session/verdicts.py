@@ -1,4 +1,4 @@
-"""Checks of a verifier's answer: a verdict that cannot be for its entry costs that one. Pure."""
+"""Checks verdicts: an inconsistent one fails its entry only. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ def sound_verdicts(
     vocab_size: int,
     wanted: WantedOutputs = NOTHING_WANTED,
 ) -> dict[str, VerdictEntry]:
-    """Return a verdict for every entry of a step: answers come in the order of the entries.
+    """Return a verdict per entry, from answers in the same order.
 
     Args:
         entries: entries of the step.
@@ -49,9 +49,9 @@ def made_trees(
     answers: Sequence[verifier_pb2.Verdict],
     vocab_size: int,
 ) -> tuple[dict[str, TokenTree], dict[str, VerdictEntry]]:
-    """Return the trees that were verified, and the error of each that breaks a rule.
+    """Return the verified trees, and the error of each invalid one.
 
-    They are the verifier's where it made one, those that were sent, else a root: plain decoding.
+    They are the verifier's where it made one, else those that were sent, else a root: plain decoding.
     """
     made: dict[str, TokenTree] = {}
     broken: dict[str, VerdictEntry] = {}
@@ -70,7 +70,10 @@ def made_trees(
 
 
 def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, VerdictEntry]) -> list[StepEntry]:
-    """Return the entries of the step after one; none if any verdict is not OK, as a grant ends there."""
+    """Return the entries of the next granted step.
+
+    There are none if any verdict is not OK: the grant ends there.
+    """
     found = []
     for entry in entries:
         verdict = verdicts[entry.request_id]
@@ -83,7 +86,7 @@ def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, Verdi
 def _contradiction(
     entry: StepEntry, tree: TokenTree | None, answer: verifier_pb2.Verdict, vocab_size: int
 ) -> str:
-    """Return the part of an answer that cannot be for its entry; empty if none."""
+    """Return an answer's contradiction to its entry; empty if none."""
     if answer.request_id != entry.request_id:
         return "the verifier answered for another request in its place"
     if int(answer.status) not in _STATUSES:
@@ -112,14 +115,14 @@ def _contradiction(
 
 
 def _are_tops(rows: Sequence[common_pb2.TopLogprobs], wanted: int, top: int, vocab_size: int) -> bool:
-    """Return whether each returned token has a row with as many tokens of the vocabulary as requested."""
+    """Return whether each token has a valid row of `top` alternatives."""
     return len(rows) == wanted and all(
         len(row.token_ids) == len(row.logprobs) == top and max(row.token_ids) < vocab_size for row in rows
     )
 
 
 def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
-    """Return whether each is a child of the one before, the first one of the root."""
+    """Return whether nodes are a path from the root's children downwards."""
     if not all(0 < node < len(tree) for node in nodes):
         return False
     parents = tree.parents.tolist()

@@ -1,4 +1,4 @@
-"""The gateway's client of the verifier: one message per iteration for the whole batch."""
+"""Client of the verifier: one message per iteration, for the whole batch."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,10 @@ _LEAST_AND_MOST = {
     "kv_block_tokens": (1, 2**16),
     "kv_window_tokens": (0, 2**31),
 }
-"""Least and most values of limits; the most is far beyond any machine, and bounds what the planner computes
-with it."""
+"""Minimum and maximum of each limit.
+
+The maximum is far beyond any machine; it bounds the planner's computations.
+"""
 _MOST_COSTS = 1024
 
 
@@ -57,7 +59,7 @@ def check_description(found: verifier_pb2.DescribeVerifierReply) -> None:
 _DESCRIBE_S = 5.0
 """Time that a verifier has to describe itself."""
 _SLOW = 20
-"""Times its measured duration that a pass may take: other processes may want the machine for a while."""
+"""Timeout of a pass, as a multiple of its measured duration."""
 
 
 class Verdicts(NamedTuple):
@@ -67,7 +69,7 @@ class Verdicts(NamedTuple):
     trees: dict[str, TokenTree]
     """Trees as they were verified."""
     compute_s: float
-    """Time it spent verifying, by its own clock, but no longer than its answer took by ours."""
+    """Seconds of verification by its clock, at most the whole wait."""
     drafts: verifier_pb2.ResidentDrafts | None = None
     """Drafts of its own speculators; None if it asked for none."""
 
@@ -78,13 +80,13 @@ class VerifierClient:
     def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0, scoped: bool = False) -> None:
         """Create a client of the verifier at a channel.
 
-        After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead.
+        A verifier counts as dead if silent for `hung_s` and twenty times the expected pass.
         `fence` is the number of the lease by which it is driven; 0 stands for none. `scoped`: only requests of one
         caller share cached prompts.
         """
         self.fence, self._scoped = fence, scoped
         self.instance_id = self.model_fingerprint = ""
-        """Ids described last; empty before, and of a verifier that does not report them."""
+        """Ids from the last description; empty if there are none."""
         self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
         self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
@@ -92,10 +94,10 @@ class VerifierClient:
         )
         self._steps = 0
         self.granted = False
-        """True while the verifier may go on with further steps."""
+        """True while the verifier may run further steps by itself."""
 
     async def describe(self) -> verifier_pb2.DescribeVerifierReply:
-        """Return the model and its limits; replies are expected of this process and model from now on.
+        """Return the model and its limits, and expect them in all replies.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -128,14 +130,14 @@ class VerifierClient:
         wanted: WantedOutputs = NOTHING_WANTED,
         order: HostOrder = NO_ORDER,
     ) -> list[Verdicts]:
-        """Verify one step, and those that the verifier does after it by a grant; return the verdicts of each.
+        """Verify one step and any granted ones; return the verdicts of each.
 
         The verifier receives the trace context, and the wanted outputs of the target.
 
         Raises:
             UnavailableError: if the verifier does not answer.
             ServiceChangedError: if another process answers than was described, or one with another model.
-            FencedError: if somebody else holds the lease by now; nothing was done.
+            FencedError: if another gateway has the lease by now; nothing was done.
         """
         self._steps += 1
         request = verifier_pb2.VerifyRequest(
@@ -169,7 +171,7 @@ class VerifierClient:
         return self._answers(entries, trees, reply, waited_s, wanted)
 
     def close(self) -> None:
-        """End the stream of steps; the verifier need not wait for more when it drains."""
+        """End the stream of steps: a draining verifier waits for it."""
         self._stream.reset()
 
     def _answers(
@@ -180,7 +182,10 @@ class VerifierClient:
         waited_s: float,
         wanted: WantedOutputs,
     ) -> list[Verdicts]:
-        """Return the sound verdicts of a reply, step by step; a step behind one that is not sound is dropped."""
+        """Return a reply's sound verdicts, step by step.
+
+        Steps after an unsound one are dropped.
+        """
         found: list[Verdicts] = []
         parts: list[verifier_pb2.VerifyReply | verifier_pb2.GrantedStep] = [reply, *reply.more]
         for part in parts:

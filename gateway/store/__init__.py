@@ -1,4 +1,4 @@
-"""Requests and leases in Redis, and the scripts that keep their rules (docs/protocol.md, Ownership).
+"""Requests and leases in Redis, with scripts (docs/protocol.md, Ownership).
 
 Nothing outside this package knows Redis.
 """

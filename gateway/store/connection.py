@@ -1,8 +1,7 @@
-"""The connection to Redis: scripts by name, errors as ours, and another server in its place after a failover.
+"""Connection to Redis: scripts by name, our errors, and failover.
 
-Invariant: a server that says it is no primary is not talked to again by the connections that reached it. A
-managed Redis fails over behind one name: the old primary stays up as a replica, and only new connections
-reach the new one.
+Invariant: after a server answers that it is no primary, its connections are not used again. A managed Redis
+fails over under one name: the old primary stays up as a replica, and only new connections reach the new one.
 """
 
 import asyncio
@@ -23,12 +22,15 @@ from specinfer.errors import SettingError, UnavailableError
 
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
-"""Time that an answer may take: a Redis that writes to a slow disk pauses for a second or two."""
+"""Timeout of an answer. A slow disk delays Redis for seconds."""
 _MOST_KEPT = 4
-"""Connections that are kept for scripts between two calls: a session writes by one, and a gateway has few."""
+"""Maximum idle connections for scripts. A session uses one at a time."""
 _MOST_CONNECTIONS = 64
-"""Connections of a gateway. A thousand requests that come at once wait for one; redis-py's usual pool refuses
-the 101st, which looks as if Redis were away, to everybody."""
+"""Maximum connections of a gateway.
+
+A thousand requests at once wait for one. redis-py's usual pool refuses the 101st, as if Redis were
+unavailable.
+"""
 
 
 def check_url(url: str) -> None:
@@ -45,20 +47,20 @@ def check_url(url: str) -> None:
 
 
 class RedisConnection:
-    """Runs commands and scripts; every failure to get an answer is an `UnavailableError`."""
+    """Runs commands and scripts; each failure is an `UnavailableError`."""
 
     def __init__(self, connect: Callable[[], Redis]) -> None:
-        """Create a connection; `connect` makes a client, which opens its own connections on first use."""
+        """Create a connection; `connect` makes a client that connects when used."""
         self._connect = connect
         self.redis = connect()
-        """The client of the moment: another one after a failover, so nobody keeps it."""
+        """The current client. A failover replaces it, so never store it."""
         self._left: set[asyncio.Task[None]] = set()
         self._kept: list[Any] = []
         """Connections of this client that no script uses at the moment."""
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "RedisConnection":
-        """Return a connection to the server at `url`; it connects on first use.
+        """Return a connection to the server at `url`; it connects when used.
 
         Raises:
             SettingError: if it is no URL of a Redis.
@@ -100,13 +102,13 @@ class RedisConnection:
     async def _evaluate(self, redis: Redis, script: str, given: Sequence[str | int | float]) -> Any:
         try:
             return await self._command(redis, "EVALSHA", _digest(script), *given)
-        except NoScriptError:  # the server is new, or began anew
+        except NoScriptError:  # the server is new, or was restarted
             return await self._command(redis, "EVAL", source(script), *given)
 
     async def _command(self, redis: Redis, *words: str | int | float) -> Any:
-        """Send a command by a connection of its own, which stays out of the client's pool.
+        """Send a command by a connection outside the client's pool.
 
-        The client's own way finds one in the pool each time, which costs as much as the command itself.
+        A search of the client's pool costs as much as the command itself.
         """
         pool = redis.connection_pool
         kept = redis is self.redis and self._kept
@@ -166,7 +168,7 @@ class RedisConnection:
 
 
 async def _close_later(redis: Redis) -> None:
-    """Close unused connections, and the others when their commands have been answered or given up."""
+    """Close connections when they are idle or their commands are over."""
     try:
         await redis.connection_pool.disconnect(inuse_connections=False)
         await asyncio.sleep(_TIMEOUT_S)
@@ -183,13 +185,13 @@ async def _close(redis: Redis) -> None:
 
 @cache
 def _digest(script: str) -> str:
-    """Return the name of a script for Redis, which is not a matter of security."""
+    """Return a script's digest, by which Redis knows it."""
     return hashlib.sha1(source(script).encode(), usedforsecurity=False).hexdigest()
 
 
 @cache
 def source(script: str) -> str:
-    """Return the text of a script, with the functions that it shares with others."""
+    """Return a script's text, with the functions it shares."""
     text = _read(script)
     return _read("unowned") + text if "_unowned(" in text else text
 
@@ -210,22 +212,22 @@ def _heed_cancellation() -> None:
 
 
 _QUOTED = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
-"""A command, which the Redis client quotes where a pipeline fails."""
+"""The command that a client quotes for a failed pipeline."""
 
 
 def redis_reason(error: Exception) -> str:
-    """Return the message of an error of the Redis client, for logs and clients."""
+    """Return the message of a Redis client's error, without quoted commands."""
     return _QUOTED.sub("", str(error))
 
 
 _NO_PRIMARY = re.compile(r"(^|[ -])(READONLY|MASTERDOWN|LOADING) ")
-"""Error as a script quotes it that was refused half way (before Redis 7)."""
+"""A refusal within a script, as quoted before Redis 7."""
 
 
 def is_no_primary(error: Exception) -> bool:
-    """Return whether the server is a replica, waits for its primary, or still loads.
+    """Return whether the server is a replica or not ready.
 
-    After a failover its name may lead to another one.
+    After a failover its name may lead to another server.
     """
     known = (ReadOnlyError, MasterDownError, BusyLoadingError)
     return isinstance(error, known) or _NO_PRIMARY.search(redis_reason(error)) is not None

@@ -1,9 +1,9 @@
-"""Requests of a gateway that is alone, kept in its process; with a file, through its restarts.
+"""Requests of a single gateway, in its process or in a file.
 
-Without Redis nobody else has requests, and nobody takes over. What is written goes to the file before it is known here
-(it survives the process, not the machine); what the file does not take has not happened, and is tried again as with a
-Redis that does not answer. A store that opens the file again has unfinished requests without an owner, which the
-gateway adopts as it would adopt those of another.
+Without Redis no other gateway has requests, and none takes over. Each write goes to the file before it is
+visible here; it survives the process, not the machine. A failed write has not happened, and is tried again,
+as with an unavailable Redis. When a store opens an existing file, unfinished requests have no owner, and the
+gateway adopts them.
 """
 
 import logging
@@ -46,7 +46,7 @@ class EmbeddedStore(RequestStore):
         path: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create a store; with `path` it goes on with what is in that file, and writes to it.
+        """Create a store; with `path` it continues that file.
 
         Raises:
             SettingError: if the file cannot be read or written, is none of ours, or is in use by another store.
@@ -106,7 +106,7 @@ class EmbeddedStore(RequestStore):
         return Written.OK
 
     async def adopt(self, most: int, models: Sequence[str]) -> list[Record]:
-        """Adopt up to so many requests that have no owner, the oldest first."""
+        """Adopt the oldest unowned requests, up to a maximum."""
         now = self._clock()
         waiting = [e for e in self._entries.values() if self._is_waiting(e) and e.model in ("", *models)]
         chosen = sorted(waiting, key=lambda entry: entry.created)[:most]
@@ -123,7 +123,7 @@ class EmbeddedStore(RequestStore):
                 entry.unowned_since = entry.unowned_since if in_vain else self._clock()
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """End a request that has no owner, or have its session end it."""
+        """End an unowned request, or have its session end it."""
         entry = self._entries.get(request_id)
         foreign = entry is not None and caller is not None and entry.request.caller != caller.name
         if entry is None or foreign or entry.ending is not None:
@@ -131,7 +131,7 @@ class EmbeddedStore(RequestStore):
         self._cancel_entry(entry)
 
     async def leave(self, request_id: str) -> bool:
-        """Return whether the request is to end, as nobody reads it any more."""
+        """Return whether the request must end, as no client reads it."""
         entry = self._entries.get(request_id)
         if entry is None or entry.ending is not None:
             return False
@@ -145,7 +145,7 @@ class EmbeddedStore(RequestStore):
         """Return: there is no other gateway that could want to know."""
 
     async def abandon(self, patience_s: float, why: str) -> int:
-        """End requests that have had no owner for so long, or whose deadline is over; forget old ones."""
+        """End requests after their deadline or patience; forget old ones."""
         now, ended = self._clock(), 0
         for name, entry in list(self._entries.items()):
             deadline = entry.request.deadline_s
@@ -169,7 +169,7 @@ class EmbeddedStore(RequestStore):
             self._open[entry.request.caller].discard(request_id)
 
     def check(self) -> None:
-        """Check that what could not be written last could be written now.
+        """Check that the last failed write would succeed now.
 
         Raises:
             UnavailableError: if not.
@@ -266,7 +266,7 @@ class EmbeddedStore(RequestStore):
         return change.written
 
     def _cancel_entry(self, entry: StoredRequest) -> bool:
-        """Return whether its session is to end it; end one that has none."""
+        """End an unowned request; return whether a session must end it instead."""
         if entry.owned:
             entry.cancelled = True
             return True

@@ -1,4 +1,4 @@
-"""The file of an embedded store: what is known of its requests, written before it is visible."""
+"""The file of an embedded store, written before requests are visible."""
 
 import fcntl
 import logging
@@ -12,22 +12,22 @@ from specinfer.system.append_file import AppendFile, read_records
 
 log = logging.getLogger(__name__)
 _SMALL = 1 << 20
-"""Bytes of a file below which it is not worth writing anew."""
+"""Files smaller than this (bytes) are not rewritten."""
 
 
 class Journal:
-    """The file of a store, written anew when it is opened, and when it has doubled since.
+    """The file of a store, rewritten when opened and after doubling.
 
-    PATH.lock is locked while it is open: a second process would put a file of its own in the place of this one.
+    PATH.lock is locked while it is open: a second process would replace this one's file.
     """
 
     def __init__(self, path: Path, entries: dict[str, StoredRequest], now: float, oldest: float) -> None:
-        """Read what is there into `entries`, but what ended before `oldest`.
+        """Read the file into `entries`, except requests that ended before `oldest`.
 
         Raises:
             SettingError: if it cannot be read or written, has nothing of a store, or is in use.
         """
-        path = path.resolve()  # the lock is beside the file, not beside a link to it
+        path = path.resolve()  # the lock is next to the file, not next to a link to it
         self._path, self._entries = path, entries
         with ExitStack() as closing:
             try:
@@ -46,7 +46,7 @@ class Journal:
         self._write_anew()
 
     def shorten(self) -> None:
-        """Write the file anew, without what was forgotten, if it has grown much."""
+        """Rewrite the file without forgotten requests if it has grown much."""
         if self._file.size >= max(_SMALL, 2 * self._size):
             self._write_anew()
 
@@ -61,7 +61,7 @@ class Journal:
                 self._file.append(to_record(lines))
 
     def check(self) -> None:
-        """Check that what could not be written last could be written now.
+        """Check that the last failed write would succeed now.
 
         Raises:
             UnavailableError: if not.
@@ -89,13 +89,13 @@ class Journal:
                 del self._entries[name]
 
     def _write_anew(self) -> None:
-        """Put a file of what is known in the place of the file, which stays if that fails."""
+        """Replace the file by all known requests; keep it on failure."""
         try:
             self._file.replace(to_record(entry.all_lines()) for entry in self._entries.values())
         except OSError as error:
             log.warning("store = %s: not shortened: %s", self._path, error)
         self._size = self._file.size
-        """Bytes of the file when it was written anew, or could not be."""
+        """Bytes of the file after its last rewrite, or attempt."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""The names of everything in Redis, in one place. `specinfer:2` is the version of their format.
+"""All Redis keys. `specinfer:2` is the version of their format.
 
 request:<id>        hash: content, caller, owner, at which gateways it is read, how it ended
 tokens:<id>         text: generated token ids, each in a field of eight characters
-logprobs:<id>       text: their log-probabilities, if wanted, each in a field of sixteen characters; behind
+logprobs:<id>       text: their log-probabilities, if wanted, each in a field of sixteen characters; after
                     each the most probable tokens, if wanted: ids and log-probabilities in such fields
 owned:<gateway>     sorted set: unfinished requests of a gateway, by time of arrival
 unowned             sorted set: unfinished requests without an owner, by when they lost it
@@ -11,7 +11,7 @@ waiting:<model>:<caller>
 turns:<model>       sorted set: callers that have such, by the arrival of their oldest
 deadlines           sorted set: all without an owner, by their deadline
 gateways            set: ids of gateways that own something or are alive
-gateway:<id>        text: what a gateway says of itself; its lease, by its time to live
+gateway:<id>        text: a gateway's report; its lease, by its time to live
 verifier:<instance> text: "<gateway> <fence>"; the lease of a verifier, by its time to live
 cancels:<gateway>   set: its requests that somebody wants cancelled
 open:<caller>       set: unfinished requests of a caller

@@ -1,4 +1,4 @@
-"""Leases in Redis: which gateways live, and which of them drives which verifier; those of a lone gateway."""
+"""Leases of gateways and verifiers: in Redis, or for a single gateway."""
 
 import json
 import secrets
@@ -17,12 +17,12 @@ class GatewayReport:
     sessions: int = 0
     """Number of verifiers that it drives."""
     room: int = 0
-    """Number of requests that it could run at once beside those it has."""
+    """Number of further requests that it could run at once."""
     draining: bool = False
     models: tuple[str, ...] = ()
-    """Fingerprints of the models that it serves; requests that began with another one are of no use to it."""
+    """Fingerprints of its models. Requests begun with other models cannot run here."""
     number: int = 0
-    """Counts this gateway's reports from 1; 0 of a version that does not count."""
+    """Number of this gateway's report, from 1; 0 in old versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Renewal:
     """Outcome of renewing a gateway's lease."""
 
     epoch: str
-    """Epoch of Redis; another one than before means that Redis lost its data."""
+    """Epoch of Redis. A new one means lost data."""
     alive: list[GatewayReport]
     """Reports of all gateways, this one included."""
     cancels: list[str]
@@ -74,7 +74,7 @@ class LeaseStore:
         return Renewal(epoch, reports, list(cancels), list(lost))
 
     async def claim(self, instance_id: str) -> VerifierLease | str:
-        """Return the lease of a verifier, or the id of the gateway that has it."""
+        """Claim a verifier: return its lease, or the owner's id."""
         fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._milliseconds)
         return str(holder) if holder else VerifierLease(instance_id, int(fence))
 
@@ -83,7 +83,7 @@ class LeaseStore:
         await self._connection.run("yield", lease.instance_id, self.gateway_id, lease.fence)
 
     async def leave(self, held: Sequence[VerifierLease]) -> None:
-        """Free all that this gateway has, as it ends."""
+        """Free all leases of this gateway, as it ends."""
         await self._connection.run("leave", self.gateway_id, *_pairs(held))
 
     @property
@@ -92,7 +92,7 @@ class LeaseStore:
 
 
 def _report(text: str) -> GatewayReport:
-    """Return a gateway's report, as far as this version knows it: a newer one may contain more."""
+    """Return a gateway's report, without fields unknown to this version."""
     known = {field.name for field in fields(GatewayReport)}
     said = {name: value for name, value in json.loads(text).items() if name in known}
     return GatewayReport(**{**said, "models": tuple(said.get("models", ()))})

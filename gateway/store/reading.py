@@ -1,4 +1,4 @@
-"""Reading of requests in Redis, whoever owns them."""
+"""Reads requests in Redis, independent of their owner."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ class RequestReader:
         self._connection = connection
 
     async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
-        """Return a request with all that is known of it; None if it is missing or another caller's.
+        """Return a request; None if it is missing or another caller's.
 
         Raises:
             FaultError: if what is there cannot be read.

@@ -1,4 +1,7 @@
-"""Requests as Redis keeps them: content as JSON, tokens as text in fields of fixed width. Pure."""
+"""Format of requests in Redis. Pure.
+
+Content is JSON, tokens are text in fields of fixed width.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,16 +24,16 @@ class Record:
 
     request: GenerationRequest
     idempotency_key: str
-    """Key that is equal for another request of this id with the same content."""
+    """Key of the content, equal for a repeated request of this id."""
     tokens: list[int] = field(default_factory=list)
     """Generated tokens so far."""
     logprobs: list[LogprobRow] = field(default_factory=list)
     age_s: float = 0.0
     """Seconds since it came."""
     model: str = ""
-    """Fingerprint of the model that it began with; empty if it has not begun."""
+    """Fingerprint of its model; empty if it has not begun."""
     drawn_for: bool | None = None
-    """True if speculators may draw for it; None if it has not begun."""
+    """True if speculators may sample for it; None before it begins."""
     adoption: int = 1
     """Number of its owner's adoption, which its writes name."""
     ending: Ending | None = None
@@ -43,7 +46,7 @@ class Known(NamedTuple):
     tokens: int
     """Number of known tokens, and of their log-probabilities."""
     top_logprobs: int = 0
-    """Number of most probable tokens reported beside each."""
+    """Number of most probable tokens reported for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def decode_content(request_id: str, text: str) -> GenerationRequest:
 
 
 def encode_tokens(tokens: Sequence[int]) -> str:
-    """Encode tokens in fields of fixed width: the text of token i begins at i * TOKEN_WIDTH."""
+    """Encode tokens: the text of token i begins at i * TOKEN_WIDTH."""
     return "".join([f"{token:<{TOKEN_WIDTH}}" for token in tokens])
 
 
@@ -98,7 +101,7 @@ def decode_tokens(text: str) -> list[int]:
 
 
 def encode_logprobs(logprobs: Sequence[LogprobRow]) -> str:
-    """Encode log-probabilities in fields of fixed width: `logprobs_width` characters for each token."""
+    """Encode log-probabilities: `logprobs_width` characters for each token."""
     return "".join(
         [
             _field(row.chosen)
@@ -125,7 +128,10 @@ def _token_logprobs(words: Sequence[str]) -> LogprobRow:
 
 
 def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
-    """Encode one request's part of a write, as `append.lua` reads it; `names` are speculators, by number."""
+    """Encode a request's part of a write for `append.lua`.
+
+    `names` are the speculators' names, by number.
+    """
     ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
     request = item.state.request
     logprobs = item.logprobs if request.logprobs else []
@@ -171,9 +177,9 @@ def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprob
 def read_glimpse(
     request_id: str, fields: Sequence[str | None], tokens: str, logprobs: str, top_logprobs: int
 ) -> Glimpse | FaultError | None:
-    """Return the news of a request from its state and end, tokens and logprobs.
+    """Return new tokens, log-probabilities and the end of a request.
 
-    Each token has so many most probable ones. None if the request is not there, an error if it cannot be
+    Each token has `top_logprobs` most probable ones. None if the request is missing, an error if it cannot be
     read.
     """
     state, end = fields

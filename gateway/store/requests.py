@@ -34,7 +34,7 @@ class Written(Enum):
     FENCED = "fenced"
     """Somebody else owns the request; nothing was written."""
     LOST = "lost"
-    """Redis does not know the request, or tokens before these; nothing was written."""
+    """The request, or its earlier tokens, are missing; nothing was written."""
 
 
 class RequestStore(RequestReader):
@@ -57,7 +57,7 @@ class RequestStore(RequestReader):
     async def create(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, owned: bool
     ) -> bool:
-        """Record a request; return whether it is new: one with its id and key may be there already.
+        """Record a request; return whether it is new.
 
         Args:
             request: its content.
@@ -75,7 +75,7 @@ class RequestStore(RequestReader):
         return await self._create(name, owner, caller, content, idempotency_key, deadline)
 
     async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
-        """Check that `create` would not refuse a caller now, before work is done for its request.
+        """Check a caller's quota before expensive work for its request.
 
         Raises:
             AlreadyExistsError: if the id was used for something else within the retention time.
@@ -118,8 +118,8 @@ class RequestStore(RequestReader):
     ) -> dict[str, Written]:
         """Make new tokens and ends durable; return each request's outcome.
 
-        A request's first tokens bring its model, and whether speculators may draw for it: until then whoever
-        adopts it decides that anew.
+        A request's first tokens fix its model, and whether speculators may sample for it. Until
+        then each adopting gateway decides again.
 
         Args:
             progress: new tokens and ends, in their order.
@@ -175,7 +175,7 @@ class RequestStore(RequestReader):
         return [record for record in [await self._load_or_end(request_id) for request_id in ids] if record]
 
     async def _load_or_end(self, request_id: str) -> Record | None:
-        """Return an adopted request; one that cannot be read ends, so that it does not delay others."""
+        """Load an adopted request; end an unreadable one."""
         try:
             return await self.load(request_id)
         except FaultError as error:
@@ -230,7 +230,7 @@ class RequestStore(RequestReader):
         await self._connection.run("listen", request_id, self.gateway_id)
 
     async def abandon(self, patience_s: float, why: str) -> int:
-        """End requests that have had no owner for so long, or whose deadline is over; return how many."""
+        """End requests after their deadline or patience; return their number."""
         ends = Ending(FinishReason.ERROR, why).to_json(), Ending(FinishReason.DEADLINE).to_json()
         return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
@@ -242,7 +242,7 @@ class RequestStore(RequestReader):
         return await self._end_unowned(request_id, Ending(FinishReason.CANCELLED), edge)
 
     async def _end_unowned(self, request_id: str, ending: Ending, edge: str = "") -> str:
-        """End a request that nobody owns; request the owner of another one to do so."""
+        """End an unowned request; ask the owner of another one."""
         arguments = (request_id, ending.to_json(), self._retention_s, edge)
         return str(await self._connection.run("cancel", *arguments))
 

@@ -1,6 +1,7 @@
-"""A request of an embedded store, and the lines of its file: for a request, for a delivery and for an end.
+"""A request of an embedded store, and the lines of its file.
 
-A record of the file is a line, or a list of lines that were written together.
+There are lines for requests, deliveries and ends. A record of the file is a line, or a list of lines written
+together.
 """
 
 import json
@@ -40,7 +41,7 @@ class StoredRequest:
     cancelled: bool = False
 
     def record(self, now: float) -> Record:
-        """Return its content for a gateway; `now` is the time by the wall clock."""
+        """Return its record; `now` is the wall clock's time."""
         return Record(
             self.request,
             self.key,
@@ -107,7 +108,7 @@ def to_record(lines: Sequence[Line]) -> bytes:
 
 @dataclass(slots=True)
 class Change:
-    """New tokens and the end of a request, to be written before they are known."""
+    """New tokens and an end, to be written before they are visible."""
 
     request_id: str
     entry: StoredRequest | None
@@ -130,7 +131,10 @@ class Change:
 
 
 class RecordReader:
-    """Reads records into requests; what cannot be read is left out, and what followed it of the same request."""
+    """Reads records into requests.
+
+    An unreadable line is left out, with later lines of its request.
+    """
 
     def __init__(self, entries: dict[str, StoredRequest], now: float) -> None:
         self._entries, self._now = entries, now
@@ -139,7 +143,7 @@ class RecordReader:
         """Number of lines that were left out."""
 
     def read(self, records: Iterable[bytes], torn: bytes) -> None:
-        """Read all records of a file; `torn` is what there is of one that was not written whole.
+        """Read all records of a file; `torn` is an incomplete last one.
 
         Raises:
             ValueError: if no line is one of a store.
@@ -192,7 +196,10 @@ class RecordReader:
         return True
 
     def _continues(self, place: int | None, entry: StoredRequest) -> bool:
-        """Return whether a line comes after so many tokens; older versions do not state the number."""
+        """Return whether a line continues a request's tokens.
+
+        Older versions do not state the position.
+        """
         return place == len(entry.tokens) if place is not None else not self.left_out
 
 

@@ -1,4 +1,4 @@
-"""Bodies of callers: OpenAI's fields that we serve, those that we refuse by name, and ours.
+"""Bodies of callers: OpenAI's fields, served or refused, and ours.
 
 Types only; the gateway checks all else of a value. `null` is the same as left out.
 """
@@ -30,11 +30,11 @@ MOST_BIASES, MOST_REFERENCES = 1024, 64
 MOST_STOP_IDS = 256
 """Token ids at which an answer ends."""
 NO_LIMIT = -1
-"""As a limit: as many tokens as the context has room for."""
+"""Value of a limit for all tokens the context has room for."""
 
 
 MAX_CHOICES = 128
-"""Most answers of one call, as in OpenAI's API."""
+"""Maximum answers of a call, as in OpenAI's API."""
 
 
 def _limits(limit: int) -> int:
@@ -48,7 +48,7 @@ Limit = Annotated[Whole, AfterValidator(_limits)] | None
 
 
 def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
-    """Write token ids as text: JSON has no numbers as keys."""
+    """Convert token ids to text: JSON has no numbers as keys."""
     for key in biases or ():
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
             raise PydanticCustomError("no_token", "keys must be token ids")
@@ -86,9 +86,9 @@ class Body(NeutralFields):
     references: Annotated[list[Text], FIRST, at_most(MOST_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
     no_training: bool | None = None
-    """Speculators keep nothing of it to learn from; so does the header `X-No-Training`."""
+    """Speculators must not train on it, like with the header `X-No-Training`."""
     resumable: bool | None = None
-    """The events of the stream have ids, and a client that hangs up may come back with `Last-Event-ID`."""
+    """Events get ids, and clients may reconnect with `Last-Event-ID`."""
 
     frequency_penalty: float | None = None
     min_p: float | None = None
@@ -96,9 +96,9 @@ class Body(NeutralFields):
     presence_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys), at_most(MOST_BIASES)] = None
     stop_token_ids: Annotated[list[TokenId], FIRST, at_most(MOST_STOP_IDS)] | None = None
-    """vLLM's; the answer ends behind one of them."""
+    """vLLM's; the answer ends after one of them."""
     ignore_eos: bool | None = None
-    """vLLM's; the answer goes on behind the model's own end."""
+    """vLLM's; the answer continues after the model's end token."""
 
     @property
     def wants_usage(self) -> bool:
@@ -107,7 +107,7 @@ class Body(NeutralFields):
 
     @property
     def wants_usage_always(self) -> bool:
-        """True if every event has the usage so far; only where it is wanted at all."""
+        """True if the usage is wanted, in every event."""
         options = self.stream_options
         return self.wants_usage and options is not None and bool(options.continuous_usage_stats)
 

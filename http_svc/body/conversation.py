@@ -15,7 +15,7 @@ Turns = Annotated[list[Message], Field(min_length=1), FIRST, at_most(MOST_MESSAG
 
 
 class Conversation(Strict):
-    """Fields that say what the model reads."""
+    """Fields of the model's input."""
 
     messages: Turns | None = None
     tools: Annotated[list[Tool], FIRST, at_most(MOST_TOOLS)] | None = None
@@ -31,7 +31,7 @@ class Conversation(Strict):
     reasoning_effort: Text | None = None
     """A variable of chat templates; none: `enable_thinking` is false, too."""
     continue_final_message: bool | None = None
-    """vLLM's; the answer goes on with the last message, which is the assistant's."""
+    """vLLM's; the answer continues the last message, the assistant's."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Fields that bodies share: texts, numbers, schemas, and fields that are taken only to be left out."""
+"""Types of fields in several bodies: texts, numbers, schemas, ignored fields."""
 
 import json
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ _SAME: dict[type, tuple[type, ...]] = {
     **{kind: (kind,) for kind in (bool, str, list, dict)},
     **dict.fromkeys(_NUMBERS, _NUMBERS),
 }
-"""Types in which a neutral value may be written: `False` is not 0."""
+"""Types of equal neutral values. `False` is not 0."""
 
 
 @dataclass(frozen=True, eq=False)  # 0 and False are equal, and `Annotated` would take one for the other
 class Neutral:
-    """Marks a field whose values are dropped if they change nothing, and refused otherwise."""
+    """Marks a field with neutral values only: others are refused."""
 
     values: tuple[Any, ...]
 
@@ -53,12 +53,12 @@ class Neutral:
 
 
 def only(*neutral: Any) -> Neutral:
-    """Return a marker of a field that takes these values, which change nothing."""
+    """Return a marker of a field that accepts only neutral values."""
     return Neutral(neutral)
 
 
 def _encodable(text: str) -> str:
-    """Refuse halves of characters (surrogates), which JSON can write but no UTF-8 has."""
+    """Refuse lone surrogates, which JSON can write but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -84,7 +84,7 @@ _DEEPEST = 64
 
 
 def writable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse an object that is too deep to be written down again, or has what JSON has not."""
+    """Refuse an object too deep for JSON, or with invalid values."""
     level: list[Any] = [schema]
     for _ in range(_DEEPEST):
         level = [
@@ -110,7 +110,7 @@ Schema = Annotated[dict[str, Any], AfterValidator(writable)]
 
 
 def at_most(most: int) -> BeforeValidator:
-    """Return a validator that refuses longer lists and mappings before it looks at what is in them."""
+    """Return a validator of a maximum length, which runs before elements' checks."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > most:
@@ -123,7 +123,7 @@ def at_most(most: int) -> BeforeValidator:
 
 
 FIRST: Any = Field(fail_fast=True)
-"""Marks a list that ends to be checked at its first bad element."""
+"""Stops checking a list at its first invalid element."""
 Unsupported = Annotated[None, only()]
 NotTrue = Annotated[None, only(False)]
 
@@ -133,7 +133,7 @@ def leave_out(value: Any) -> None:
 
 
 Ignored = Annotated[None, BeforeValidator(leave_out), WithJsonSchema({"description": "Left out."})]
-"""A field that changes nothing here, whatever it holds (docs/http.md#fields-that-change-nothing)."""
+"""A field without any effect (docs/http.md#fields-that-change-nothing)."""
 
 
 class Strict(BaseModel):
@@ -144,7 +144,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Leave out all unknown fields but the first: one is error enough, and each costs."""
+        """Drop all unknown fields but the first: each error costs time."""
         if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
             return data
         known = known_only(cls, data)
@@ -153,7 +153,7 @@ class Strict(BaseModel):
 
 
 class Lenient(Strict):
-    """Unknown fields are left out: what clients send back may have fields of other servers."""
+    """Ignores unknown fields, which clients send back from other servers."""
 
     model_config = ConfigDict(extra="ignore")
 

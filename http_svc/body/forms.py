@@ -50,7 +50,7 @@ class ResponseFormat(Strict):
 
     @property
     def schema_of_text(self) -> dict[str, Any] | None:
-        """The schema that the text must follow; None where any text will do."""
+        """The schema of the text; None if any text is allowed."""
         if self.json_schema is not None:
             return self.json_schema.content
         return ANY_OBJECT if self.type == "json_object" and self.content is None else self.content

@@ -21,7 +21,7 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    """A turn of a conversation; of an earlier answer, fields that nobody here knows are left out."""
+    """A turn of a conversation. Unknown fields of earlier answers are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], FIRST, at_most(MOST_PARTS)] | None = None

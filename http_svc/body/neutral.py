@@ -1,4 +1,4 @@
-"""Fields of other servers that both kinds of calls have, and that change nothing here."""
+"""Ignored fields of other servers, in both kinds of calls."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from http_svc.body.fields import Ignored, NotTrue, Strict, Unsupported, only
 
 
 class NeutralFields(Strict):
-    """Fields that are left out, and fields that may only have the value that changes nothing."""
+    """Fields that are ignored, or accept neutral values only."""
 
     user: Ignored = None
     metadata: Ignored = None

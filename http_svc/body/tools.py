@@ -21,7 +21,7 @@ class Function(Strict):
     parameters: Schema | None = None
     """A schema of the arguments; None: no arguments."""
     strict: bool | None = None
-    """True: keywords that cannot be followed are refused; else they are left out."""
+    """True: unsupported keywords are refused; else they are ignored."""
 
 
 class Tool(Strict):
@@ -33,7 +33,7 @@ class Tool(Strict):
 
 
 def usable_only(data: Any) -> Any:
-    """Return a body without tools that cannot be run, where the model need not call any."""
+    """Return a body without unusable tools, unless the model must call one."""
     if not isinstance(data, dict) or data.get("tool_choice") not in (None, "auto", "none"):
         return data
     tools = data.get("tools")
@@ -65,14 +65,14 @@ class ChosenTool(Strict):
 
 
 _NO_JSON = (ValueError, TypeError)
-"""Errors of a text that is no JSON, and of one with halves of characters."""
+"""Errors of invalid JSON and of lone surrogates."""
 
 
 def _object_text(given: Any) -> Any:
-    """Return the arguments of an earlier call as a text with a JSON object, where they can be read as one.
+    """Return an earlier call's arguments as a JSON object, if possible.
 
-    Clients send back what they got: nothing for a function without arguments, and half an object where an
-    answer was cut off.
+    Clients send back what they got: nothing for a function without arguments, and half an object if an answer
+    was cut off.
     """
     if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
         return "{}"
@@ -88,7 +88,10 @@ def _object_text(given: Any) -> Any:
 
 
 def _completed(text: str) -> str:
-    """Return what there is of an object that was cut off, or the text: the gateway says what is wrong."""
+    """Complete an object that was cut off.
+
+    Other texts stay, for the gateway's error.
+    """
     try:
         found = from_json(text, allow_partial="trailing-strings")
     except _NO_JSON:

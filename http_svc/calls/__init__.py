@@ -1,1 +1,1 @@
-"""Calls of functions and thoughts in answers: the grammar that an answer follows, and how its text is read."""
+"""Function calls and thoughts in answers: grammars and readers."""

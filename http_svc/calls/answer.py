@@ -14,7 +14,7 @@ class _ThoughtReader:
         self._begin, self._close = marks
         self._text = ""
         self._thinking: bool | None = True if begins_in_thoughts else None
-        """None until it is known; False behind thoughts, or without any."""
+        """None until it is known; False after thoughts, or without any."""
         self._said = False
         """True once some thought was returned."""
         if not self._begin:
@@ -57,7 +57,7 @@ class _ThoughtReader:
 
 
 def _undecided(text: str, mark: str) -> int:
-    """Return the place from which a text may become white space and a mark."""
+    """Return the start of a possible white space and mark."""
     for length in range(min(len(mark) - 1, len(text)), -1, -1):
         if text.endswith(mark[:length]):
             return len(text[: len(text) - length].rstrip())

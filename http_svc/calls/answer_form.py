@@ -1,4 +1,4 @@
-"""Parts that an answer may have, as its readers know them."""
+"""Parts of an answer, for its readers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ class AnswerForm:
     """Parts that the answers of one request may have."""
 
     functions: Collection[str] | None = None
-    """Names of functions that may be called; empty: any; None: there are no calls."""
+    """Callable functions; empty: any name; None: no calls."""
     thoughts: tuple[str, str] = ("", "")
     """Marks around thoughts; empty: there are none."""
     begins_in_thoughts: bool = False
@@ -21,7 +21,7 @@ class AnswerForm:
     calls: CallForm | None = None
     """Form of calls; JSON is read next to it. None: every form."""
     beginnings: tuple[str, ...] = ()
-    """Marks with which calls begin where the answer has another form instead; empty: JSON of a call."""
+    """Marks of calls in an answer of another format; empty: JSON."""
 
     @property
     def plain(self) -> bool:

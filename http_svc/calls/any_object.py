@@ -1,4 +1,4 @@
-"""Grammar of an answer that is any JSON object or calls: an object that begins as a call is one."""
+"""Grammar of an answer with calls or any other JSON object."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _FIRST, _NEXT = r"\{", f"{SPACE},"
 
 
 def object_rules(names: Sequence[str], several: bool) -> list[str]:
-    """Return the rules `json_calls` and `other_object`; the arguments of function i are `args_i`.
+    """Return rules `json_calls` and `other_object`; `args_i` are function i's arguments.
 
     Both are made of the same terminals: one that went further would exclude the other.
     """

@@ -1,4 +1,4 @@
-"""Arguments of calls that are written as elements, one a parameter: their types, their values, their grammar."""
+"""Calls with one element per parameter: types, values and grammar."""
 
 import json
 import re
@@ -23,12 +23,12 @@ _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", type(No
 
 
 def next_parameter(text: str) -> re.Match[str] | None:
-    """Return the parameter with which a text begins; None if it is not whole yet."""
+    """Return the parameter at a text's start; None if incomplete."""
     return _PARAMETER.match(text) if _CLOSE in text else None
 
 
 def read_value(text: str, kinds: frozenset[str]) -> str:
-    """Return a value as JSON: a text, unless it is JSON of another type that the parameter may have."""
+    """Return a value as JSON; it is text unless another type fits."""
     if kinds == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     written = _PYTHON.get(text.strip(), text)
@@ -85,9 +85,9 @@ def _resolved(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
-    """Return whether elements can follow a schema of arguments; others are written in JSON.
+    """Return whether elements can express a schema; others are written in JSON.
 
-    A text has no marks around it, so nothing but a choice of texts bounds it: not where the function is strict.
+    A text has no quotes, so only an enumeration can bound it. Strict functions thus need one.
     """
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping) or not schema.keys() <= _FOLLOWED | _OF_PEOPLE | {"x-guidance"}:
@@ -104,7 +104,7 @@ def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
 
 
 def element_rules(number: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return the rules of a function's parameters, in the order of the schema; `elements_NUMBER` is all of them."""
+    """Return rules of a function's parameters; `elements_NUMBER` is all of them."""
     begin, middle, after = _FORM.parameters
     required, order, rules = schema.get("required") or (), list[str](), list[str]()
     for place, (name, part) in enumerate(schema.get("properties", {}).items()):

@@ -1,4 +1,4 @@
-"""Grammars of answers with calls: in the form that the model was taught, or as plain JSON.
+"""Grammars of answers with calls, in the model's form or JSON.
 
 Marks that are added tokens stand in a grammar by their numbers: no text may have such a token.
 """
@@ -29,7 +29,7 @@ class Wanted:
     several: bool = True
     """True: more than one call."""
     other: str = ""
-    """Rule of the answer instead of calls, in Lark's notation; empty: any words."""
+    """Rule of an answer without calls, in Lark's notation; empty: any words."""
     any_object: bool = False
     """True: the answer is any JSON object instead of calls."""
     thoughts: tuple[str, str] = ("", "")
@@ -39,7 +39,7 @@ class Wanted:
     """Marks that are added tokens."""
 
     def text(self, text: str) -> str:
-        """Return a text as a part of a rule, cut into the parts of JSON.
+        """Return a text's terminals, one per part of JSON.
 
         A longer part would exclude other JSON that begins alike.
         """
@@ -54,7 +54,7 @@ class Wanted:
 
 
 def form_named(name: str) -> CallForm:
-    """Return a form of calls; one that this version does not know is plain JSON."""
+    """Return a form of calls by name; JSON if unknown."""
     return BY_NAME.get(name, JSON)
 
 
@@ -72,7 +72,7 @@ def call_grammar(wanted: Wanted) -> str:
 
 
 def _section(wanted: Wanted) -> list[str]:
-    """Return rules of calls as the form has them, behind its mark."""
+    """Return rules of calls in the model's form, after its mark."""
     form, arguments, rules = wanted.form, "args", list[str]()
     if any(form.parameters):
         schemas = [followed(function) for function in wanted.functions]
@@ -153,7 +153,7 @@ def _free(wanted: Wanted) -> list[str]:
 
 
 def _marked(wanted: Wanted, words: str, spelled: str) -> str:
-    """Return the part of a rule with words, the form's mark and its calls."""
+    """Return a rule's alternative with words, the mark and calls."""
     mark = wanted.form.mark
     if mark in wanted.mark_tokens:
         return f" | {words} {wanted.text(mark)} section later"
@@ -161,7 +161,7 @@ def _marked(wanted: Wanted, words: str, spelled: str) -> str:
 
 
 def _spelled(wanted: Wanted) -> list[str]:
-    """Return rules of words that end with a mark that is no token."""
+    """Return rules of words before a mark without its own token."""
     mark = wanted.form.mark
     if not mark or mark in wanted.mark_tokens:
         return []

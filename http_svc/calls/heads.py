@@ -1,4 +1,4 @@
-"""Heads of calls in every form: regular expressions, and their beginnings at the end of a text that still grows."""
+"""Heads of calls in every form, complete or growing, as regular expressions."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from http_svc.calls.answer_form import AnswerForm
 from specinfer.chat.forms import BY_NAME, DEEPSEEK, FORMS, PYTHON_TAG, TOOL_CALL
 
 SPACE = r"[ \t\r\n]{0,20}"
-"""White space between parts of a head, as a regular expression of Rust's and of Python's."""
+"""White space in a head, for Rust and Python."""
 _NAME = "[a-zA-Z0-9_-]"
 ELEMENT = BY_NAME["qwen3_coder"].before
 """Begins a call whose arguments are elements, not JSON."""
@@ -16,7 +16,10 @@ ELEMENT = BY_NAME["qwen3_coder"].before
 _BLANKS = r"[ \t\r\n]*"
 _TYPE = _BLANKS.join(['(?:"type"', ":", '"function"', ",", ")?"])
 JSON_OPENING = _BLANKS.join([r"\{", f'{_TYPE}"name"', ":", '"'])
-"""A call in JSON up to its name; white space has no bound, which would cost grammars much."""
+"""A JSON call up to its name.
+
+Unbounded white space keeps grammars small.
+"""
 JSON_NEAR_OPENING = JSON_OPENING.replace("*", "{0,4}")
 """The same with little white space, where nothing else may stand."""
 JSON_MIDDLE = r"[ \t\r\n]{0,4}".join(['"', ",", '"(?:arguments|parameters)"', ":"])
@@ -33,20 +36,20 @@ _HEADS = (
         if form not in _IN_JSON
     ],
 )
-"""Texts around names of functions; between parts of JSON there may be white space."""
+"""Texts before and after function names, with optional white space in JSON."""
 _FENCES = ("```json", "```tool_call", "```tool_code", "```")
 _OPENERS = (
     *_FENCES,
     *dict.fromkeys(form.mark for form in FORMS if form.mark),
     *(PYTHON_TAG, "<function_call>", "[", ",", ";"),
 )
-"""Texts that stand directly in front of a call and belong to it."""
+"""Texts directly before a call that belong to it."""
 _CLOSERS = (*_FENCES, TOOL_CALL[1], "</function_call>", *DEEPSEEK[1:], "]", ",", ";", "}")
-"""Texts that stand directly behind a call and belong to it."""
+"""Texts directly after a call that belong to it."""
 
 
 def _spaced(text: str, in_text: bool = False) -> list[str]:
-    """Return the signs of a head as regular expressions, with white space between parts of JSON.
+    """Return a head's characters as regular expressions, with white space in JSON.
 
     `in_text`: the text begins within a string of JSON.
     """
@@ -61,7 +64,7 @@ def _spaced(text: str, in_text: bool = False) -> list[str]:
 
 
 def _beginnings(signs: Sequence[str]) -> str:
-    """Return a regular expression of all beginnings of these signs, at least one sign long."""
+    """Return an expression for all prefixes, at least one character long."""
     return signs[0] + "".join([f"(?:{sign}" for sign in signs[1:]]) + ")?" * (len(signs) - 1)
 
 
@@ -80,7 +83,7 @@ HEAD = re.compile(
     rf"(?P<opener>(?:[ \t\r\n]|{_any(_OPENERS)})*)"
     rf"(?:{'|'.join([_whole(*head, number) for number, head in enumerate(_HEADS)])})"
 )
-"""A call up to its arguments, with what belongs to it in front."""
+"""A call up to its arguments, with its prefix."""
 _OPENED = "|".join([_beginnings([*map(re.escape, opener)]) for opener in _OPENERS])
 _BEGUN = "|".join(
     [
@@ -89,24 +92,27 @@ _BEGUN = "|".join(
     ]
 )
 UNDECIDED = re.compile(rf"(?:[ \t\r\n]|{_any(_OPENERS)})*(?:{_OPENED}|{_BEGUN})?\Z")
-"""The end of a text that may become a call; it matches the empty text, too."""
+"""The end of a text that may become a call, possibly empty."""
 _CLOSED = "|".join([_beginnings([*map(re.escape, closer)]) for closer in _CLOSERS])
 CLOSER = re.compile(rf"(?:[ \t\r\n]|{_any(_CLOSERS)})*")
-"""Text behind a call that belongs to it."""
+"""Text after a call that belongs to it."""
 FENCE = re.compile(rf"```(?:{_beginnings([*'json'])}|{_beginnings([*'tool_co'])}|tool_c(?:al?|ode?)?)?\Z")
-"""A fence at the end of a text, whose language may still follow."""
+"""A fence at a text's end; its language may follow."""
 CLOSING = re.compile(rf"(?:{_CLOSED})\Z")
-"""The beginning of what belongs to a call behind it."""
+"""Incomplete text after a call that belongs to it."""
 
 
 def may_call(name: str, before: str, form: AnswerForm) -> bool:
-    """Return whether a head, with this text before its name, begins a call: grammars bound no others' arguments."""
+    """Return whether a head and the text before it begin a call.
+
+    Grammars bound no arguments of other calls.
+    """
     of_form = form.calls is None or before.startswith("{") or before == (form.calls.before or form.calls.mark)
     return of_form and (not form.functions or name in form.functions)
 
 
 def begins_calls(text: str, form: AnswerForm) -> bool | None:
-    """Return whether an answer that is calls or another form is calls; None while it is undecided."""
+    """Return whether an answer begins with calls; None while undecided."""
     begun = text.lstrip().removeprefix(PYTHON_TAG).lstrip()
     marks = [mark for mark in form.beginnings if mark]
     if begun.startswith(tuple(marks)):
@@ -121,7 +127,7 @@ def begins_calls(text: str, form: AnswerForm) -> bool | None:
 
 
 END = re.compile(rf'{SPACE}(?:,{SPACE}"id"{SPACE}:{SPACE}"[^"]*"{SPACE})?\}}')
-"""The end of a call in JSON behind its arguments."""
+"""The end of a JSON call after its arguments."""
 
 
 def name_of(found: "re.Match[str]") -> tuple[str, str]:

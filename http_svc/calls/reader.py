@@ -1,4 +1,4 @@
-"""Reads calls in the text of one answer as it comes, in whatever form they are written."""
+"""Reads calls of any form in the growing text of an answer."""
 
 import json
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ from http_svc.calls.heads import (
 from specinfer.chat.turns import call_id_of
 
 MOST_CALLS = 32
-"""Most calls of an answer."""
+"""Maximum calls of an answer."""
 _UNDECIDED_MOST = 2048
-"""Most characters that wait for a decision: white space without an end is no call."""
+"""Maximum undecided characters: endless white space is no call."""
 Delta = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _ObjectEnd:
-    """Finds the brace that closes an object in a text that comes in pieces."""
+    """Finds the brace that closes an object in streamed text."""
 
     _depth: int = 0
     _in_text: bool = False
     _escaped: bool = False
 
     def find(self, text: str) -> int:
-        """Return the place of the closing brace in the next piece; -1 if the object goes on."""
+        """Return the closing brace's index in the next piece; -1 if none."""
         for place, sign in enumerate(text):
             if self._in_text:
                 self._in_text = self._escaped or sign != '"'
@@ -67,7 +67,7 @@ class _Call:
 
     @property
     def in_object(self) -> bool:
-        """True if a brace ends the call behind its arguments."""
+        """True if a brace ends the call after its arguments."""
         return self.before.startswith("{")
 
 
@@ -88,7 +88,7 @@ class CallReader:
         self._object = _ObjectEnd()
         self._behind_call = False
         self.ended = False
-        """True once nothing more is read: a call came twice, or there are too many."""
+        """True if reading is over: a repeated call, or too many."""
 
     @property
     def complete(self) -> bool:
@@ -123,7 +123,7 @@ class CallReader:
         return [{"content": text}] if text else []
 
     def _cut_off(self) -> list[Delta]:
-        """Return the rest of a call that was cut off, unless it may be an earlier one again."""
+        """Return an incomplete call's rest, unless it may repeat another call."""
         assert self._call is not None
         if self._may_repeat(self._call):
             self._call = None
@@ -181,7 +181,7 @@ class CallReader:
         return place >= 0
 
     def _read_elements(self, call: _Call) -> bool:
-        """Read arguments that are elements, as JSON; return whether they are whole."""
+        """Read elements' arguments as JSON; return whether they are complete."""
         kinds = self._form.kinds.get(call.name, {})
         while (found := next_parameter(self._text)) is not None:
             name, value = found["name"], read_value(found["value"], kinds.get(found["name"], frozenset()))
@@ -204,7 +204,7 @@ class CallReader:
         self._call, self._behind_call = None, True
 
     def _may_repeat(self, call: _Call) -> bool:
-        """Return whether the arguments so far are the beginning of those of an earlier call."""
+        """Return whether the arguments so far are an earlier call's prefix."""
         return any(
             one is not call and one.name == call.name and one.arguments.startswith(call.arguments)
             for one in self._calls

@@ -1,1 +1,1 @@
-"""The way of a call before a handler sees it: its connection, its bounds, its key."""
+"""Checks of a call before its handler: connection, bounds and key."""

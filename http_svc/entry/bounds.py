@@ -3,19 +3,19 @@
 from specinfer.service.settings import KIBIBYTE, MEBIBYTE
 
 HEADER_BYTES = 64 * KIBIBYTE
-"""Largest head of a call, its first line and headers; 400 above it."""
+"""Maximum bytes of a request's line and headers; else 400."""
 HEADER_SECONDS = 20.0
 """Time for the head of a call; then the connection is closed."""
 MAX_BODY_BYTES = 4 * MEBIBYTE
 """Largest body; 413 above it."""
 BODY_SECONDS = 20.0
-"""Time for a body, in addition to what its size takes at `BODY_RATE`; then the answer is 408."""
+"""Seconds for a body, plus its size by `BODY_RATE`; else 408."""
 BODY_RATE = 16 * KIBIBYTE
 """Lowest rate of a body, in bytes per second."""
 IDLE_SECONDS = 90
-"""Time that a connection stays open between calls; proxies keep theirs for 60 to 75."""
+"""Lifetime of idle connections, longer than the 60 to 75 of proxies."""
 CONNECTIONS = 8192
-"""Maximum of open connections; the one without a call for longest gives way to a new one."""
+"""Maximum open connections. A new one replaces the longest idle one."""
 
 
 def body_time_s(size: int) -> float:

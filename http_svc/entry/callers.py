@@ -1,4 +1,4 @@
-"""Callers: the key that a call has, and whether a gateway takes it, before anything of its body is read."""
+"""Authentication of calls by a gateway, before the body is read."""
 
 import hashlib
 import math
@@ -14,13 +14,13 @@ from specinfer.client import AsyncClient
 from specinfer.errors import SpecInferError
 
 _FRESH_S = 5.0
-"""Time in which a gateway is not asked again about a key that it took; it looks at each request's key itself."""
+"""Lifetime of an accepted key's cache. The gateway checks requests anyway."""
 _REMEMBERED = 4096
 """Keys that are remembered, by their SHA-256."""
 
 
 class CallerKeys:
-    """Clients with the keys of callers, and the keys that gateways took lately."""
+    """Clients with callers' keys, and a cache of accepted keys."""
 
     def __init__(
         self, client: AsyncClient, models: Models, clock: Callable[[], float] = time.monotonic
@@ -33,12 +33,12 @@ class CallerKeys:
         """Return a client with the caller's key and trace context.
 
         Raises:
-            ApiError: 401 if there is an `Authorization` that holds no key.
+            ApiError: 401 if there is an `Authorization` without a key.
         """
         return self._client.for_caller(_key_in(headers), headers.get("traceparent", ""))
 
     async def admit(self, headers: Headers) -> None:
-        """Return if a gateway takes the key of a call, or needs none.
+        """Check that a gateway accepts the call's key, or needs none.
 
         Raises:
             ApiError: 401 if it does not; 503 if no gateway answers.

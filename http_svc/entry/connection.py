@@ -1,7 +1,7 @@
-"""Connections that have bounds: on their number, and on the time that heads and the rest of a body take.
+"""Connections with a maximum number, and timeouts for heads and bodies.
 
 uvicorn bounds the size of one head (h11 counts it) and idle connections between calls, but waits without end
-for a head that has begun, and for a body that nobody reads any more.
+for a head that has begun, and for a body after its answer.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class Connections:
-    """Open connections, at most so many: the one that has been without a call for longest gives way."""
+    """Open connections, up to a maximum: new ones replace idle ones."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,7 +21,7 @@ class Connections:
         """The one that did nothing for longest first."""
 
     def add(self, connection: "BoundedConnection") -> None:
-        """Add a new connection; if all others have calls, it is closed itself."""
+        """Add a new connection, or close it if all others have calls."""
         if len(self._open) >= self._most:
             free = next((each for each in self._open if each.conn.our_state is h11.IDLE), connection)
             self._open.pop(free, None)
@@ -41,11 +41,11 @@ class Connections:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's protocol, which closes connections whose client keeps it waiting."""
+    """uvicorn's protocol with timeouts for slow clients."""
 
     others: Connections
     head_s: float
-    """Seconds for the head of a call, and for the rest of a body whose call was answered."""
+    """Timeout of a head, and of a body after its answer."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -64,7 +64,7 @@ class BoundedConnection(H11Protocol):
         self._watch(self._is_waiting())
 
     def on_response_complete(self) -> None:
-        """Look what is waited for behind an answer."""
+        """Start the timeout of a body after its answer."""
         super().on_response_complete()
         self._watch(self._is_waiting())
 
@@ -75,12 +75,12 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _is_waiting(self) -> bool:
-        """Return whether a part of a head has come, or a call is answered and its body has not ended."""
+        """Return whether a head, or an answered call's body, is incomplete."""
         begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         return begun or (self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY)
 
     def _watch(self, waiting: bool) -> None:
-        """Close the connection in a while; or, if nothing is waited for, do not."""
+        """Start the timeout if waiting, else stop it."""
         if waiting and self._late is None:
             self._late = self.loop.call_later(self.head_s, self.transport.abort)
         elif not waiting and self._late is not None:

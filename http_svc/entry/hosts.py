@@ -1,11 +1,11 @@
-"""Names by which the HTTP service may be called: a page whose name was rebound to this machine calls it by its own."""
+"""Check `Host` headers, against pages whose name was rebound to this machine."""
 
 import ipaddress
 from collections.abc import Sequence
 
 
 class AllowedHosts:
-    """Host headers of calls that are answered: these names, and addresses by number, which no page can rebind."""
+    """Accepted `Host` headers: these names, and addresses, safe from rebinding."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """Allow names; `*.example.com` is every name below it, `*` is every name."""

@@ -1,4 +1,4 @@
-"""Middleware of every call: a request id, its key, a bound on calls at once and on bodies, counters.
+"""ASGI middleware of every call: request id, key, bounds and counters.
 
 An ASGI application around the other one.
 """
@@ -56,7 +56,7 @@ ENDPOINTS = (
     *("/tokenize", "/detokenize", "/version", "/health", "/metrics"),
 )
 _OBSERVED = ("/health", "/metrics")
-"""Paths that a probe may ask for by any name: they show nothing of requests, and change nothing."""
+"""Paths for probes under any name: read-only, without request data."""
 _SHOWN = 100
 """Characters of a header that an error quotes."""
 _LONGEST_ID = 200
@@ -73,7 +73,7 @@ class Guard:
         metrics: HttpMetrics,
         admit: Callable[[Headers], Awaitable[None]],
     ) -> None:
-        """Guard an application; `admit` raises an `ApiError` if the key of a call is not taken."""
+        """Guard an application; `admit` raises an `ApiError` for a refused key."""
         self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
         self._hosts, self._running = settings.hosts, 0
 
@@ -107,7 +107,7 @@ class Guard:
         REQUEST_ID.set(scope["state"]["request_id"])
         self._running += 1
         try:
-            if scope["method"] == "POST":  # nothing of a body is read for whoever may not come in
+            if scope["method"] == "POST":  # the body of a refused caller is not read
                 await self._admit(headers)
             await self._app(scope, self._bounded(receive), send)
         except ApiError as error:
@@ -136,7 +136,7 @@ class Guard:
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Bound the size of a body that did not declare it, and the time that a body takes."""
+        """Bound a body's time, and its size if not declared."""
         size, more, waited_s = 0, True, 0.0
 
         async def counting() -> Any:

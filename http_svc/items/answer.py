@@ -1,4 +1,4 @@
-"""The answer of `/v1/responses` as it grows: items, and the events of their changes. Pure."""
+"""The growing answer of `/v1/responses`: items and their events. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _COMPLETED, _INCOMPLETE, _RUNNING = "completed", "incomplete", "in_progress"
 
 
 class ItemWriter:
-    """Makes items of the text of one answer, and events of their changes."""
+    """Turns an answer's text into items and their events."""
 
     def __init__(self, identity: str) -> None:
         """Create a writer for an answer with this id."""
@@ -26,7 +26,7 @@ class ItemWriter:
         """Items so far."""
 
     def push(self, text: str, deltas: Sequence[Delta] | None = None) -> list[Event]:
-        """Return the events of the next piece of text, or of what a reader made of it."""
+        """Return the events of the next text, or of its reader's deltas."""
         if deltas is None:
             return self._say(text) if text else []
         events = list[Event]()
@@ -40,7 +40,7 @@ class ItemWriter:
         return events
 
     def write_whole(self, answer: str | dict[str, Any], complete: bool) -> None:
-        """Write a whole answer: its text, or the message that a reader made of it."""
+        """Write a whole answer: its text, or its reader's message."""
         if isinstance(answer, str):
             self.push(answer)
         else:
@@ -49,7 +49,7 @@ class ItemWriter:
         self.end(complete)
 
     def end(self, complete: bool) -> list[Event]:
-        """Return the last events; an answer without any text is an empty message."""
+        """Return the last events. An answer without text is an empty message."""
         events = [] if self.items else self._say("")
         return events + self._close(_COMPLETED if complete else _INCOMPLETE)
 
@@ -60,7 +60,7 @@ class ItemWriter:
         return self._add_text(text, "reasoning", "rs", {"type": "reasoning_text", "text": ""})
 
     def _add_text(self, text: str, kind: str, prefix: str, part: dict[str, Any]) -> list[Event]:
-        """Add text to the last item, or to a new one if that is of another kind."""
+        """Add text to the last item of its type, or to another."""
         events = list[Event]()
         if not self.items or self.items[-1]["type"] != kind:
             events += self._close(_COMPLETED)
@@ -119,7 +119,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def response_object(body: ResponsesBody, identity: str, model: str, created: int) -> dict[str, Any]:
-    """Return an answer that has just begun; it repeats what was asked for."""
+    """Return a new answer, with the fields of its request."""
     form = body.text.format if body.text else None
     choice = body.tool_choice
     return {

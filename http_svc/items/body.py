@@ -1,4 +1,4 @@
-"""Body of `POST /v1/responses`, and the body of a conversation that says the same."""
+"""Body of `POST /v1/responses`, and its conversion to a conversation."""
 
 import re
 from functools import partial
@@ -43,7 +43,7 @@ Parts = Text | Annotated[list[Part], FIRST, at_most(MOST_PARTS)]
 
 
 class Item(Lenient):
-    """A message, a call, its result, or thoughts, which are left out. Of other servers' fields none matters."""
+    """An item of input. Thoughts and unknown fields are ignored."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -149,7 +149,7 @@ class ResponsesBody(Strict):
     speculation: Literal["tree", "sequence", "off"] | None = None
 
     metadata: Schema | None = None
-    """Any JSON that can be written down again: it comes back with the answer."""
+    """Any valid JSON, repeated in the answer."""
     user: Ignored = None
     store: Ignored = None
     service_tier: Ignored = None
@@ -171,7 +171,7 @@ class ResponsesBody(Strict):
 
 
 def conversation_of(body: ResponsesBody) -> ChatBody:
-    """Return the conversation that says the same as a body that was checked.
+    """Convert a checked body to a conversation.
 
     Raises:
         ValidationError: if something does not fit together.
@@ -241,7 +241,7 @@ def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
 
 
 def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
-    """Return the turns of a conversation: calls belong to the assistant's turn that they follow."""
+    """Return a conversation's turns. Calls belong to the assistant's turn before."""
     turns: list[dict[str, Any]] = []
     if body.instructions:
         turns.append({"role": "system", "content": body.instructions})

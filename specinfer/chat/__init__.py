@@ -1,1 +1,1 @@
-"""Conversations as text: chat templates, and tools in words for templates that know none."""
+"""Conversations: chat templates, and descriptions of tools for templates without them."""

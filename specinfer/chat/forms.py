@@ -1,4 +1,4 @@
-"""Marks and forms of calls of functions and thoughts, and those that a chat template teaches."""
+"""Forms and marks of function calls and thoughts in chat templates."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ CALLS = (
 )
 """Marks around calls."""
 TEXT_MARKS = frozenset([*CALLS, *[mark for pair in THOUGHTS for mark in pair]])
-"""Marks that are a part of an answer's text even if they are special tokens."""
+"""Marks inside an answer's text, even if special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +26,21 @@ class CallForm:
 
     name: str
     mark: str
-    """Begins what is a call in any case; empty where calls are plain JSON."""
+    """Always begins a call; empty for plain JSON."""
     begin: str
-    """Before the first call, behind the mark."""
+    """Text before the first call, after the mark."""
     before: str
     """Between a call's beginning and its name."""
     middle: str
     """Between a call's name and its arguments."""
     after: str
-    """Behind the arguments."""
+    """Text after the arguments."""
     between: str
     """Between two calls."""
     end: str
-    """Behind the last call."""
+    """Text after the last call."""
     parameters: tuple[str, str, str] = ("", "", "")
-    """Before a parameter's name, between it and its value, and behind the value; empty where arguments are JSON."""
+    """Text before a parameter, before and after its value; empty for JSON."""
 
 
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
@@ -49,7 +49,7 @@ PYTHON_TAG = "<|python_tag|>"
 """May stand in front of calls of Llama 3."""
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 JSON = CallForm("json", "", "", _NAME, _ARGUMENTS, "}", "\n", "")
-"""Plain JSON, one call a line: our own words ask for it where a template knows no tools."""
+"""Plain JSON, one call a line, for templates without tools."""
 HERMES = CallForm(
     *("hermes", TOOL_CALL[0], "\n", _NAME, _ARGUMENTS, f"}}\n{TOOL_CALL[1]}"),
     between=f"\n{TOOL_CALL[0]}\n",
@@ -88,7 +88,7 @@ FORMS = (
     CallForm("llama", "", "", _NAME, _PARAMETERS, "}", "; ", ""),
     JSON,
 )
-"""Forms by name; each is chosen by what a template says."""
+"""Forms by name, selected by the template's text."""
 BY_NAME = {form.name: form for form in FORMS}
 _TAUGHT: Mapping[str, Callable[[str], bool]] = {
     "mistral_args": lambda text: "[TOOL_CALLS]" in text and "[ARGS]" in text,
@@ -102,7 +102,7 @@ _TAUGHT: Mapping[str, Callable[[str], bool]] = {
 
 
 def taught_form(template: str) -> str:
-    """Return the name of the form that a template teaches; a template without tools gets JSON in words."""
+    """Return the name of a template's form; JSON if it has none."""
     if "tools" not in template:
         return JSON.name
     return next((name for name, teaches in _TAUGHT.items() if teaches(template)), JSON.name)
@@ -125,5 +125,5 @@ class ChatForm:
 
 
 def marks_of_thoughts(template: str) -> tuple[str, str]:
-    """Return the marks around thoughts that a template knows; empty ones if none."""
+    """Return the marks around a template's thoughts, or empty ones."""
     return next((pair for pair in THOUGHTS if pair[0] in template or pair[1] in template), ("", ""))

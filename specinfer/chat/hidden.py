@@ -1,7 +1,7 @@
-"""Texts of callers in a template: what could be part of a special token's name is hidden while it is rendered.
+"""Hides special tokens' names in callers' texts while a template is rendered.
 
-A hidden character is a lone surrogate, which no text of a caller has, so it says where the template put the text. The
-template's own tests (`in`, `split`, ...) see the text as it is.
+A hidden character is a lone surrogate, absent from callers' texts, so it also marks where the template put
+the text. The template's own tests (`in`, `split`, ...) see the unchanged text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ _FIRST, _LAST = 0xDC00, 0xDFFF
 
 
 class Hider:
-    """Hides the first and last characters of some names in texts, and shows them again."""
+    """Hides the first and last characters of names in texts."""
 
     def __init__(self, names: Iterable[str]) -> None:
         """Prepare for the names of special tokens."""
@@ -31,7 +31,7 @@ class Hider:
         return text.translate(self._show)
 
     def hide_all(self, value: Any, keep: Sequence[str] = ()) -> Any:
-        """Return JSON with all texts hidden, names of objects included; values named in `keep` stay."""
+        """Hide all texts in JSON, except values named in `keep`."""
         match value:
             case str():
                 return self.hide(value)
@@ -55,7 +55,7 @@ def _plain(value: Any, hider: Hider) -> Any:
 
 
 class HiddenText(str):
-    """A text of a caller with hidden characters; methods take and compare texts as they were."""
+    """A text with hidden characters. Its methods see the original one."""
 
     __slots__ = ("_hider",)
     _hider: Hider
@@ -91,7 +91,7 @@ class HiddenText(str):
 
 
 def _seen(name: str) -> Callable[..., Any]:
-    """Return a method of `str` whose arguments are hidden as the text is, and whose texts stay hidden ones."""
+    """Return a method of `str` that works on the original text."""
     inner = getattr(str, name)
 
     def method(self: HiddenText, *args: Any, **options: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Chat templates in the environment that `transformers` gives them: conversations become text.
+"""Renders chat templates like `transformers`: conversations become text.
 
-A model may have several by name: "tool_use" is taken where there are tools, else "default".
+A model may have several by name: "tool_use" is used with tools, else "default".
 """
 
 import json
@@ -25,23 +25,23 @@ from specinfer.chat.words import Message, told_in_words
 from specinfer.errors import IncompatibleError, InvalidInputError
 
 Stored: TypeAlias = str | Sequence[Mapping[str, str]] | Mapping[str, str] | None
-"""A template, or several: objects with `name` and `template`, or templates by name."""
+"""A template, several by name, or objects with `name` and `template`."""
 _DEFAULT, _TOOLS = "default", "tool_use"
 
 
 class ChatEnd(IntEnum):
-    """End of a conversation, in front of the answer; numbers are those of the contract."""
+    """End of a conversation before the answer, with the contract's numbers."""
 
     OPENED = 0
     """The head of the assistant's turn."""
     CLOSED = 1
-    """Nothing behind the last message."""
+    """Nothing after the last message."""
     CONTINUED = 2
-    """The last message, which is the assistant's, goes on."""
+    """The last message, the assistant's, continues."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is what is inside."""
+    """Renders the content of `{% generation %}`, a mark for training."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
@@ -54,7 +54,7 @@ class ChatTemplate:
     """The templates of a model."""
 
     def __init__(self, stored: Stored, specials: Mapping[str, Any]) -> None:
-        """Take the templates as they are stored; `specials` are the special tokens by their roles.
+        """Read stored templates; `specials` are special tokens by role.
 
         Raises:
             IncompatibleError: if they are stored in no known form.
@@ -115,7 +115,7 @@ class ChatTemplate:
     def _first_rendered(
         self, name: str, turns: Sequence[Message], values: Mapping[str, Any], roles: Sequence[Any]
     ) -> str:
-        """Return the text of the first variant of a conversation that the template takes."""
+        """Return the first variant of a conversation accepted by the template."""
         refusal: InvalidInputError | None = None
         for variant in variants(turns):
             try:
@@ -140,7 +140,7 @@ class ChatTemplate:
         return self._text_takers[name]
 
     def form(self) -> ChatForm:
-        """Return how answers are written; the plainest form if there is no template, or none that can be read."""
+        """Return the form of answers, or the plain one without a template."""
         if not self.texts or self.problem() or _DEFAULT not in self.texts:
             return ChatForm()
         calls = taught_form(self.texts[self._name(with_tools=True)])
@@ -160,7 +160,7 @@ class ChatTemplate:
     def _attempt(
         self, name: str, turns: Sequence[Message], values: Mapping[str, Any] = MappingProxyType({})
     ) -> str | None:
-        """Return a conversation as text; None if the template refuses it, or fails."""
+        """Return a conversation as text; None if the template fails."""
         try:
             return self._render(name, turns, {"tools": None, **values})
         except Exception:  # noqa: BLE001  it is the template's code, which may raise anything
@@ -202,12 +202,14 @@ class ChatTemplate:
 
 
 def _hidden(message: Message, hider: Hider) -> Message:
-    """Return a turn whose texts are hidden; the names of its fields and its role are not the caller's."""
+    """Hide a turn's texts, except its field names and role."""
     return {name: value if name == "role" else hider.hide_all(value) for name, value in message.items()}
 
 
 def stored_templates(directory: Path, config: Mapping[str, Any]) -> Stored:
-    """Return the chat templates of a model directory; files of their own come before `config`.
+    """Return a model directory's chat templates.
+
+    Separate files have precedence over `config`.
 
     Args:
         config: content of `tokenizer_config.json`.
@@ -248,11 +250,14 @@ def _by_name(stored: Stored) -> dict[str, str]:
 
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Follows the words of a message that goes on: they may be in what closes a turn, too. It is that of `transformers`."""
+"""Mark after the words of a continued message, as in `transformers`.
+
+The words alone may also occur in a turn's closing text.
+"""
 
 
 def _continued(text: str, last: str) -> str:
-    """Return a conversation up to the mark behind its last message's words, as `transformers` cuts it.
+    """Cut a conversation after its last message, like `transformers`.
 
     Raises:
         InvalidInputError: if the template does not show it.
@@ -285,7 +290,7 @@ def _to_json(
 
 
 _BEYOND_ASCII = re.compile("[^\x00-\x7f\udc00-\udfff]")
-"""Characters to escape: hidden ones are of ASCII, or shown again as they are."""
+"""Characters to escape. Hidden ones are excluded."""
 
 
 def _escaped(found: re.Match[str]) -> str:

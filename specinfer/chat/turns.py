@@ -1,4 +1,4 @@
-"""Changes of conversations that a chat template refuses: other ids, turns that alternate, no system turn."""
+"""Changes conversations for templates: ids, alternating turns, no system turn."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def call_id_of(*parts: object) -> str:
-    """Return nine letters and digits, always the same for the same parts: an id of a call that every template takes."""
+    """Return a stable call id of nine letters and digits."""
     number = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8])
     signs = ""
     for _ in range(9):
@@ -24,7 +24,7 @@ def call_id_of(*parts: object) -> str:
 
 
 def with_short_ids(turns: Sequence[Message]) -> list[Message]:
-    """Return turns in which every id of a call is nine letters and digits; others are replaced."""
+    """Replace call ids except those of nine letters and digits."""
     return [_with_short_ids(turn) for turn in turns]
 
 
@@ -45,7 +45,7 @@ def _short(identity: str) -> str:
 
 
 def merged(turns: Sequence[Message]) -> list[Message]:
-    """Return turns in which no two of the user, or of the assistant in words, follow each other."""
+    """Merge consecutive turns of the user, or texts of the assistant."""
     kept = list[Message]()
     for turn in turns:
         before = kept[-1] if kept else None
@@ -64,7 +64,7 @@ def _mergeable(before: Message, turn: Message) -> bool:
 
 
 def single_calls(turns: Sequence[Message]) -> list[Message]:
-    """Return turns with one call each; the result of a call follows it."""
+    """Split turns to one call each, followed by its result."""
     kept, results = list[Message](), dict[Any, list[Message]]()
     for turn in turns:
         if turn["role"] == "tool":
@@ -81,7 +81,7 @@ def single_calls(turns: Sequence[Message]) -> list[Message]:
 
 
 def answered(turns: Sequence[Message]) -> list[Message]:
-    """Return turns with an empty answer of the assistant between results and what the user says next."""
+    """Insert empty assistant's answers between results and user's turns."""
     kept = list[Message]()
     for turn in turns:
         if kept and kept[-1]["role"] == "tool" and turn["role"] == "user":
@@ -91,7 +91,7 @@ def answered(turns: Sequence[Message]) -> list[Message]:
 
 
 def without_system(turns: Sequence[Message]) -> list[Message]:
-    """Return turns with the words of the system in front of the user's that follow."""
+    """Move the system's text into the next user's turn."""
     kept, words = list[Message](), list[str]()
     for turn in turns:
         if turn["role"] == "system" and isinstance(turn.get("content"), str):
@@ -137,7 +137,7 @@ _KEY = "probe_key"
 
 
 def takes_text(render: Callable[[Sequence[Message]], str | None]) -> bool:
-    """Return whether a template wants the arguments of earlier calls as text, not as objects.
+    """Return whether a template needs earlier calls' arguments in text form.
 
     Args:
         render: renders a conversation; None if the template refuses it or fails.

@@ -12,10 +12,10 @@ _INSTRUCTIONS = (
 
 
 def told_in_words(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
-    """Return the conversation with roles that every template knows.
+    """Return the conversation with common roles only.
 
-    Functions are described in the system's turn, calls are the assistant's words. Results that follow each other are
-    one turn of the user's, with what the user says next.
+    Functions are described in the system's turn, calls are the assistant's text. Consecutive results are one
+    turn of the user, together with the next user's turn.
     """
     turns = list[Message]()
     after_result = False

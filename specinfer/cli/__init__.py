@@ -1,4 +1,4 @@
-"""The `specinfer` command: starts the services as child processes and talks to them over gRPC."""
+"""The `specinfer` command: starts services as child processes, and calls them."""
 
 import os
 

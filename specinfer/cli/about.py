@@ -12,10 +12,10 @@ from specinfer.system.machine import processor_name
 
 
 def about_this_run(program: str = "") -> dict[str, Any]:
-    """Return command, commit, time and machine of this process; `program` is its name, if not that of its file.
+    """Return command, commit, time and machine of this process.
 
-    Paths of the command that lie outside the working directory are given by their last parts, as they are of one
-    machine.
+    `program` is its name, by default its file's. Paths of the command outside the working directory are
+    shortened to their last parts.
     """
     return {
         "command": " ".join([program or Path(sys.argv[0]).name, *map(_elsewhere, sys.argv[1:])]),
@@ -28,7 +28,7 @@ def about_this_run(program: str = "") -> dict[str, Any]:
 
 
 def _elsewhere(argument: str) -> str:
-    """Return an argument, or one with `=` and a value, without folders that lie outside the working directory."""
+    """Shorten an argument's path if it is outside the working directory."""
     name, equals, value = argument.rpartition("=")
     path = Path(value)
     outside = path.is_absolute() or ".." in path.parts

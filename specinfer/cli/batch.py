@@ -1,4 +1,4 @@
-"""`specinfer batch`: the requests of a file in OpenAI's batch format, answered into another."""
+"""`specinfer batch`: answers a file in OpenAI's batch format."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,9 +57,10 @@ def batch(
     draft: Draft = None,
     speculator: Speculators = None,
 ) -> None:
-    """Answer a file of requests in OpenAI's batch format. Exit code 1 if the server failed to answer some.
+    """Answer a file of requests in OpenAI's batch format.
 
-    Run it again to go on: lines that have an answer are not sent again. Refused requests have theirs.
+    Run it again to continue: lines with an answer are not sent again. A refusal is an answer. Exit code 1 if
+    the server failed to answer some.
     """
     check_positive("--concurrency", concurrency)
     if input_file.resolve() == output_file.resolve():
@@ -92,7 +93,7 @@ def batch(
 
 @contextmanager
 def _server(base_url: str | None, api_key: str | None, options: LocalOptions) -> Iterator[ApiServer]:
-    """Yield the server at a URL, or that of a system which runs for as long."""
+    """Yield the server at a URL, or a temporary system's."""
     if base_url is not None:
         yield ApiServer.at(base_url, api_key)
         return

@@ -31,7 +31,7 @@ class BenchPlan:
     temperature: float
     seed: int = 0
     chat: bool = True
-    """True if prompts are user turns; a base model has no template for them."""
+    """True if prompts are user turns; base models have no template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,10 @@ class BenchRun:
     acceptance_rate: float
     """Accepted over drafted, bonus excluded."""
     identical_to_incremental: bool | None
-    """Every token equals that of incremental decoding at the same batch size. What is sampled need not, where
-    drafts are drawn."""
+    """True if every token equals incremental decoding at the same batch size.
+
+    Sampled ones may differ if drafts are sampled.
+    """
     identical_token_share: float | None
     """Share of tokens before the first difference, over all prompts."""
     ttft_ms: dict[str, float]
@@ -87,7 +89,7 @@ class Turn:
 
 
 async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
-    """Run every mode at every batch size; `advance(label)` is called after each prompt.
+    """Run all modes and batch sizes; call `advance(label)` after each prompt.
 
     A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
     order, and each is compared with incremental decoding in the same turns.
@@ -109,7 +111,7 @@ async def warm_up(client: BenchClient, plan: BenchPlan) -> None:
 async def take_turns(
     client: BenchClient, plan: BenchPlan, batch: int, advance: Advance
 ) -> dict[str, list[Turn]]:
-    """Return the turns of every mode over every part of the prompts, in their order."""
+    """Return every mode's turns over the parts of the prompts, in order."""
     modes = sorted(plan.modes, key=list(MODES).index)
     turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     reading = replace(plan, max_new_tokens=1)
@@ -137,7 +139,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 async def _take_turn(
     client: BenchClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
-    """Run all these prompts in one mode, `batch` of them at a time."""
+    """Run these prompts in one mode, `batch` at a time."""
     slots = asyncio.Semaphore(batch)
 
     async def one(prompt: str) -> Answer:
@@ -164,7 +166,7 @@ async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation
 
 
 def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> BenchRun:
-    """Return one row of the result; `plain` are the turns of incremental decoding, over the same prompts."""
+    """Summarise a mode's turns, compared to plain ones of the same prompts."""
     answers = [answer for turn in turns for answer in turn.answers]
     seconds = sum(turn.seconds for turn in turns)
     new_tokens = sum(turn.new_tokens for turn in turns)

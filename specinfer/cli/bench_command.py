@@ -81,7 +81,7 @@ def bench(
     draft: Draft = None,
     local: Here = False,
 ) -> None:
-    """Measure modes and batch sizes, through the real services or in one process.
+    """Measure modes and batch sizes, with real services or in one process.
 
     The modes take turns, prompt by prompt, so that drift of the machine meets all alike.
     """
@@ -130,14 +130,14 @@ def _check_together(context: typer.Context, address: str | None, local: bool) ->
 
 
 def finish_bench(runs: Sequence[BenchRun], json_path: Path | None) -> None:
-    """Print the runs, and write them to a file if one is named."""
+    """Print the runs, and write them to a file if given."""
     print_runs(runs)
     if json_path is not None:
         write_runs(json_path, runs, about_this_run())
 
 
 def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
-    """Run the plan behind a progress bar."""
+    """Run the plan with a progress bar."""
     with progress_bar() as bar:
         total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
         task = bar.add_task("warming up", total=total)

@@ -25,7 +25,7 @@ def check(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Check a running speculator service against the contract; exit code 1 if it breaks a rule."""
+    """Check a speculator service against the contract; exit with 1 if broken."""
     target = check_target("address", address)
     broken = asyncio.run(_check(target, client_tls(tls_ca, tls_cert, tls_key), seconds))
     if broken:
@@ -33,7 +33,7 @@ def check(
 
 
 async def _check(address: str, tls: ClientTls | None, patience_s: float) -> int:
-    """Return how many rules a service breaks; print each when it has been tried."""
+    """Print each rule's result; return the number of broken rules."""
     broken = 0
     async with open_channel(address, tls) as channel:
         async for finding in check_contract(Examined(address, channel, patience_s)):
@@ -51,7 +51,7 @@ MOST_SIZES = 8
 
 
 def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply) -> list[tuple[str, str]]:
-    """Return (name, choice and reason) of the decisions, in the order in which they are made."""
+    """Return (name, choice and reason) of the decisions, in order."""
     return [
         ("weights", told.weights),
         ("passes", f"{passes_words(told)} (measured when the verifier started)"),
@@ -65,7 +65,7 @@ def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply)
 
 
 def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:
-    """Return words for a pass's duration by its tokens, and in single tokens."""
+    """Describe passes: milliseconds by tokens, and relative to one token."""
     costs = sorted((cost.tokens, cost.microseconds / 1000) for cost in told.pass_costs)
     if not costs:
         return "not measured"

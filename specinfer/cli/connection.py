@@ -34,7 +34,7 @@ def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
 
 
 def check_gateways(addresses: str) -> None:
-    """Check that something listens at one of the addresses, as far as that shows at once.
+    """Check that some address accepts connections.
 
     A gateway that is lost later is waited for; one that was never started is not.
 
@@ -60,9 +60,9 @@ def _refuses(target: str) -> bool:
 
 API_KEY_VARIABLE = "SPECINFER_API_KEY"
 TRACE_VARIABLE = "TRACEPARENT"
-"""Where programs that trace what they start put its trace context."""
+"""Variable of a program's trace context, set by tracing parents."""
 NO_PATIENCE = Patience(patience_s=0.0)
-"""For measurements, which an interruption spoils, and for local systems, whose gateway does not come back."""
+"""For measurements and local systems, which cannot survive interruptions."""
 
 
 @dataclass(frozen=True, slots=True)

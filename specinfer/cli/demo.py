@@ -1,4 +1,4 @@
-"""`specinfer demo`: answers streamed by the whole system, and what token trees gain on this machine.
+"""`specinfer demo`: streamed answers, and the gain of token trees here.
 
 Trees are compared with plain decoding of the same system. The modes take turns, answer by answer, so that drift of the
 machine meets both alike; figures are medians, since a pause of a shared machine may fall into any one answer.
@@ -42,7 +42,7 @@ MODES = {PLAIN: "off", TREES: "tree"}
 PAIR = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 """A target and its draft."""
 _MEMORY_PER_BYTE, _MEMORY_BESIDES = 1.5, 2.5e9
-"""Bytes of memory for each of a model's file, and for processes and caches."""
+"""Memory per byte of models' files, and for processes and caches."""
 _DISK_BESIDES = 1.5e9
 """Bytes of disk while files are joined."""
 ROUNDS = 3
@@ -60,7 +60,7 @@ class DemoRun:
 
     @property
     def rates(self) -> list[float]:
-        """Tokens per second of each answer, from its first token to its last; of one that came at once, in all."""
+        """Tokens per second of each answer, after its first token if possible."""
         return [
             1 / answer.tpot_s if answer.tpot_s else len(answer.token_ids) / answer.ttft_s
             for answer in self.answers
@@ -76,7 +76,7 @@ class DemoModels(NamedTuple):
 
 
 def choose(memory: int, disk: int) -> DemoModels:
-    """Return the pair of real models where it fits, else the small default model.
+    """Return the pair of real models if it fits, else the default.
 
     Args:
         memory: bytes that are available.
@@ -119,7 +119,7 @@ async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
 
 
 def cost(answer: Answer) -> str:
-    """Return the tokens and steps of an answer, and whose guesses were accepted."""
+    """Describe an answer's tokens, steps and accepted guesses."""
     stats = answer.summary.stats
     guessed = ", ".join(
         [f"{each.accepted} guessed by {each.name}" for each in stats.speculators if each.accepted]
@@ -131,7 +131,7 @@ def cost(answer: Answer) -> str:
 async def compare_modes(
     client: AsyncClient, max_new_tokens: int, advance: Callable[[str], None]
 ) -> list[DemoRun]:
-    """Answer every prompt in every mode, in turns; `advance(mode)` is called after each answer."""
+    """Answer every prompt in every mode, in turns."""
     found: dict[str, list[Answer]] = {mode: [] for mode in MODES}
     for turn in range(ROUNDS):
         for prompt in PROMPTS:
@@ -145,7 +145,7 @@ async def compare_modes(
 
 
 def print_comparison(runs: Sequence[DemoRun], title: str) -> None:
-    """Print a table of the modes with bars, and what it says in a sentence."""
+    """Print a table of the modes with bars, and a conclusion."""
     plain = runs[0]
     fastest = max(median(run.rates) for run in runs)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -165,7 +165,7 @@ def print_comparison(runs: Sequence[DemoRun], title: str) -> None:
 
 
 def speedup(run: DemoRun, plain: DemoRun) -> float:
-    """Return the median ratio of a mode's answers to those of plain decoding in the same turns."""
+    """Return a mode's median speed-up over plain decoding."""
     return median(_ratios(run, plain))
 
 
@@ -174,7 +174,7 @@ def _ratios(run: DemoRun, plain: DemoRun) -> list[float]:
 
 
 def sentence(runs: Sequence[DemoRun]) -> str:
-    """Return what the comparison says."""
+    """Return the comparison's conclusion."""
     plain, trees = runs
     low, _, high = quantiles(_ratios(trees, plain), n=4, method="inclusive")
     same = all(a.token_ids == b.token_ids for a, b in zip(trees.answers, plain.answers, strict=True))
@@ -197,7 +197,7 @@ def demo(
     draft: Draft = None,
     dtype: Dtype = DtypeChoice.BFLOAT16,
 ) -> None:
-    """Start everything, stream a few answers, compare token trees with plain decoding, shut down."""
+    """Start everything, stream answers, compare trees with plain decoding, and stop."""
     if model is None:
         model, suitable, why = choose(available_memory(), _free_disk())
         draft = draft or suitable

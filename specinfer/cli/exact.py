@@ -56,10 +56,10 @@ def exact(
     ] = None,
     json_output: JsonOutput = False,
 ) -> None:
-    """Send the same greedy and seeded requests with and without speculation; exit code 1 if an answer differs.
+    """Compare answers with and without speculation; exit with 1 if any differs.
 
-    Plain decoding is run twice, so that what does not even repeat itself is not blamed on speculation; where it repeats
-    no answer nothing is proved: exit code 3.
+    Requests are greedy and seeded. Plain decoding runs twice, so that its own differences are not blamed on
+    speculation. If it repeats no answer, nothing is proved: exit code 3.
     """
     check_positive("--max-tokens", max_tokens)
     check_positive("--concurrency", concurrency)

@@ -125,7 +125,10 @@ def generate(
     device: LocalDevice = None,
     draft: Draft = None,
 ) -> None:
-    """Stream the answer to a prompt. Ctrl-C cancels the request; a lost connection is taken up again."""
+    """Stream the answer to a prompt.
+
+    Ctrl-C cancels the request; a lost connection is resumed.
+    """
     _check_together(context, local)
     request = make_request(
         _prompt(prompt, prompt_file),
@@ -217,7 +220,7 @@ def print_text(text: str) -> None:
 
 
 def silent(text: str) -> None:
-    """Drop a piece of an answer that is printed as JSON when it is complete."""
+    """Print nothing: the complete answer is printed as JSON."""
 
 
 AttachedId = Annotated[str, typer.Argument(help="Id of the request.")]
@@ -234,7 +237,7 @@ def attach(
     tls_key: TlsKey = None,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
 ) -> None:
-    """Stream the rest of a request, which may have ended. Ctrl-C leaves it running."""
+    """Stream the rest of a request. Ctrl-C leaves it running."""
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
     client = connection.client(Patience(patience_seconds), print_retry)
     check_text("request_id", request_id)

@@ -1,4 +1,7 @@
-"""The `specinfer` command. Bad input is one clear line and exit code 2; other failures exit with 1."""
+"""The `specinfer` command.
+
+Bad input is one line and exit code 2; other failures exit with 1.
+"""
 
 import os
 import signal
@@ -165,7 +168,7 @@ def _run(options: LocalOptions, explain: bool) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def serve(context: typer.Context) -> None:
-    """Serve OpenAI's API for one model in one process, without gRPC and Redis (--help)."""
+    """Serve OpenAI's API for one model in one process (--help)."""
     _become("all_in_one", context.args)
 
 
@@ -190,7 +193,7 @@ def _become(module: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the command: every error of ours becomes one line and an exit code."""
+    """Run the command; turn errors into one line and an exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended on the way out
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored
     try:
@@ -213,7 +216,7 @@ def main() -> None:
 
 
 def _usage_message(error: Exception) -> str:
-    """Return typer's message with what it leaves out: the wrong value, or the option that was meant."""
+    """Return typer's message with the wrong value or a suggested option."""
     message = usage_message(error)
     unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if unknown and context is not None:

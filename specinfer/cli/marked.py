@@ -1,4 +1,4 @@
-"""An answer in the terminal as it comes, its tokens marked by who guessed them."""
+"""Streams an answer to the terminal, with tokens coloured by speculator."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -15,14 +15,14 @@ _STYLES = ("black on green3", "black on sky_blue1", "black on gold1", "black on 
 
 
 class MarkedToken(NamedTuple):
-    """A token's text, and the number of the speculator that guessed it; None: nobody did."""
+    """A token's text and speculator; None: the target's own."""
 
     text: str
     speculator: int | None
 
 
 def marked_tokens(step: generation_pb2.WatchedStep) -> list[MarkedToken]:
-    """Return the tokens of a step: those of accepted nodes, then the target's own."""
+    """Return a step's tokens: accepted nodes, then the target's own."""
     guessed: list[int | None] = []
     for node in step.accepted:
         proposals = step.nodes[node].proposals
@@ -49,7 +49,7 @@ async def print_marked(client: AsyncClient, prompt: str, max_new_tokens: int) ->
 
 
 async def _print_steps(steps: AsyncGenerator[generation_pb2.WatchReply, None]) -> int:
-    """Print steps up to the first that was left out; return the number of tokens that were printed."""
+    """Print steps until one is missing; return the number of tokens."""
     shown = 0
     async for reply in steps:
         if reply.HasField("step") and reply.step.position == shown:

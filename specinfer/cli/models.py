@@ -20,7 +20,7 @@ models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 
 @models_app.command("list")
 def models_list() -> None:
-    """Show the models that were used here, with the smaller ones that can draft for them; then those to pull."""
+    """List models in the cache with possible drafts, then those to pull."""
     models = local_models()
     for model in models:
         drafts = ", ".join(drafts_for(model, models)) or "none"
@@ -37,7 +37,7 @@ def models_list() -> None:
 def models_remove(
     model: Annotated[str, typer.Argument(help="Name in `models list`, or path of a GGUF file.")],
 ) -> None:
-    """Remove what the cache has of a model. A GGUF file of yours stays where it is."""
+    """Remove a model from the cache. A GGUF file of yours stays."""
     for removed in remove_model(model):
         typer.echo(f"removed {removed.directory}")
 
@@ -55,7 +55,7 @@ def models_pull(
         bool, typer.Option("--tokenizer-only", help="From the hub: only what a gateway reads.")
     ] = False,
 ) -> None:
-    """Fetch a model into the cache, and verify it. A GGUF file of yours needs no pull."""
+    """Fetch a model into the cache, and verify it."""
     typer.echo(str(pull(model, source.value, tokenizer_only)))
 
 
@@ -63,11 +63,11 @@ def models_pull(
 def models_check(
     model: Annotated[str, typer.Argument(help="Registry name, hub id, directory or GGUF file.")],
 ) -> None:
-    """Compare a model here with `transformers`; exit code 1 and the reason if it cannot be served right.
+    """Check a model with `transformers`; exit with 1 and the reason.
 
     Its tensors and configuration are accounted for, and a short random prompt goes through a few layers in
-    every way that serving has: whole, token by token, in chunks, beside another request, as a tree.
-    Then come its context, the tokens that end an answer, its tokenizer and its chat template.
+    all modes of serving: whole, token by token, in chunks, with another request, as a tree. Then come its
+    context, the tokens that end an answer, its tokenizer and its chat template.
     """
     directory = resolve_model(model)
     try:
@@ -147,7 +147,7 @@ def revoke_key(
 
 
 def _limits_before(keys: Sequence[ApiKey], name: str, rotate: bool) -> dict[str, Any]:
-    """Limits of the latest key of a name, which a key that replaces it keeps."""
+    """Return the limits of a name's latest key, kept in replacements."""
     before = [key for key in keys if key.name == name]
     if before and not rotate:
         raise AlreadyExistsError(f"{name!r} has a key already; --rotate adds another one")

@@ -44,9 +44,9 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being waited for, until the end: on a terminal next to a spinner, else as lines.
+    """Show `what` and its progress: a spinner on terminals, else lines.
 
-    That is `what`, then what the yielded function receives or this process reports as progress.
+    Later texts come from the yielded function and this process' progress.
     """
     if console.is_terminal:
         with console.status(what) as spinner, _progress_shown(spinner.update):
@@ -77,7 +77,7 @@ def _progress_shown(show: Callable[[str], None]) -> Iterator[None]:
 
 
 def print_runs(runs: Sequence[BenchRun]) -> None:
-    """Print the comparison: a table if it fits the terminal, else a line or two per run."""
+    """Print the comparison: a table if it fits, else lines."""
     rows = [_row(run) for run in runs]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in rows[0]:
@@ -161,7 +161,7 @@ def ready_words(ready: bool) -> str:
 
 
 def learning_words(speculator: generation_pb2.SpeculatorState) -> str:
-    """Return words for the state of a speculator's learning, if its service learns."""
+    """Describe a speculator's learning, if its service learns."""
     if not speculator.HasField("learning"):
         return ""
     state = speculator.learning
@@ -174,17 +174,17 @@ def learning_words(speculator: generation_pb2.SpeculatorState) -> str:
 
 
 _ROOM_TOKENS = 4096
-"""Length of the requests of which `status` says how many fit."""
+"""Length of typical requests in `status`."""
 
 
 def room_words(capacity: int, longest: int) -> str:
-    """Return how many requests of a length have room in a cache; the length is at most the model's context."""
+    """Describe a cache's capacity in typical requests."""
     length = min(_ROOM_TOKENS, longest, capacity)
     return f"{capacity} tokens: {capacity // length} requests of {length}"
 
 
 def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> str:
-    """Return words for a verifier's state and the gateway that drives it, seen from one gateway."""
+    """Describe a verifier's state and gateway."""
     if not verifier.gateway_id:
         return f"{ready_words(verifier.ready)}, driven by nobody"
     if verifier.gateway_id != gateway_id:
@@ -194,7 +194,7 @@ def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> s
 
 
 def planner_words(planner: generation_pb2.PlannerState) -> str:
-    """Return words for the planner's choice for the latest step, and its reason."""
+    """Describe the planner's latest choice and its reason."""
     if not planner.speculators:
         return f"plain decoding: {planner.reason}"
     chosen = f"{' + '.join(planner.speculators)}, {planner.step_nodes} nodes: {planner.reason}"
@@ -234,7 +234,7 @@ def print_retry(retry: Retry) -> None:
 
 
 def print_way_back(error: StreamLostError) -> None:
-    """Print the command for the rest of a request that may still be there."""
+    """Print the command for the rest of a lost request."""
     if error.from_token:
         way = f"specinfer attach {quote(error.request_id)} --from-token {error.from_token}"
         note(f"\nthe rest, if a gateway has it: {way}")

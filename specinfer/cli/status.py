@@ -71,7 +71,7 @@ class Interval:
         ]
 
     def _grown(self, name: str) -> int | None:
-        """Return the growth of a count of the gateway; None if there is nothing to compare with."""
+        """Return the growth of a gateway's count; None the first time."""
         if self._before is None:
             return None
         grown: int = getattr(self.now, name) - getattr(self._before, name)
@@ -176,7 +176,7 @@ def status(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Show a running system, as the first gateway that answers sees it."""
+    """Show a running system, from the first available gateway's view."""
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
     if not watch:
         output.print(status_table(address, get_status(connection)))
@@ -186,7 +186,7 @@ def status(
 
 
 def get_status(connection: Connection) -> generation_pb2.StatusReply:
-    """Return the state of the system behind a gateway.
+    """Return the system's state from a gateway.
 
     Raises:
         RequestFailedError: if a gateway refuses.
@@ -201,7 +201,7 @@ async def _get_status(connection: Connection) -> generation_pb2.StatusReply:
 
 
 async def _watch(connection: Connection, show: Show, interval_s: float, count: int) -> None:
-    """Look again and again. A gateway that has answered once may be away for a while.
+    """Print the status repeatedly. Later outages of the gateway are tolerated.
 
     Raises:
         RequestFailedError: if a gateway refuses.

@@ -1,4 +1,7 @@
-"""The Python client of a gateway, or of several that share a Redis. Loads no model, no torch and no numpy."""
+"""The Python client of one gateway, or several with a common Redis.
+
+It loads no model, no torch and no numpy.
+"""
 
 from specinfer.client.answer import (
     Answer,

@@ -1,4 +1,4 @@
-"""Answers of a gateway as values: pieces of a stream, the finished text, its summary and log-probabilities."""
+"""Answers of a gateway: pieces, text, summary and log-probabilities."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ class TokenLogprob:
 
     token_id: int
     token: bytes
-    """Bytes that it adds to the text: of a special token its name, of a part of a character its bytes."""
+    """Its bytes in the text, or a special token's name."""
     logprob: float
 
     @property
     def text(self) -> str:
-        """Text of the token; for a part of a character `bytes:` and its hex bytes, as OpenAI's API has it."""
+        """Text of the token; `bytes:` with hex for an incomplete character."""
         try:
             return self.token.decode()
         except UnicodeDecodeError:
@@ -67,7 +67,7 @@ class SpeculatorStats:
     accepted: int = 0
     """Nodes it proposed that were accepted."""
     wins: int = 0
-    """Steps in which it proposed the whole accepted path (of at least one token)."""
+    """Steps with its proposals on the whole (non-empty) accepted path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def add_up(stats: Sequence[SpeculationStats]) -> SpeculationStats:
 
 
 def read_summary(message: generation_pb2.Summary) -> Summary:
-    """Return the values of a summary; a reason that this version does not know is unspecified."""
+    """Return a summary's values. An unknown finish reason is unspecified."""
     return Summary(
         finish_reason=_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
         prompt_tokens=message.prompt_tokens,
@@ -171,7 +171,7 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of the tokens, if requested."""
     token_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """The same with the tokens themselves, and the most probable ones beside each, if requested."""
+    """The same with tokens, and alternatives if requested."""
     summary: Summary = field(default_factory=Summary)
     ttft_s: float = 0.0
     """Seconds from sending to the first token."""

@@ -1,7 +1,6 @@
-"""An asyncio client of `specinfer.v1.Generation`: streams go on at another gateway where one is lost.
+"""An asyncio client of `specinfer.v1.Generation`, which survives lost gateways.
 
-The I/O around `Resume`: calls, clocks, waiting. It has no rule of its own about what is new or worth a
-retry.
+It is the I/O around `Resume`: calls, clocks, waiting. `Resume` decides about news and retries.
 """
 
 import asyncio
@@ -28,13 +27,13 @@ from specinfer.v1 import generation_pb2
 
 _ReplyCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, generation_pb2.GenerateReply]"
 _ABANDON_TIMEOUT_S = 3.0
-"""Seconds for the message to a gateway that nobody waits for a request any more."""
+"""Timeout in seconds of the message that a request is abandoned."""
 _END_TIMEOUT_S = 1.0
-"""Seconds for the status behind a summary, which needs nobody's work any more."""
+"""Timeout in seconds of the status after a summary."""
 
 
 class AsyncClient:
-    """Talks to the first of some gateways that answers. An async context manager."""
+    """Uses the first available gateway. An async context manager."""
 
     def __init__(
         self,
@@ -67,7 +66,9 @@ class AsyncClient:
         self._abandoning: set[asyncio.Task[None]] = set()
 
     def for_caller(self, api_key: str | None, traceparent: str = "") -> "AsyncClient":
-        """Return a client for somebody else over the same connections; closing it closes those of all.
+        """Return a client for another caller, with shared connections.
+
+        Closing it closes them for all.
 
         Raises:
             InvalidInputError: if the key or the trace context cannot be sent.
@@ -80,20 +81,20 @@ class AsyncClient:
     def stream(
         self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
     ) -> AsyncStream:
-        """Return the pieces of an answer as they come. Nothing is sent before the first is read.
+        """Return an answer's pieces. Reading the first sends the request.
 
         Args:
-            prompt: or a whole message, then without options.
+            prompt: the prompt, or a whole message without options.
 
         Raises:
-            TypeError: if there is no option of some name.
-            InvalidInputError: naming an option that cannot be sent; what else is wrong the gateway says.
+            TypeError: for an unknown option.
+            InvalidInputError: for an option that cannot be sent. The gateway reports other errors.
         """
         message = as_request(prompt, options)
         return AsyncStream(message.request_id, self._follow(message, self._resume(message.request_id)))
 
     def attach(self, request_id: str, from_token: int = 0) -> AsyncStream:
-        """Return the rest of a request, from the token after the first `from_token` ones.
+        """Return the rest of a request, after its first `from_token` tokens.
 
         The stream raises RequestFailedError with NOT_FOUND if no gateway knows the request.
 
@@ -118,10 +119,10 @@ class AsyncClient:
         request.
 
         Raises:
-            TypeError: if there is no option of some name.
-            InvalidInputError: naming an option that cannot be sent.
+            TypeError: for an unknown option.
+            InvalidInputError: for an option that cannot be sent.
             RequestFailedError: if a gateway refused or ended the request.
-            StreamLostError: if no gateway went on with it within the patience.
+            StreamLostError: if no gateway continued it within the patience.
             BrokenStreamError: if a gateway left tokens out.
         """
         async with self.stream(prompt, **options) as stream:
@@ -144,9 +145,9 @@ class AsyncClient:
         await self._gateways.ask("Cancel", message, self._metadata)
 
     async def abandon(self, request_id: str) -> None:
-        """Stop a request that nobody waits for any more, if a gateway answers within three seconds.
+        """Stop an abandoned request, if a gateway answers within three seconds.
 
-        Otherwise it runs on for a while, in case its client comes back.
+        Otherwise the gateway's linger time ends it.
         """
         with suppress(SpecInferError, TimeoutError):
             async with asyncio.timeout(_ABANDON_TIMEOUT_S):
@@ -190,7 +191,7 @@ class AsyncClient:
         return str(reply.text)
 
     def watch(self, request_id: str = "") -> AsyncGenerator[generation_pb2.WatchReply, None]:
-        """Yield the steps of a request as they happen, or of all requests of this key.
+        """Yield live steps of a request, or of all of this key.
 
         The request may run at any gateway, and may arrive later. See `Generation.Watch` and
         `specinfer.client.watching`, whose errors this raises. Close it with `aclose`.
@@ -248,7 +249,7 @@ class AsyncClient:
     async def _read(self, call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
         """Return the next reply, or the call's failure.
 
-        gRPC raises CancelledError where the call was cancelled, whoever did it.
+        gRPC raises CancelledError for any cancelled call.
 
         Raises:
             UnavailableError: if it was `close`.
@@ -262,7 +263,7 @@ class AsyncClient:
         return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
 
     async def _let_end(self, call: _ReplyCall) -> None:
-        """Wait for the status behind the summary, so that the gateway sees no client that hangs up."""
+        """Wait for the status after the summary: the gateway sees no hang-up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._read(call)

@@ -1,4 +1,4 @@
-"""Errors that the client raises, and how they follow from a gateway's status."""
+"""The client's errors, and their relation to a gateway's status."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +12,7 @@ _Code = grpc.StatusCode
 
 
 class Cure(Enum):
-    """Remedy of a call that ended with a status: trying again at this gateway or another, or none."""
+    """Remedy of a failed call: a retry, perhaps elsewhere, or none."""
 
     TRANSIENT = "always"
     HINTED = "if the gateway said when"
@@ -26,7 +26,7 @@ CURES: dict[grpc.StatusCode, Cure] = {
     _Code.CANCELLED: Cure.TRANSIENT,  # by the server, which ends; our own cancelling never gets here
     _Code.ABORTED: Cure.TRANSIENT,  # the gateway lost a lease: another one owns the request
     _Code.DEADLINE_EXCEEDED: Cure.TRANSIENT,  # streams of ours have none, so it is that of a proxy
-    _Code.RESOURCE_EXHAUSTED: Cure.HINTED,  # a full queue says when; a request that is too large does not
+    _Code.RESOURCE_EXHAUSTED: Cure.HINTED,  # a full queue has a hint; a request that is too large does not
     _Code.INTERNAL: Cure.TRANSPORT,  # RST_STREAM, or a fault that a retry does not cure
     _Code.UNKNOWN: Cure.TRANSPORT,  # "Stream removed", or an exception in a handler
     _Code.INVALID_ARGUMENT: Cure.FINAL,
@@ -61,13 +61,13 @@ class Failure:
     retry_after_s: float | None = None
     """Seconds after which to try again, if the gateway gave a time."""
     hopeless: bool = False
-    """True if the gateway said not to try again, as of a request that has ended."""
+    """True if the gateway refused a retry, or the request has ended."""
 
     @classmethod
     def of(cls, error: grpc.aio.AioRpcError) -> "Failure":
-        """Make a failure of an error that gRPC raises.
+        """Convert a gRPC error.
 
-        A retry hint that is negative or no number says not to come back: so gRPC's retry policies read it.
+        A retry hint that is negative or no number forbids a retry, as in gRPC's retry policies.
         """
         hint = dict(error.trailing_metadata() or ()).get(RETRY_HINT_KEY)
         usable = isinstance(hint, str) and hint.isdecimal()
@@ -88,7 +88,7 @@ class Failure:
 
     @property
     def no_room(self) -> bool:
-        """True if the gateway has no room for the request, now or ever."""
+        """True if the gateway has no room for the request."""
         return self.code is _Code.RESOURCE_EXHAUSTED
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ _BAD_INPUT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, 
 
 
 class RequestFailedError(SpecInferError):
-    """The gateway refused or ended a request with a status that trying again does not cure."""
+    """A gateway refused or ended a request, and no retry can help."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -115,10 +115,9 @@ class RequestFailedError(SpecInferError):
 
 
 class StreamLostError(UnavailableError):
-    """No gateway could be made to go on with a request for as long as the client is patient.
+    """No gateway continued a request within the client's patience.
 
-    The request may still run or have ended well: `AsyncClient.attach(request_id, from_token)` goes on
-    with it.
+    The request may still run or have ended well: `AsyncClient.attach(request_id, from_token)` continues it.
     """
 
     def __init__(self, gateway: str, failure: Failure, request_id: str, from_token: int) -> None:
@@ -127,7 +126,7 @@ class StreamLostError(UnavailableError):
 
 
 class BrokenStreamError(SpecInferError):
-    """A gateway broke the contract of streams: tokens are missing, or come partly twice."""
+    """A gateway broke the contract: tokens are missing or repeated."""
 
     def __init__(self, request_id: str, position: int, expected: int, why: str) -> None:
         super().__init__(f"request {request_id}: position = {position} after {expected} tokens: {why}")

@@ -1,4 +1,4 @@
-"""The gateways of a client: addresses, and a channel to each from its first use."""
+"""The gateways of a client, with channels opened on first use."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def call_metadata(api_key: str | None, traceparent: str = "") -> Metadata:
-    """Return the metadata of calls with this key and this trace context (W3C); empty for none.
+    """Return the metadata of calls with this key and W3C trace context.
 
     Raises:
         InvalidInputError: if one of them cannot be sent; the error does not show the key.
@@ -40,7 +40,7 @@ _UNARY_TIMEOUT_S = 5.0
 
 
 def read_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return addresses of gateways, given as a sequence or as a string with commas between them.
+    """Parse addresses of gateways: a sequence, or text with commas.
 
     Raises:
         SettingError: if there is none, or one to which no channel can be opened.
@@ -53,7 +53,7 @@ def read_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Gateways:
-    """Stubs by index of their address. `first` is where requests begin: the one that answered last."""
+    """Stubs by index of their address. Requests start at `first`."""
 
     def __init__(self, addresses: tuple[str, ...], tls: ClientTls | None) -> None:
         self.addresses = addresses
@@ -103,11 +103,11 @@ class Gateways:
         raise last
 
     def heed_close(self, error: asyncio.CancelledError) -> NoReturn:
-        """Raise the meaning of a cancelled call: gRPC cancels calls where their channel is closed.
+        """Raise the cause of a cancelled call: `close` or the task.
 
         Raises:
             UnavailableError: if it was `close`.
-            CancelledError: the error, if it was whoever cancelled the task.
+            CancelledError: the error, if the task was cancelled.
         """
         task = asyncio.current_task()
         if not self.closed or (task is not None and task.cancelling()):

@@ -1,4 +1,4 @@
-"""Options of a request beside its prompt: names, types, defaults and bounds, in one place.
+"""Options of a request: names, types, defaults and bounds.
 
 Signatures, documentation and checks of everything that takes options are made of this.
 """
@@ -66,7 +66,7 @@ _LEAST = 2.0**-126
 
 
 def positive(name: str, value: Any) -> None:
-    """Check for a number that is not 0, as which the message means that there is none."""
+    """Reject 0: in the message it means "not set"."""
     number(name, value)
     if abs(value) < _LEAST:
         raise InvalidInputError(name, value, "must be above 0")
@@ -118,7 +118,7 @@ class RequestOption:
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """Forms that the text may be required to have; one of them excludes the others."""
+    """Required forms of the text. They exclude each other."""
 
     json_schema: Annotated[
         str | Mapping[str, Any] | None, RequestOption("the text is JSON that this schema describes", anything)
@@ -135,7 +135,7 @@ class ConstraintOptions(TypedDict, total=False):
 
 
 class RequestOptions(ConstraintOptions, total=False):
-    """Options of a request beside its prompt; `option_docs` has them as text.
+    """Options of a request; `option_docs` describes them.
 
     The gateway checks what the values mean.
     """
@@ -236,7 +236,7 @@ def check_names(options: Mapping[str, Any]) -> None:
 
 
 def shows_options(function: Function) -> Function:
-    """Return a function whose `help` and `inspect.signature` show each option in the place of `**options`."""
+    """Show each option in a function's `help` and `inspect.signature`."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     hints, kind = get_type_hints(RequestOptions), inspect.Parameter.KEYWORD_ONLY

@@ -48,18 +48,18 @@ _SAMPLING = (
     *("temperature", "top_k", "top_p", "typical_epsilon"),
     *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
 )
-"""Options that are fields of the same name of a request's sampling parameters."""
+"""Options with the same name in a request's sampling parameters."""
 _PLAIN = (
     *("request_id", "max_new_tokens", "ignore_eos", "priority"),
     *("logprobs", "top_logprobs", "deadline_seconds", "no_training"),
 )
 """Options that are fields of the request itself."""
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
-"""A text; a conversation, as mappings with `role` and `content`; or token ids."""
+"""A text, a conversation with `role` and `content`, or token ids."""
 
 
 def new_request_id() -> str:
-    """Return an id that nobody else chooses or guesses: where there are no keys, it is enough to attach."""
+    """Return an unguessable id: without keys, it authorises clients to attach."""
     return secrets.token_hex(12)
 
 
@@ -92,11 +92,11 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
 def as_request(
     prompt: Prompt | generation_pb2.GenerateRequest, options: RequestOptions
 ) -> generation_pb2.GenerateRequest:
-    """Return the message of a request, or a copy of the one given; with an id, needed to attach.
+    """Return a request's message, or a copy, with an id for attaching.
 
     Raises:
-        TypeError: if there is no option of some name.
-        InvalidInputError: naming an option that the message cannot carry, or given beside a message.
+        TypeError: for an unknown option.
+        InvalidInputError: for an option that the message cannot have, or that was given with a message.
     """
     check_names(options)
     if isinstance(prompt, generation_pb2.GenerateRequest):

@@ -1,8 +1,8 @@
-"""One stream of tokens, whichever gateways serve it: the next call, and the news in replies.
+"""One stream of tokens from any gateways. A pure state machine.
 
-A pure state machine: it is fed replies and failures; clocks and random numbers are passed in.
+It gets replies and failures, and decides about calls; clocks and random numbers are arguments.
 
-Invariant: what it gives out, one after another, is the undisturbed stream: no token twice, none left out.
+Invariant: its output is the undisturbed stream: each token exactly once.
 Text belongs to its tokens. A gateway attaches exactly at the requested token, so a reply is
 delivered whole or dropped whole.
 """
@@ -28,7 +28,7 @@ class Piece:
     logprobs: tuple[float, ...] = ()
     """Log-probabilities of the tokens, if requested."""
     token_logprobs: tuple[TokenLogprobs, ...] = ()
-    """The same with the tokens themselves, and the most probable ones beside each, if requested."""
+    """The same with tokens, and alternatives if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class Patience:
     """Time and number of retries of a lost stream."""
 
     patience_s: float = 60.0
-    """Seconds from the first failure after the last new token; 0: a failure is final."""
+    """Seconds between the last new token and giving up; 0: no retry."""
     for_room: bool = True
-    """True if a full queue or a used-up quota, which says when to come back, is waited for, too."""
+    """True if a full queue or used quota is also waited for."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
 
     def wait_s(self, rounds: int, jitter: float) -> float:
-        """Return the seconds to wait after so many rounds in which every address failed: twice as long each.
+        """Return the pause after rounds of failures, doubled each time.
 
-        `jitter` in [0, 1) takes off up to a half, so that clients that were lost together come back apart.
+        `jitter` in [0, 1) subtracts up to a half, so that clients do not retry simultaneously.
         """
         wait = min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(rounds, 32))
         return wait * (1 - jitter / 2)
@@ -68,7 +68,7 @@ class NextCall:
     address: int
     """Index into the addresses."""
     attach_from: int | None
-    """Token to `Attach` from; None: `Generate`, with the same id and content as before."""
+    """Token to `Attach` from; None: repeat `Generate` with the same id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Resume:
     ) -> None:
         """Create the state of a stream.
 
-        `attach_from` goes on with a request of which so many tokens are there; None generates.
+        `attach_from` continues a request after so many tokens; None generates.
         """
         self._request_id, self._addresses = request_id, addresses
         self._patience, self._jitter = patience, jitter
@@ -144,7 +144,7 @@ class Resume:
         return Piece(self.position, tokens, reply.text, logprobs, read_logprobs(reply))
 
     def _had(self, reply: generation_pb2.GenerateReply) -> bool:
-        """Return whether a reply brings only tokens that were delivered before."""
+        """Return whether all tokens of a reply were delivered before."""
         end, last = reply.position + len(reply.token_ids), reply.HasField("summary")
         if reply.position > self.position:
             raise self._broken(reply, "tokens are missing")
@@ -161,14 +161,14 @@ class Resume:
         return BrokenStreamError(self._request_id, reply.position, self.position, why)
 
     def failed(self, failure: Failure, now: float) -> Retry:
-        """Return the next step after a call that ended without a summary: it goes to the next address.
+        """Return the next step after a failed call: the next address.
 
         Args:
             failure: of the call.
             now: monotonic time in seconds.
 
         Raises:
-            RequestFailedError: if trying again cures nothing.
+            RequestFailedError: if a retry cannot help.
             StreamLostError: if patience is over.
         """
         if not failure.transient or (failure.no_room and not self._patience.for_room):

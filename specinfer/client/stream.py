@@ -10,9 +10,9 @@ from specinfer.client.resume import Accepted, Item, Piece
 
 
 class AsyncStream:
-    """The pieces of one answer as they come: an async iterator, and an async context manager.
+    """An answer's pieces: an async iterator and context manager.
 
-    Leaving the context, or `aclose`, closes the connection; the request itself goes on for the gateway's
+    Leaving the context, or `aclose`, closes the connection; the request itself continues for the gateway's
     linger time, so that `attach` can take it up. `AsyncClient.cancel` ends it.
     """
 
@@ -38,7 +38,7 @@ class AsyncStream:
 
         Raises:
             RequestFailedError: if a gateway refused or ended the request.
-            StreamLostError: if no gateway went on with it within the patience.
+            StreamLostError: if no gateway continued it within the patience.
             BrokenStreamError: if a gateway left tokens out.
         """
         started = self._start()
@@ -51,7 +51,7 @@ class AsyncStream:
             self._note(item)
 
     async def accepted(self) -> None:
-        """Return once a gateway has accepted the request, or the stream has begun. Call it before all else.
+        """Wait until the request is accepted. Call it first.
 
         Raises:
             SpecInferError: as the stream itself does.
@@ -76,7 +76,7 @@ class AsyncStream:
             self.answer.summary = replace(self.answer.summary, prompt_tokens=item.prompt_tokens)
 
     async def read(self, on_text: Callable[[str], None] = lambda _: None) -> Answer:
-        """Return the answer, read to its end; `on_text` is called with each piece of its text."""
+        """Read to the end; return the answer. `on_text` gets its text."""
         async for piece in self:
             if piece.text:
                 on_text(piece.text)
@@ -93,7 +93,7 @@ class AsyncStream:
         await self.aclose()
 
     def _add(self, piece: Piece, seconds: float) -> None:
-        """Add a piece that came so many seconds after the request was sent."""
+        """Add a piece; `seconds` are those since the request was sent."""
         answer = self.answer
         if not answer.token_ids and not answer.text:
             answer.ttft_s, self._first_count = seconds, len(piece.token_ids)

@@ -1,4 +1,4 @@
-"""The client for code without an event loop: `AsyncClient` in a thread of its own."""
+"""The client without an event loop: `AsyncClient` in a thread."""
 
 from collections.abc import Callable, Sequence
 from typing import Self, Unpack
@@ -16,7 +16,7 @@ from specinfer.v1 import generation_pb2
 
 
 class Stream:
-    """The pieces of one answer as they come: an iterator, and a context manager that ends the connection."""
+    """An answer's pieces: an iterator and context manager."""
 
     def __init__(self, stream: AsyncStream, thread: LoopThread) -> None:
         self._stream, self._thread = stream, thread
@@ -57,7 +57,7 @@ class Stream:
 
 
 class Client:
-    """Talks to the first of some gateways that answers. A context manager; threads may share it."""
+    """Uses the first available gateway. A context manager, shareable by threads."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The steps of requests, from whichever of several gateways runs them: all are called, as only it knows."""
+"""Watches steps of requests at all gateways, as any may run them."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,7 +12,7 @@ from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 
 _START_S = 2.0
-"""Time after which a gateway that has not answered is not waited for."""
+"""Timeout for silent gateways at the start."""
 Reply: TypeAlias = generation_pb2.WatchReply
 _Told: TypeAlias = "asyncio.Queue[tuple[int, Reply | Failure | None]]"
 """News by index of the gateway; None where the time is over."""
@@ -21,7 +21,9 @@ _Told: TypeAlias = "asyncio.Queue[tuple[int, Reply | Failure | None]]"
 async def watch_steps(
     gateways: Gateways, metadata: Metadata, request_id: str
 ) -> AsyncGenerator[generation_pb2.WatchReply, None]:
-    """Yield an empty reply when all gateways that answer watch; then steps, up to the end of the request.
+    """Yield an empty reply after all watches have begun; then steps.
+
+    The last step is that of the request's end.
 
     Raises:
         RequestFailedError: if no gateway watches, or none does any more.
@@ -56,14 +58,14 @@ async def watch_steps(
 
 
 async def _read(index: int, call: Any, told: _Told) -> None:
-    """Queue the replies of one gateway, and at last the reason why it ended."""
+    """Queue the replies of a gateway, then its failure."""
     try:
         while isinstance(reply := await call.read(), Reply):
             told.put_nowait((index, reply))
         told.put_nowait((index, CUT_SHORT))
     except grpc.aio.AioRpcError as error:
         told.put_nowait((index, Failure.of(error)))
-    except asyncio.CancelledError:  # as gRPC says that the client was closed
+    except asyncio.CancelledError:  # gRPC raises it if the client was closed
         told.put_nowait((index, Failure(grpc.StatusCode.CANCELLED, CLOSED)))
         raise
 
@@ -81,7 +83,7 @@ class _Tellers:
         return bool(self._telling) and (self._late or not self._asked)
 
     def note(self, index: int, reply: Reply | Failure | None) -> Reply | None:
-        """Note news of a gateway; return the step in it, if there is one.
+        """Process a gateway's news; return its step, if any.
 
         Raises:
             RequestFailedError: if it was the last one, and sends no more.

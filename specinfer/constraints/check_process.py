@@ -1,8 +1,8 @@
-"""Process in which constraints from outside are compiled first, each in a child of its own that may be killed, or die.
+"""Compiles constraints from outside, in child processes that may be killed.
 
-Started by `Checker`. Lines of JSON: what `Compiler` is made of, then constraints with ids; to each an answer with its
-id, in any order. A child has the tokenizer already. Its processor time is bounded, not its time: where others want
-the processor, too, a good constraint may take long.
+Started by `Checker`. It reads lines of JSON: first the arguments of `Compiler`, then constraints with ids;
+each answer has its id, in any order. A child has the tokenizer already. Its processor time is bounded, not
+its time: on a busy machine, a good constraint may take long.
 """
 
 import json
@@ -19,16 +19,21 @@ from specinfer.errors import ConstraintError, InvalidInputError
 from specinfer.system.threads import LAST, give_way
 
 TOO_SLOW, TOO_DEEP = "slow", "deep"
-"""Ends of a child that took too long, and of one that died: of a stack that overflows."""
+"""Ends of a child: too slow, or dead by stack overflow."""
 MOST_SAID = 300
-"""Characters of an answer, which may quote the whole constraint: lines of more than 4096 bytes from several processes
-would get mixed up."""
+"""Maximum characters of an answer, which may quote the whole constraint.
+
+Lines of more than 4096 bytes from several processes would get mixed up.
+"""
 STACK_BYTES = 1 << 20
-"""Stack of a child: smaller than that of any thread which compiles later, so that an overflow happens here."""
+"""Stack of a child in bytes.
+
+It is smaller than that of any thread which compiles later, so that an overflow happens here.
+"""
 
 
 def answer(compiler: Compiler, constraint: Constraint) -> str:
-    """Return the reason why a constraint cannot be compiled; empty if nothing is wrong."""
+    """Return why a constraint cannot be compiled; empty if it can."""
     try:
         matcher = compiler.compile(constraint)
         matcher.forced()
@@ -80,7 +85,7 @@ def _serve() -> None:
 
 
 def part_of(compiler: Compiler, constraint: Constraint) -> str:
-    """Return " (at #/...)", the smallest part of a refused schema that is refused by itself.
+    """Return " (at #/...)", the smallest part of a schema that is refused alone.
 
     Empty if the source is no schema, or only the whole is refused.
     """
@@ -109,7 +114,7 @@ def _refused(compiler: Compiler, part: Any, schema: Any) -> Iterator[tuple[str, 
 
 
 def _schemas_in(part: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the schemas directly below one, by the steps of their JSON pointers."""
+    """Yield the schemas directly below one, with steps of JSON pointers."""
     for name, value in part.items():
         if isinstance(value, dict):
             if name in ("properties", "patternProperties", "$defs", "definitions"):

@@ -1,4 +1,4 @@
-"""Checks of constraints from outside, in processes of their own that are killed when one takes too long."""
+"""Checks constraints from outside, in processes with a time limit."""
 
 import asyncio
 import json
@@ -16,11 +16,16 @@ from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.system.parent_process import ending_with_us
 
 SECONDS = 2.0
-"""Most processor time for one constraint, in seconds. Large schemas take a tenth of a second."""
+"""Maximum processor seconds for a constraint.
+
+Large schemas take a tenth of a second.
+"""
 _STARTING_S = 60.0
 _SILENT_S = 300.0
-"""Seconds after which a process is given up that has neither answered nor ended: where others use the processor, a
-check, which comes last, waits for long."""
+"""Timeout for a silent checker process.
+
+Generous, because checks run at low priority.
+"""
 _REMEMBERED = 1024
 _WAITING = 64
 _LINE_BYTES = 1 << 20
@@ -28,7 +33,7 @@ _LINE_BYTES = 1 << 20
 
 
 class Checker:
-    """A process that starts with the first constraint, and again if it has died."""
+    """A process that starts with the first constraint, and after its death."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """Prepare a check for the tokenizer; arguments as those of `Compiler`."""
@@ -38,7 +43,7 @@ class Checker:
         self._reader: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        """Answers that are awaited of the present process, by the number of their question."""
+        """Futures of the present process' answers, by question number."""
         self._asked: OrderedDict[Constraint, asyncio.Task[str]] = OrderedDict()
         """Results of checks by constraint, including checks in progress."""
         self._waiting = 0
@@ -144,13 +149,13 @@ class Checker:
 
 
 def _write(process: Process, line: Mapping[str, Any]) -> None:
-    """Write a line, which is sent as the process reads: 64 of 64 kB are the most that wait."""
+    """Write a line in the background. At most 64 of them wait."""
     assert process.stdin is not None
     process.stdin.write(json.dumps(line).encode() + b"\n")
 
 
 async def _read(process: Process, answers: Mapping[int, asyncio.Future[Mapping[str, Any]]]) -> None:
-    """Hand out answers until a process and its children end; what is still awaited of them then fails."""
+    """Distribute answers until the process ends; then fail all others."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
         answer = json.loads(line)

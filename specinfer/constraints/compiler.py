@@ -1,7 +1,8 @@
-"""Tokenizer + constraint -> matcher, in a thread that holds no lock of the interpreter, remembered.
+"""Compiles constraints to matchers, in a thread and with a cache.
 
-Compiling takes a millisecond, for large schemas a hundred. Bounds of llguidance's own ("fuel") keep each step
-of a matcher below some 20 ms; what takes longer to compile than `Checker` allows is refused there.
+The thread does not keep the interpreter's lock. Compiling takes a millisecond, for large schemas a hundred.
+Bounds of llguidance ("fuel") keep each step of a matcher below some 20 ms; `Checker` refuses slower
+compilations.
 """
 
 import json
@@ -82,7 +83,7 @@ class Compiler:
         return DigitRows(self._digits, all_json) if all_json or in_grammar else None
 
     def begin(self, constraint: Constraint) -> Future[Matcher]:
-        """Compile in the background; the result is shared, and requests use copies (`Matcher.copy`)."""
+        """Compile in the background; requests copy the shared result (`Matcher.copy`)."""
         if constraint not in self._known:
             self._known[constraint] = self._thread.submit(self.compile, constraint)
         self._known.move_to_end(constraint)
@@ -91,7 +92,7 @@ class Compiler:
         return self._known[constraint]
 
     def ready(self, constraint: Constraint, patience_s: float = 0.0) -> Matcher | None:
-        """Return a matcher that has read nothing; None while it is being compiled.
+        """Return a fresh matcher; None while it is being compiled.
 
         Raises:
             InvalidInputError: as `compile`.
@@ -117,7 +118,7 @@ class Compiler:
 
 
 def _within(tokenizer: str, vocab_size: int) -> str:
-    """Return a `tokenizer.json` without added tokens that a model has no row for."""
+    """Return a `tokenizer.json` without added tokens outside the model's rows."""
     stages = json.loads(tokenizer)
     added = stages.get("added_tokens") or []
     kept = [token for token in added if token["id"] < vocab_size]

@@ -7,7 +7,7 @@ from enum import StrEnum
 from specinfer.errors import InvalidInputError
 
 MAX_BYTES = 65_536
-"""Most bytes of a constraint's source."""
+"""Maximum bytes of a constraint's source."""
 
 
 class ConstraintKind(StrEnum):
@@ -22,7 +22,7 @@ class ConstraintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Description of the text that may be generated; `Checker` checks that it can be compiled.
+    """Description of the allowed text. `Checker` checks that it compiles.
 
     Raises:
         InvalidInputError: if the source is empty or too large.
@@ -30,7 +30,7 @@ class Constraint:
 
     kind: ConstraintKind
     source: str
-    """A schema as JSON, a regular expression, a grammar, or the texts of a choice as a JSON list."""
+    """A JSON schema, regular expression, grammar, or JSON list of choices."""
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -58,7 +58,7 @@ class Constraint:
 
     @property
     def field(self) -> str:
-        """Field that holds the constraint in a request."""
+        """The constraint's field in a request."""
         return f"constraint.{self.kind}"
 
     def error(self, why: str) -> InvalidInputError:

@@ -1,4 +1,4 @@
-"""Bounds the digits of numbers in JSON, which a small model may write without an end."""
+"""Bounds the digits of numbers in JSON against endless ones."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 MOST_DIGITS = 32
-"""Digits in a row; 64-bit numbers have fewer. A number has three rows at most."""
+"""Maximum consecutive digits, enough for 64-bit numbers. A number has three rows."""
 _DIGITS = frozenset(b"0123456789")
 _QUOTE, _BACKSLASH, _LINE_BREAK = b'"\\\n'
 _OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
@@ -93,7 +93,10 @@ class DigitRows:
             self._place = self._place.before
 
     def narrowed(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return a mask [V] without digits if the row is full and anything else may follow."""
+        """Remove digits from a mask [V] if the row is full.
+
+        If only digits may follow, they stay.
+        """
         if not self.full:
             return mask
         others = mask & self.tokens.others

@@ -12,11 +12,11 @@ from specinfer.constraints.matcher import first_line
 from specinfer.constraints.schemas import InexactNumberError, exact_grammar, exact_schema
 
 _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
-"""White space between the parts of JSON; without a bound a small model may write nothing else."""
+"""White space between parts of JSON, bounded against endless white space."""
 
 
 def grammar_of(constraint: Constraint) -> str:
-    """Return the grammar of a constraint; nothing is checked but that JSON is JSON.
+    """Return the grammar of a constraint, checking only the JSON syntax.
 
     Raises:
         InvalidInputError: naming the position, if a schema or choice is not JSON.
@@ -67,7 +67,7 @@ _SHOWN = 40
 
 
 def _guidance(schema: Any) -> Mapping[str, Any]:
-    """Return a schema's own settings for llguidance, which a pattern of ours would overrule."""
+    """Return a schema's own llguidance settings, which must not be overruled."""
     own = schema.get("x-guidance") if isinstance(schema, dict) else None
     return own if isinstance(own, dict) else {}
 
@@ -76,7 +76,7 @@ def _parse(constraint: Constraint) -> Any:
     """Return the JSON of a schema or choice.
 
     Raises:
-        InvalidInputError: if it is no JSON, or has what the grammar's parser cannot hold.
+        InvalidInputError: if it is no JSON, or the grammar's parser does not support it.
     """
 
     def refuse(what: str) -> Any:

@@ -1,15 +1,15 @@
-"""Masks of requests' constraints, made in threads beside the passes, within a budget for each request and step.
+"""Masks of requests' constraints, made in threads within a time budget.
 
     masks = threads.open(constraint, matcher)
-    masks.want([5])     begin the mask behind the committed tokens and token 5
-    masks.made([5])     True once it is made; whoever may wait waits until `threads.until`
+    masks.want([5])     begin the mask after the committed tokens and token 5
+    masks.made([5])     True once it is made; waits until `threads.until` if allowed
     masks.mask([5])     the mask
     masks.read([5])     token 5 is committed
 
-Most masks take less than a millisecond; those of an ambiguous grammar take fifty. A request whose masks cost more
-than its budget is *dear* until later steps have made up for it. Masks of dear requests are made one after another
-in a thread of their own, and no step waits for them. Invariant: whether a mask is ready decides when a token
-comes, never which.
+Most masks take less than a millisecond; those of an ambiguous grammar take fifty. Budgets are per request and
+step. A request whose masks cost more than its budget is *dear* (expensive) until later steps have compensated
+for it. Masks of dear requests are made one after another in a thread of their own, and no step waits for
+them. Invariant: whether a mask is ready affects when a token comes, never which.
 """
 
 import threading
@@ -26,18 +26,18 @@ from specinfer.system.threads import LAST, background_threads
 BUDGET_S = 0.002
 """Processor time for the masks of a request in each step."""
 MOST_OVER_S = 10.0
-"""Processor time beyond the budgets of its steps after which a request ends."""
+"""Maximum processor seconds beyond a request's budgets; then it ends."""
 THREADS = 2
-"""Threads in which masks are made, of requests that are not dear."""
+"""Number of threads for masks of requests that are not dear."""
 _VERY_DEAR = 20
 
 
 class MaskLateError(SpecInferError):
-    """A mask that is not made yet, and that no step may wait for."""
+    """A mask is not ready, and no step may wait for it."""
 
 
 class Behind(NamedTuple):
-    """State behind a path: the matcher that has read it, and its mask; None where the text is complete."""
+    """State after a path: its matcher, and its mask unless complete."""
 
     matcher: Matcher
     mask: Bool | None
@@ -47,24 +47,24 @@ class MaskThreads:
     """Threads for the masks of all requests of an engine."""
 
     def __init__(self, budget_s: float = BUDGET_S, most_over_s: float = MOST_OVER_S) -> None:
-        """Create them with the budget of a request and step, and the most that a request may exceed it by."""
+        """Create threads with a budget per request and step."""
         self.budget_s, self.most_over_s = budget_s, most_over_s
         self.until = 0.0
         """Time of `time.monotonic` up to which the present step waits for masks."""
         self.seconds = 0.0
         """Processor time of all masks since the start."""
         self.put_off = self.cut = 0
-        """Entries that waited for their masks beside a step; verdicts that ended before a mask that was late."""
+        """Entries deferred for masks; verdicts cut before a late mask."""
         self._counting = threading.Lock()
         self._shared = background_threads(THREADS, "masks")
         self._alone = background_threads(1, "dear-masks", LAST)
 
     def wait_for(self, seconds: float) -> None:
-        """Let the present step wait for masks for so long from now on, all of its requests together."""
+        """Limit the present step's wait for all masks, from now on."""
         self.until = time.monotonic() + seconds
 
     def open(self, constraint: Constraint, matcher: Matcher, dear: bool = False) -> "RequestMasks":
-        """Return the masks of a request; those of its constraint may be known to be dear."""
+        """Return a request's masks; `dear` if its constraint is expensive."""
         return RequestMasks(self, constraint, matcher, 2 * self.budget_s if dear else 0.0)
 
     def submit(self, dear: bool, work: Callable[[], Behind | None]) -> "Future[Behind | None]":
@@ -78,7 +78,7 @@ class MaskThreads:
 
 
 class RequestMasks:
-    """Masks of one request, behind its committed tokens and paths of tokens that may follow them.
+    """A request's masks, after its committed tokens and allowed paths.
 
     Matchers are copied for every mask, so no two threads use one.
     """
@@ -88,9 +88,9 @@ class RequestMasks:
     ) -> None:
         self._threads, self.constraint = threads, constraint
         self._base, self._unread = matcher, tuple[int, ...]()
-        """Matcher of the oldest state that is of use, and the committed tokens behind it."""
+        """Matcher of the oldest useful state, and the committed tokens after it."""
         self._behind: dict[tuple[int, ...], Future[Behind | None]] = {}
-        """State behind each path from the base; None where making it ahead was given up."""
+        """State after each path from the base; None if given up."""
         self._debt_s = debt_s
         self._counting = threading.Lock()
 
@@ -105,7 +105,7 @@ class RequestMasks:
         return self._debt_s > _VERY_DEAR * self._threads.budget_s
 
     def want(self, path: Sequence[int], ahead: bool = False) -> "Future[Behind | None]":
-        """Begin to make the mask behind a path; one that is made `ahead` is given up if the budget is spent."""
+        """Start the mask after a path; `ahead` gives up beyond the budget."""
         key = (*self._unread, *path)
         known = self._behind.get(key)
         if known is not None and (ahead or not _given_up(known)):
@@ -116,7 +116,10 @@ class RequestMasks:
         return future
 
     def made(self, path: Sequence[int]) -> bool:
-        """Return whether the mask behind a path is made, after waiting for it if it is not of a dear request."""
+        """Return whether the mask after a path is made.
+
+        It waits for the mask of a request that is not dear.
+        """
         future = self.want(path)
         left = self._threads.until - time.monotonic()
         if not future.done() and left > 0 and not self.dear:
@@ -124,11 +127,11 @@ class RequestMasks:
         return future.done() and not _given_up(future)
 
     def mask(self, path: Sequence[int]) -> Bool | None:
-        """Return the mask [V] behind a path; None where the text is complete and nothing may follow.
+        """Return the mask [V] after a path; None after the text's end.
 
         Raises:
             MaskLateError: if it is not made in time.
-            ConstraintError: if the constraint is too complex or too dear, or does not allow the path.
+            ConstraintError: if the constraint is too complex or too expensive, or does not allow the path.
         """
         if not self.made(path):
             raise MaskLateError("its masks are being made")
@@ -153,7 +156,7 @@ class RequestMasks:
                 future.cancel()
 
     def give_up(self) -> None:
-        """Do not make what has not begun: nobody waits for it any more. What is wanted again is made again."""
+        """Cancel masks that have not begun. They may be wanted again."""
         for future in self._behind.values():
             future.cancel()
 
@@ -163,9 +166,9 @@ class RequestMasks:
             self._debt_s = max(0.0, self._debt_s - self._threads.budget_s)
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """Count the tokens up to the one that completes the text; None if none does.
+        """Count the tokens up to the text's end, if reached.
 
-        All but the last are of a path whose mask is made, and the last may follow it.
+        All but the last are a path with a mask, and the last may follow it.
         """
         for count in range(len(tokens)):
             if self._state(tokens[:count]).mask is None:
@@ -184,14 +187,14 @@ class RequestMasks:
         return found
 
     def _nearest(self, key: tuple[int, ...]) -> tuple[Matcher, tuple[int, ...]]:
-        """Return a copy of the matcher that has read most of a path, and the rest of the path."""
+        """Copy the matcher nearest to a path; return it and the rest."""
         parent = self._behind.get(key[:-1]) if key else None
         if parent is not None and _sound(parent) and (found := parent.result()) is not None:
             return found.matcher.copy(), key[-1:]
         return self._base.copy(), key
 
     def _make(self, matcher: Matcher, path: Sequence[int], ahead: bool) -> Behind | None:
-        """Read a path and make the mask behind it, in a thread."""
+        """Read a path and make the mask after it, in a thread."""
         if ahead and self._debt_s >= self._threads.budget_s:
             return None
         before = matcher.seconds

@@ -1,4 +1,4 @@
-"""Matchers: the tokens that may follow the generated ones. No two threads may use one at once."""
+"""Matchers: the allowed next tokens. Only one thread may use each."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ Bool = NDArray[np.bool_]
 
 
 class Matcher:
-    """State of a constraint after the tokens of a request that it has read."""
+    """State of a constraint after some tokens of a request."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int, rows: DigitRows | None = None) -> None:
         self._inner, self._vocab_size = inner, vocab_size
@@ -30,7 +30,7 @@ class Matcher:
 
     @property
     def finished(self) -> bool:
-        """True if the text is complete and nothing but the end of the sequence may follow."""
+        """True if the text is complete and only its end may follow."""
         return bool(self._inner.is_stopped())
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class Matcher:
             raise ConstraintError(f"the constraint does not allow token {allowed} of {len(tokens)} behind it")
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Read tokens up to the first that may not follow; return how many were read.
+        """Read tokens up to the first forbidden one; return their number.
 
         Raises:
             ConstraintError: if it is too complex.
@@ -59,7 +59,7 @@ class Matcher:
         return read
 
     def _read_bounded(self, tokens: Sequence[int], rows: DigitRows) -> int:
-        """Read tokens up to the first that may not follow, or would make a row of digits too long."""
+        """Read tokens up to the first forbidden one or too many digits."""
         for count, token in enumerate(tokens):
             if rows.full and rows.tokens.starts_with_digit(token) and not self._narrowed_mask()[token]:
                 return count
@@ -93,9 +93,9 @@ class Matcher:
         return mask if self._rows is None else self._rows.narrowed(mask)
 
     def forced(self) -> list[int]:
-        """Return the tokens of the forced text, cut as the tokenizer cuts it; empty if there is a choice.
+        """Return the forced text's tokens; empty if there is a choice.
 
-        The same text may be cut otherwise, so a target may choose other tokens.
+        The same text may be tokenized otherwise, so a target may choose other tokens.
         """
         with self._timed():
             tokens = [] if self.finished else self._inner.compute_ff_tokens()

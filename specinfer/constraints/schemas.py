@@ -1,7 +1,8 @@
-"""Rewrites schemas for llguidance: whole numbers stay exact, and texts of times end.
+"""Rewrites schemas for llguidance: exact whole numbers, bounded texts of times.
 
-llguidance reads numbers as 64-bit floats and writes integers of 64 bits. Constants that would become other numbers are
-refused, or left out where the schema is lenient. Bounds move inwards to the next number that llguidance can have.
+llguidance reads numbers as 64-bit floats and writes integers of 64 bits. Constants that would become other
+numbers are refused, or left out if the schema is lenient. Bounds move inwards to the next number that
+llguidance can have.
 """
 
 import json
@@ -26,7 +27,7 @@ _LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 
 class InexactNumberError(ValueError):
-    """A number of a schema that llguidance would change; its text names the number and its place."""
+    """A schema's number that llguidance would change; the message names it."""
 
 
 def exact_schema(source: str) -> str:
@@ -58,7 +59,7 @@ def exact_grammar(source: str) -> str:
         try:
             _, end = json.JSONDecoder().raw_decode(source, found.end())
         except ValueError:
-            continue  # the parser of grammars says where
+            continue  # the grammar's parser reports the position
         written += [source[read : found.end()], _exact_part(source, found.end(), end)]
         read = end
     return "".join([*written, source[read:]])
@@ -102,7 +103,7 @@ def _exact(schema: Any, place: str, lenient: bool) -> Any:
 
 
 def _with_end(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose texts have a length if its format bounds none."""
+    """Return a schema with a maximum length of time formats."""
     if schema.get("format") not in _TIMES:
         return schema
     own = schema.get("maxLength", _MOST_OF_TIME)
@@ -130,7 +131,7 @@ def _inner_bound(bound: int, lower: bool) -> int:
 
 
 def _changed_number(value: Any) -> int | None:
-    """Return a whole number within a constant that llguidance would change, if there is one."""
+    """Return a whole number in a constant that llguidance would change."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for each in inner:
         if (changed := _changed_number(each)) is not None:

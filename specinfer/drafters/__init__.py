@@ -1,4 +1,4 @@
-"""Drafters: methods that turn a context into a token tree. One file each, one line in `DRAFTERS`."""
+"""Drafters turn contexts into token trees. Each has one file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Features:
 
     @property
     def stop(self) -> int:
-        """Context position behind the last."""
+        """Context position after the last."""
         return self.start + len(self.states)
 
 
@@ -57,9 +57,9 @@ class TargetTopK:
     token_ids: NDArray[np.int64]
     """[nodes] tokens of the nodes, the root first."""
     parents: NDArray[np.int32]
-    """[nodes] index of each node's parent, which comes before it; -1 for the root."""
+    """[nodes] index of each node's parent, a smaller one; -1 for root."""
     top_k: NDArray[np.int64]
-    """[nodes, k] the tokens that are most probable behind each, most probable first."""
+    """[nodes, k] the most probable tokens after each, in descending order."""
 
     @classmethod
     def of(cls, token_ids: Sequence[int], parents: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
@@ -86,15 +86,18 @@ class DraftJob:
     """All committed tokens; the last one is the tree's root."""
     limits: TreeLimits
     sampling: Sampling
-    """Sampling of the request, with the seed by which the target chooses: no draw may depend on that seed."""
+    """Sampling of the request, with the seed of the target's choices.
+
+    No draw may depend on that seed.
+    """
     draw_seed: int = 0
     """Seed of the drafter's own draws."""
     sees_noise: bool = True
-    """True if the seed by which the target chooses is known; if not, that of `sampling` means nothing."""
+    """True if `sampling` has the target's seed; else its seed is meaningless."""
     features: Features | None = None
-    """Hidden states of the target that this drafter was not given before, if it reads any."""
+    """New hidden states of the target for this drafter, if any."""
     target_top_k: TargetTopK | None = None
-    """Predictions of the target, if this drafter reads any and the last step brought some."""
+    """The target's predictions of the last step, for drafters that use them."""
     references: References | None = None
     """Texts that this request may copy from, if it has any."""
     cache_scope: str = ""
@@ -110,18 +113,20 @@ class DrafterDescription:
     tokenizer_fingerprint: str = ""
     """Fingerprint of the tokenizer; empty if the drafter works with any."""
     max_context_len: int = 0
-    """Most context tokens; 0 is no limit."""
+    """Maximum context tokens; 0 is no limit."""
     draws: bool = False
-    """True if it may draw children for requests that are sampled. Then no speculator of the pool sees the
-    noise of such requests."""
+    """True if it may draw children for sampled requests.
+
+    Then no speculator of the pool sees the noise of such requests.
+    """
     feature_layers: tuple[int, ...] = ()
-    """Layers of the target after which it reads hidden states, ascending; empty if it reads tokens only."""
+    """Target layers of its hidden states, ascending; empty if not used."""
     feature_size: int = 0
     """Numbers in a hidden state."""
     target_top_k: int = 0
-    """Number of the target's predictions that it reads at every node of a verified tree; 0: none."""
+    """Number of target predictions per verified node; 0: none."""
     reads_references: bool = False
-    """True if it looks in the texts that a request may copy from."""
+    """True if it uses requests' references."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +186,10 @@ class Drafter(Protocol):
         """Description of the drafter."""
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Return one tree or error per job, in order. A job with empty limits only extends caches."""
+        """Return a tree or error per job, in order.
+
+        A job with empty limits only extends caches.
+        """
 
     def release(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored."""

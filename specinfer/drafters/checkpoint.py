@@ -1,4 +1,4 @@
-"""Common parts of drafters with a trained checkpoint: its kind, its target, its description."""
+"""Trained checkpoints of drafters: kind, target and description."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +23,7 @@ _LOADERS = {
     "peagle": "specinfer.drafters.published.peagle:load_peagle",
     "mtp": "specinfer.drafters.published.mtp:load_mtp",
 }
-"""Readers of checkpoints by `speculators_model_type`; each takes the checkpoint and its target."""
+"""Readers by `speculators_model_type`; arguments are the checkpoint and its target."""
 
 
 class Draft(Protocol):

@@ -1,6 +1,6 @@
-"""Contexts held by a service of drafters: committed tokens and the target's hidden states, by request.
+"""Cached contexts of a drafters' service: tokens and hidden states. Pure.
 
-Pure. Invariant: a context only grows; a request that starts over is released first.
+Invariant: a context only grows; a request that starts over is released first.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,10 @@ from specinfer.drafters.search import References
 from specinfer.hidden_states import States
 
 MOST_BYTES = 2**24
-"""Bytes of hidden states per request; a drafter that does not read its states in time loses the oldest."""
+"""Maximum bytes of hidden states per request.
+
+A drafter that does not read its states in time loses the oldest.
+"""
 
 
 class FeatureBuffer:
@@ -25,7 +28,7 @@ class FeatureBuffer:
         """By drafter, the context position up to which it has received states."""
 
     def add(self, start: int, data: bytes, shape: tuple[int, int]) -> None:
-        """Append states from a context position on; after a gap the earlier ones are dropped.
+        """Append states from a context position. A gap drops earlier ones.
 
         `data` is bfloat16 [positions, layers, hidden], `shape` is (layers, hidden).
         """
@@ -38,7 +41,7 @@ class FeatureBuffer:
         kept.drop(kept.stop - most)
 
     def take(self, drafter: int, places: Sequence[int]) -> Features | None:
-        """Return the states of these layers that a drafter has not received yet."""
+        """Return a drafter's new states of these layers."""
         kept = self._kept
         if kept is None:
             return None
@@ -75,35 +78,35 @@ class Contexts:
         return len(self._contexts)
 
     def held_len(self, request_id: str) -> int:
-        """Return the number of tokens held for a request; 0 if it is unknown."""
+        """Return the number of a request's cached tokens."""
         context = self._contexts.get(request_id)
         return len(context.tokens) if context else 0
 
     def append(self, request_id: str, delta: Sequence[int], cache_scope: str = "") -> list[int]:
-        """Append committed tokens and return the whole context; its first tokens set its scope."""
+        """Append committed tokens; return the context. The first call sets its scope."""
         context = self._contexts.setdefault(request_id, _Context(cache_scope=cache_scope))
         context.tokens.extend(delta)
         context.last_used = self._clock()
         return context.tokens
 
     def features(self, request_id: str) -> FeatureBuffer:
-        """Return the context of a request that is held."""
+        """Return the hidden states of a known request."""
         return self._contexts[request_id].features
 
     def refer(self, request_id: str, texts: Sequence[Sequence[int]]) -> None:
-        """Keep the texts that a held request may copy from, until it is released."""
+        """Store the references of a known request until its release."""
         self._contexts[request_id].references = References(texts)
 
     def references(self, request_id: str) -> References | None:
-        """Return the references of a held request, if it has any."""
+        """Return the references of a known request, if any."""
         return self._contexts[request_id].references
 
     def cache_scope(self, request_id: str) -> str:
-        """Return the scope of a held request."""
+        """Return the scope of a known request."""
         return self._contexts[request_id].cache_scope
 
     def release(self, request_id: str) -> bool:
-        """Forget a request; says whether it was known."""
+        """Forget a request; return whether it was known."""
         return self._contexts.pop(request_id, None) is not None
 
     def idle(self) -> list[str]:

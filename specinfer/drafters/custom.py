@@ -17,19 +17,19 @@ from specinfer.tree import TokenTree, TreeLimits, check_tree, truncate
 DraftFunction = Callable[[Sequence[int], TreeLimits], object]
 """Context -> tree or None; the result is checked."""
 _ANY_TOKEN = 2**31 - 1
-"""Bound of token ids: only the function knows its vocabulary, and the gateway checks them again."""
+"""Maximum token id: the function's vocabulary is unknown. The gateway checks again."""
 
 
 class CustomDrafter:
     """Drafter that calls a function for every request."""
 
     def __init__(self, function: DraftFunction, name: str, draws: bool = False) -> None:
-        """Wrap the function; `draws` is True if its trees may hold drawn children."""
+        """Wrap the function; `draws` if its trees may have drawn children."""
         self._function, self._name, self._draws = function, name, draws
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
-        """Import the function; the working directory counts as a place to import from.
+        """Import the function, also from the working directory.
 
         Raises:
             SettingError: if there is no such function.

@@ -1,4 +1,4 @@
-"""The draft of a model: what `--draft` names, checked before anything is loaded."""
+"""Resolves a model's `--draft`, before anything is loaded."""
 
 import json
 import logging
@@ -22,13 +22,13 @@ DRAFT_HELP = (
 )
 """Help of `--draft`, wherever there is one."""
 _SMALLER = 2.0
-"""Least factor between the bytes of a model and those of its draft: a draft must cost less than it saves."""
+"""Minimum ratio of a model's bytes to its draft's."""
 _METHODS = {"eagle3": "eagle"}
 """Drafters by the kind of a checkpoint, where the names differ."""
 
 
 def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> Flags | None:
-    """Return the drafters that `--draft` names for a model, as one group; None for none.
+    """Return the drafters named by `--draft`, as one group; None for none.
 
     Args:
         model: the target, as its user names it.
@@ -61,7 +61,7 @@ def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> F
 
 
 def check_named_draft(model: str, draft: str, offload: bool = False) -> None:
-    """Check a draft that a user names before anything is loaded; "auto" takes what fits, when the drafters are loaded.
+    """Check a named draft before anything is loaded. "auto" is resolved later.
 
     Raises:
         SettingError, InvalidInputError: as `draft_group` and `check_speculator`.
@@ -71,13 +71,13 @@ def check_named_draft(model: str, draft: str, offload: bool = False) -> None:
 
 
 def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
-    """Return the drafters of `auto` as the flags of a service, by its name."""
+    """Return the drafters of `auto` as services' flags, by service name."""
     group = draft_group(model, AUTO_DRAFT, offload)
     return {group["drafter"]: group} if group else {}
 
 
 def automatic_draft(model: str) -> str:
-    """Return the draft that fits a model and is here; empty if there is none, which is logged."""
+    """Return the available draft of a model, empty if none. Logged."""
     if trained := trained_for(model).get("ssm"):
         return trained
     fitting = fitting_drafts(model)
@@ -95,7 +95,7 @@ def automatic_draft(model: str) -> str:
 
 
 def fitting_drafts(model: str) -> list[KnownModel]:
-    """Return the models of the registry that may draft for a model, smallest first."""
+    """Return the registered models that may draft, smallest first."""
     candidates = [known for known in known_models().values() if known.tokenizer]
     if not candidates:
         return []
@@ -126,10 +126,12 @@ def check_draft(model: str, draft: str) -> None:
 
 
 def method_of(directory: Path) -> str:
-    """Return the drafter that runs a model: "ssm" for a whole one, else that of a trained speculator's kind.
+    """Return the drafter of a model or trained speculator.
+
+    It is "ssm" for a whole model, else the speculator's kind.
 
     Raises:
-        IncompatibleError: if nothing here runs its kind.
+        IncompatibleError: if no drafter runs its kind.
     """
     if not is_draft_checkpoint(directory):
         return "ssm"
@@ -147,5 +149,5 @@ def weights_bytes(directory: Path) -> int:
 
 
 def names_drafters(text: str) -> bool:
-    """Return whether a text names drafters; a path or a model's name does not."""
+    """Return whether a text names drafters, not a path or model."""
     return all(part.strip() in DRAFTERS for part in text.split(",")[0].split("+"))

@@ -1,4 +1,4 @@
-"""EAGLE-3 drafts: one decoder layer reads hidden states of the target, which the verifier returns."""
+"""EAGLE-3 drafts: a decoder layer reads the target's hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,13 +26,13 @@ from specinfer.tree import TokenTree, TreeLimits
 
 
 class RowModel(KVStorage, Protocol):
-    """A layer whose rows are pairs of a hidden state and the token one ahead of it."""
+    """A layer over pairs of a hidden state and the next token."""
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states [T, hidden] of rows, given the target's [T, layers, hidden]."""
+        """Return rows' hidden states [T, hidden] from the target's [T, layers, hidden]."""
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the rows' outs [T, hidden], which are the hidden states of rows behind them."""
+        """Return rows' outputs [T, hidden], the hidden states of later rows."""
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, draft vocabulary] in float32."""
@@ -62,14 +62,14 @@ class EagleRunner:
         return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        """Return the rows that growing one tree adds to the cache for a while: its scored nodes."""
+        """Return a growing tree's temporary rows in the cache."""
         return shape.scored_nodes(limits)
 
     @torch.inference_mode()
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new rows and grow its tree; return one per task, in order.
+        """Read every task's new rows and grow its tree, in order.
 
         No node of the trees stays in the cache. Space for `rows_ahead` must be reserved.
         """
@@ -88,16 +88,16 @@ class EagleRunner:
 
 
 class _Passes:
-    """Passes of one growth over the layer in torch operations: context first, then levels of nodes."""
+    """Passes over the layer in torch: first context, then levels of nodes."""
 
     def __init__(self, model: RowModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
         self._model, self._cache = model, cache
         self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
         self._outs: dict[int, list[torch.Tensor]] = {}
-        """Outputs by sequence: of the last context row, then of its tentative nodes."""
+        """Outputs by sequence: the last context row's, then its tentative nodes'."""
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Return per segment the logits of its last context row, if wanted, or of its nodes."""
+        """Return logits of segments' last context rows, if wanted, or nodes."""
         batch = flatten(segments)
         found = self._model.run(batch, torch.cat([self._hidden(segment) for segment in segments]))
         for segment, part in zip(segments, batch.rows, strict=True):
@@ -112,7 +112,10 @@ class _Passes:
         return [logits[start:stop] for start, stop in batch.logit_spans]
 
     def _hidden(self, segment: Segment) -> torch.Tensor:
-        """Return [rows of the segment, hidden]: from the target for context, of their parents for nodes."""
+        """Return a segment's hidden states [rows, hidden].
+
+        They are from the target for context, of their parents for nodes.
+        """
         if segment.delta:
             return self._states[id(segment.sequence)]
         outs = self._outs[id(segment.sequence)]

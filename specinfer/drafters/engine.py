@@ -26,7 +26,7 @@ _READ, _COMES = 8, 2
 
 
 class SpeculatorEngine:
-    """Keeps contexts and calls the drafters. Used by one thread at a time."""
+    """Manages contexts and calls drafters. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SpeculatorEngine:
         """Seconds of each drafter in the last step."""
 
     def check_tokenizer(self, fingerprint: str) -> None:
-        """Check that the drafters have the tokenizer of a target, or work with any.
+        """Check that the drafters' tokenizer is the target's, or any.
 
         Raises:
             IncompatibleError: if they have another one.
@@ -78,10 +78,10 @@ class SpeculatorEngine:
         return [outcomes[index] for index in range(len(entries))]
 
     def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
-        """Add an entry to its request's context; return the job, or the error."""
+        """Add an entry to its request's context; return job or error."""
         name = entry.request_id
         if entry.base_len == 0 and self._contexts.held_len(name):
-            self.release([name])  # whatever was held, this starts over
+            self.release([name])  # it starts over, whatever was cached
         held = self._contexts.held_len(name)
         try:
             check_entry(entry, self.description, self.max_nodes, len(self.drafters))
@@ -112,7 +112,7 @@ class SpeculatorEngine:
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
     def replace(self, place: int, drafter: Drafter) -> None:
-        """Draft with another drafter of the same tokenizer from now on; it reads contexts when it drafts for them.
+        """Replace a drafter, with the same tokenizer. It reads contexts on demand.
 
         Raises:
             IncompatibleError: if it has another tokenizer, or reads what the one before does not.
@@ -130,7 +130,7 @@ class SpeculatorEngine:
         return len(self._contexts)
 
     def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
-        """Return every drafter's results for the jobs that request it, by index of the entry."""
+        """Return every drafter's results, by index of the entry."""
         drafts: dict[int, list[Draft]] = {index: [] for index in jobs}
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
@@ -150,9 +150,10 @@ class SpeculatorEngine:
         return drafts
 
     def _own(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob | FaultError | None:
-        """Return the job of one drafter, no deeper than it has positions; None where the context is too long.
+        """Return a drafter's job; None if the context is too long.
 
-        It then forgets the request, which others go on drafting for.
+        Its depth is limited by the drafter's positions. With None, it forgets the request, while others
+        continue.
         """
         try:
             job = self._with_target(_own_draws(job, speculator), speculator, top_k)
@@ -169,9 +170,9 @@ class SpeculatorEngine:
         return replace(job, limits=replace(job.limits, depth=depth))
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
-        """Return the job with the outputs of the target that this drafter reads.
+        """Return the job with the target's outputs for this drafter.
 
-        Those are predictions, and hidden states that it has not received before.
+        These are predictions, and new hidden states.
         """
         description = self.drafters[speculator].description
         if description.target_top_k and top_k is not None:
@@ -187,7 +188,7 @@ class SpeculatorEngine:
         return replace(job, features=features)
 
     def _run(self, speculator: int, jobs: list[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft for all jobs at once; if that fails, one by one, so that only the culprit fails."""
+        """Draft for all jobs at once, or separately after a failure."""
         if not jobs:
             return []
         drafter = self.drafters[speculator]
@@ -209,7 +210,7 @@ class SpeculatorEngine:
 
 
 def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
-    """Return the description of several drafters: their common vocabulary, and the inputs that any reads.
+    """Combine drafters' descriptions: their common vocabulary, and all inputs.
 
     Raises:
         IncompatibleError: if they have different tokenizers.
@@ -237,7 +238,7 @@ def _longest(contexts: Sequence[int]) -> int:
 
 
 def _own_draws(job: DraftJob, speculator: int) -> DraftJob:
-    """Return a job that draws from its own part of the stream; merged drafts must be independent."""
+    """Return a job with an independent random stream for this speculator."""
     if speculator == 0 or job.sampling.greedy:
         return job
     return replace(job, draw_seed=draft_seed(job.draw_seed, speculator))

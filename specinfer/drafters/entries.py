@@ -1,4 +1,4 @@
-"""Entries of a draft step, their outcomes, and the checks of entries that come from outside. Pure."""
+"""Entries of a draft step, their outcomes and checks. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ class DraftEntry:
     features_start: int = 0
     target_top_k: TargetTopK | None = None
     references: Sequence[Sequence[int]] = ()
-    """Texts that the request may copy from, where it starts over."""
+    """References of the request, at its start."""
     cache_scope: str = ""
-    """Only requests of the same scope share cached prompts; set where it starts over."""
+    """Only equal scopes share cached prompts; set at the request's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class DraftOutcome:
 
 
 _MOST_TOKEN = 2**31 - 1
-"""Bound of token ids: the target's vocabulary may be larger than that of the drafters."""
+"""Maximum token id: the target's vocabulary may exceed the drafters'."""
 
 
 def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: int, drafters: int) -> None:
-    """Check one entry for a service with this many drafters and this common description.
+    """Check an entry for a service with this common description.
 
     Raises:
         InvalidInputError: naming what is wrong.

@@ -1,8 +1,8 @@
-"""Common parts of drafters that keep a row for every hidden state of the target.
+"""Common parts of drafters with a row per hidden state.
 
-Hidden states come a step behind the tokens; a request whose newest ones have not come has no draft in that
-step. Behind a gap (a verifier that began to keep them only later) it starts anew: it then reads the context
-from there on.
+Hidden states come a step after the tokens; a request whose newest ones are missing has no draft in that step.
+After a gap (a verifier that began to store them only later) it starts again: it then reads the context from
+there.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 
 
 class RowRunner(Protocol):
-    """Reads rows and grows trees behind them."""
+    """Reads rows and grows trees after them."""
 
     cache: PagedKVCache
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        """Return the rows that growing one tree adds to the cache for a while."""
+        """Return a growing tree's temporary rows in the cache."""
 
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new rows and grow its tree; return one per task, in order."""
+        """Read every task's new rows and grow its tree, in order."""
 
 
 @dataclass(slots=True)
@@ -98,11 +98,11 @@ class FeatureRowsDrafter:
         return [results[index] for index in range(len(jobs))]
 
     def _task(self, job: DraftJob) -> EagleTask | None:
-        """Return the new rows and the limits of the tree behind them; None if there are no new rows."""
+        """Return the new rows and the tree's limits; None without new rows."""
         held = self._arrived(job)
         if held is None or held.waiting is None:
             return None
-        # row j holds token j + 1, so the context has one row less than tokens
+        # row j stores token j + 1, so the context has one row less than tokens
         rows = min(held.waiting.stop, len(job.context) - 1) - held.rows
         if rows <= 0:
             return None
@@ -118,7 +118,7 @@ class FeatureRowsDrafter:
         return EagleTask(task, states.view(torch.bfloat16))
 
     def _arrived(self, job: DraftJob) -> _HeldContext | None:
-        """Return the state of a request, with the hidden states that the job brought."""
+        """Return a request's state, including the job's hidden states."""
         held, came = self._held.get(job.request_id), job.features
         if came is None or not len(came.states):
             return held
@@ -127,7 +127,7 @@ class FeatureRowsDrafter:
             held.waiting = Features(held.waiting.start, states)
         elif held is not None and held.waiting is None and held.rows == came.start:
             held.waiting = came
-        else:  # the first ones, or some behind a gap
+        else:  # the first ones, or some after a gap
             self.release(job.request_id)
             held = self._held[job.request_id] = _HeldContext(self._runner.cache.open(), came.start, came)
         return held

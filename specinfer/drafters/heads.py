@@ -69,7 +69,7 @@ class HeadsRunner:
 
     @property
     def knows_paths(self) -> bool:
-        """True if the tokens before a node count: the heads have a Markov head."""
+        """True if logits depend on the path, by a Markov head."""
         return self._heads.markov is not None
 
     @torch.inference_mode()
@@ -80,7 +80,7 @@ class HeadsRunner:
         shape: GrowthShape,
         token_ids: torch.Tensor,
     ) -> list[TokenTree]:
-        """Return one tree per task, in order; `states` [tasks, hidden] are the newest of each."""
+        """Grow one tree per task; `states` [tasks, hidden] are the newest."""
         outs = self._heads.outs(states.to(self._device, self._dtype))
         levels = [rows.float() for rows in self._heads.logits(outs.unbind(1))]
         markov = self._heads.markov
@@ -145,7 +145,7 @@ class HeadsDrafter:
         return trees
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """Return the limits of the tree that is grown for the requested limits."""
+        """Return the limits of the grown tree for the requested limits."""
         return self._shape.limits(asked)
 
     def _task(self, job: DraftJob) -> GrowthTask:
@@ -160,7 +160,7 @@ class MedusaDrafter(HeadsDrafter):
 
 
 def newest_state(job: DraftJob) -> NDArray[np.int16] | None:
-    """Return the hidden state [hidden] of the token before the root as bfloat16 bits, if the job has it."""
+    """Return the state [hidden] before the root as bfloat16 bits, if known."""
     came, place = job.features, len(job.context) - 2
     if job.limits.empty or came is None or not came.start <= place < came.stop:
         return None
@@ -174,5 +174,5 @@ class BlockwiseDrafter(HeadsDrafter):
     kind = BlockwiseSource
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """Return the limits of a single branch, for any requested limits; of a tree with a Markov head."""
+        """Return a branch's limits, or a tree's with a Markov head."""
         return super().limits(asked) if self._runner.knows_paths else replace(asked, width=1)

@@ -1,13 +1,14 @@
-"""Heads over the target's last hidden state (Medusa, blockwise parallel decoding): checkpoints and logits.
+"""Heads over the target's last hidden state: Medusa, blockwise parallel decoding.
 
     context      t_0 ... t_{n-1} t_n          h = norm(f_{n-1}): the newest hidden state that there is
     target       head(h) chose t_n            the tree's root
     medusa       out_i = h + SiLU(A_i h + a_i)                        logits_i = B_i out_i
     blockwise    out_i = h + (D ReLU(C h + c) + d)_i                  logits_i = head(out_i)
 
-logits_i are of the token i places after the root, i = 1 ... k, whatever lies in between. One row, read once,
-gives the whole tree; there is no cache. Heads with a Markov head know the token before each node, x, the root at
-first, so each level of nodes is a product of its own, [nodes, rank] by [rank, draft vocabulary]:
+logits_i are of the token i places after the root, i = 1 ... k, independent of tokens in between. One row,
+read once, gives the whole tree; there is no cache. Heads with a Markov head know the token before each node,
+x, the root at first, so each level of nodes is a product of its own, [nodes, rank] by [rank, draft
+vocabulary]:
 
     edge logits of a node's children      logits_i + W2 W1 e(x) / rms(e(x))       e: the target's embeddings
 
@@ -133,18 +134,18 @@ class MarkovBias:
         self._inner, self._outer = parts.linear("", MARKOV_IN), parts.linear("", MARKOV_OUT)
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the biases [N, draft vocabulary] behind N tokens of the target."""
+        """Return the biases [N, draft vocabulary] after N target tokens."""
         embedded = F.embedding(tokens, self._embeddings)
         return self._outer(self._inner(F.rms_norm(embedded, embedded.shape[-1:])))
 
 
 class Heads:
-    """The heads, over any tensors: those of a checkpoint, or parameters that are trained."""
+    """The heads, over tensors of a checkpoint or trained parameters."""
 
     def __init__(
         self, kind: type[HeadsSource], count: int, config: ModelConfig, parts: Parts, markov: bool = False
     ) -> None:
-        """Take the target's `config`; `parts` consist of the checkpoint's tensors and `tensors_of_target`."""
+        """Create them; `parts` are the checkpoint's tensors and `tensors_of_target`."""
         self.markov = MarkovBias(parts) if markov else None
         self._norm, self._shape = parts.norm(_NORM), (-1, count, config.hidden_size)
         self._second: Linear | None = None
@@ -156,14 +157,17 @@ class Heads:
             self._heads = [parts.linear("", f"{i}.1") for i in range(count)]
 
     def outs(self, states: torch.Tensor) -> torch.Tensor:
-        """Return outs [R, k, hidden] of the target's hidden states [R, hidden], before its final norm."""
+        """Map hidden states [R, hidden] to outs [R, k, hidden].
+
+        The input is the target's, before its final norm.
+        """
         h = self._norm(states)
         inner = self._first(h)
         added = F.silu(inner) if self._second is None else self._second(F.relu(inner))
         return h[:, None] + added.view(self._shape)
 
     def logits(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the logits of each head [R_i, draft vocabulary], given its outs [R_i, hidden]."""
+        """Return each head's logits [R_i, draft vocabulary] from its outs [R_i, hidden]."""
         if self._second is None:
             return [head(rows) for head, rows in zip(self._heads, outs, strict=True)]
         # shared: its weights, the most of what is read, are read once
@@ -178,9 +182,9 @@ def tensors_of_target(
     token_ids: torch.Tensor,
     markov: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return the target's frozen tensors that heads read: its final norm, its output head if shared.
+    """Return the target's frozen tensors for heads.
 
-    A Markov head reads its embeddings.
+    They are its final norm, its output head if shared, and its embeddings for a Markov head.
     """
     norm = ("weight", "bias") if config.layer_norm else ("weight",)
     found = {f"{_NORM}.{part}": target[f"{_NORM}.{part}"] for part in norm}

@@ -1,19 +1,19 @@
-"""Lookahead decoding (arXiv 2402.02057): n-grams from Jacobi iterations that the target itself makes.
+"""Lookahead decoding (arXiv 2402.02057): n-grams from Jacobi iterations in the verifier.
 
-A window holds guesses of the next W tokens, from the last N - 1 iterations (N = 3: two rows). They ride in
+A window has guesses of the next W tokens, from the last N - 1 iterations (N = 3: two rows). They ride in
 the verifier's pass as nodes of the tree, row 0 as a trunk and the younger rows below it, column by column:
 
-    root - a0 - a1 - a2      row 0, the oldest      what the target predicts at b0, b1, b2 is the next row;
+    root - a0 - a1 - a2      row 0, the oldest      the target's predictions at b0, b1, b2 are the next row;
            |    |    |                              (a0 b0 c0), (a1 b1 c1), .. are n-grams that it would
            b0   b1   b2      row 1                  write if the guesses before them were right
 
 N-grams go into a pool by their first token, with those of prompts and answers; those that begin with the root
-are proposed beside the window. Predictions come back at all nodes (`target_top_k`): where the target's own
-choices are nodes of the tree, of this speculator or of others, what it writes there is an n-gram, too. Where
-a budget cuts the window, or the gateway finds that its nodes do not pay, less is learnt.
+are proposed next to the window. Predictions come back at all nodes (`target_top_k`): where the target's own
+choices are nodes of the tree, of this speculator or of others, its text there is an n-gram, too. If a budget
+or the planner cuts the window, less is learnt.
 
-Every request has a pool of its own: another request's timing could reveal its text. Every proposal is a point: text
-is that of the target, greedy or sampled.
+Every request has a pool of its own: another request's timing could reveal its text. Every proposal is a
+point, so the text is the target's, greedy or sampled.
 """
 
 from collections import OrderedDict
@@ -27,11 +27,11 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _CANDIDATE_SCORE = 0.4
-"""Probability that a token of a known n-gram is right, until the gateway has measured it."""
+"""Prior probability of a known n-gram's token, until measured."""
 _WINDOW_SCORE = 0.05
-"""Probability that a guess in the window is right, until the gateway has measured it."""
+"""Prior probability of a guess in the window, until measured."""
 _MOST_FIRST_TOKENS = 1 << 15
-"""First tokens of n-grams in the pool; the ones seen longest ago are dropped."""
+"""Maximum first tokens of n-grams in the pool. The oldest are dropped."""
 
 Ngram = tuple[int, ...]
 
@@ -56,7 +56,7 @@ class NgramPool:
         self._by_first: OrderedDict[int, OrderedDict[Ngram, None]] = OrderedDict()
 
     def add(self, ngram: Ngram) -> None:
-        """Add an n-gram; drop the oldest of its first token, and the first token not seen for longest."""
+        """Add an n-gram; drop the oldest ones above the limits."""
         same = self._by_first.setdefault(ngram[0], OrderedDict())
         self._by_first.move_to_end(ngram[0])
         same[ngram[1:]] = None
@@ -72,7 +72,7 @@ class NgramPool:
 
 
 class Window:
-    """Guesses of the next tokens: rows of the last N - 1 iterations, oldest first."""
+    """Guesses of the next tokens: N - 1 iterations, oldest first."""
 
     def __init__(self, shape: LookaheadShape, context: Sequence[int]) -> None:
         """Fill the window with tokens of the context."""
@@ -80,10 +80,10 @@ class Window:
         self.rows = [self._fill(row, shape.window) for row in range(shape.ngram - 1)]
 
     def advance(self, predicted: dict[Ngram, int], context_len: int) -> None:
-        """Advance the window: predictions become its youngest row, committed columns leave it.
+        """Advance the window: add the predictions, remove committed columns.
 
         Args:
-            predicted: the target's prediction by path behind the root.
+            predicted: the target's prediction by path below the root.
             context_len: committed tokens of the request.
         """
         youngest = [predicted.get(path) for path in self.paths()]
@@ -96,13 +96,13 @@ class Window:
         self.rows = [[*row[moved:], *self._fill(moved, min(moved, len(row)))] for row in rows]
 
     def ngrams(self, predicted: dict[Ngram, int]) -> Iterator[Ngram]:
-        """Yield per verified column its guesses, the oldest first, and the target's prediction."""
+        """Yield per verified column its guesses and the target's prediction."""
         for column, path in enumerate(self.paths()):
             if path in predicted:
                 yield (*(row[column] for row in self.rows), predicted[path])
 
     def paths(self) -> Iterator[Ngram]:
-        """Yield the tokens behind the root up to the youngest row, by column."""
+        """Yield the paths from the root to the youngest row."""
         for column in range(len(self.rows[0])):
             yield (*self.rows[0][: column + 1], *(row[column] for row in self.rows[1:]))
 
@@ -131,7 +131,7 @@ class LookaheadDrafter:
         )
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order, after recording the predictions of all jobs."""
+        """Draft one tree per job, after recording all jobs' predictions."""
         for job in jobs:
             self._learn(job)
         return [self._tree(job) for job in jobs]
@@ -159,7 +159,7 @@ class LookaheadDrafter:
         window.advance(predicted, len(job.context))
 
     def _tree(self, job: DraftJob) -> TokenTree:
-        """Return a tree of known n-grams, with the window in the rest of the budget."""
+        """Return a tree of known n-grams, then the window, within the limits."""
         growing = _Growing(job.context[-1], job.limits)
         for ngram in self._pool(job.request_id).behind(job.context[-1]):
             growing.add(ngram, _CANDIDATE_SCORE)
@@ -170,7 +170,7 @@ class LookaheadDrafter:
 
 
 def predictions(found: TargetTopK) -> dict[Ngram, int]:
-    """Return the target's first choice behind each path below the root."""
+    """Return the target's first choice after each path below the root."""
     paths: list[Ngram] = []
     for token, parent in zip(found.token_ids.tolist(), found.parents.tolist(), strict=True):
         paths.append((*paths[parent], token) if parent >= 0 else ())
@@ -178,7 +178,7 @@ def predictions(found: TargetTopK) -> dict[Ngram, int]:
 
 
 def written(found: TargetTopK, ngram: int) -> Iterator[Ngram]:
-    """Return the target's text behind each node, as far as its own choices are nodes of the tree, too."""
+    """Yield the target's text after each node, along nodes of the tree."""
     tokens, choices = found.token_ids.tolist(), found.top_k[:, 0].tolist()
     edges = zip(found.parents.tolist(), tokens, strict=True)
     children = {edge: node for node, edge in enumerate(edges)}
@@ -193,7 +193,7 @@ def written(found: TargetTopK, ngram: int) -> Iterator[Ngram]:
 
 
 class _Growing:
-    """A tree to which paths are added as far as its limits go."""
+    """A tree within limits, grown by paths."""
 
     def __init__(self, root: int, limits: TreeLimits) -> None:
         self._builder, self._limits = TreeBuilder(root), limits

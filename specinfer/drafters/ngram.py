@@ -1,12 +1,12 @@
-"""Prompt lookup: continues the context as it continued the last times its final tokens occurred.
+"""Prompt lookup: continue the context like earlier occurrences of its last tokens.
 
     context   ... the cat sat on the mat . the cat ran . the cat
     matches       the cat -> sat on the                the cat -> ran .
     tree      cat-+-ran-.-the
-                  +-sat-on-the
+    +-sat-on-the
 
-The request's references are looked at, too; the longest match comes first, wherever it is.
-Needs no model. Every proposal is a point: losslessness is the verifier's business.
+The request's references are searched, too; the longest match comes first, from any text. Needs no model.
+Every proposal is a point: losslessness is the verifier's business.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.4, 3: 0.6}
 _BEST_SCORE = 0.75
-"""Priors for ranking under a budget: how likely the next token repeats, by length of the match."""
+"""Prior acceptance by length of the match, for ranking."""
 
 
 class NgramIndex:
-    """Ends of every n-gram of one growing context, for n up to a maximum."""
+    """Ends of every n-gram in a growing context, up to a length."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
@@ -39,7 +39,7 @@ class NgramIndex:
         self.indexed = len(context)
 
     def matches(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
-        """Return (end of match, its length): longest first, then latest; without the context's own end."""
+        """Return (end, length) of matches: longest first, then latest."""
         found: dict[int, int] = {}
         for length in self._lengths:
             if length > len(context):

@@ -1,4 +1,4 @@
-"""Speculator services of a local system, by name: those that suit a model, or those that a user names."""
+"""Speculator services of a local system: by default or by name."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,7 +16,7 @@ MODEL_DRAFTERS = frozenset(
     {"ssm", "eagle", "dflash", "dspark", "peagle", "mtp", "medusa", "blockwise"}
     | {"recycling", "lookahead", "retrieval"}
 )
-"""Drafters that read the target's model, its numeric type and its device unless their flags say otherwise."""
+"""Drafters that use the target's model, type and device by default."""
 
 TRAINED: dict[str, Mapping[str, str]] = {
     DEFAULT_MODEL: {
@@ -29,12 +29,14 @@ TRAINED: dict[str, Mapping[str, str]] = {
 
 
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
-"""Flags of an SSM for targets whose pass takes many times one of its own, and as long for 128 nodes as for
-one."""
+"""Flags of an SSM for slow targets.
+
+Their pass takes many times the SSM's own, and no longer for 128 nodes than for one.
+"""
 
 
 INDEPENDENT: dict[str, Flags] = {"suffix": {"drafter": "suffix"}}
-"""Services of a local system beside the verifier's own speculators: the planner asks them when that pays."""
+"""Services next to the verifier's own speculators, used when they pay off."""
 
 
 def trained_for(model: str) -> Mapping[str, str]:
@@ -43,7 +45,7 @@ def trained_for(model: str) -> Mapping[str, str]:
 
 
 def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
-    """Parse speculator services given as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
+    """Parse services as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
 
     `none` by itself stands for no service.
 

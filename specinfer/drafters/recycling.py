@@ -1,14 +1,14 @@
-"""Token recycling (arXiv 2408.08696): proposes the target's latest predictions behind a token.
+"""Token recycling (arXiv 2408.08696): proposes the target's latest predictions.
 
     predicted       the -> cat dog mat | cat -> sat ran is | sat -> on in the
-    tree behind     the-+-cat-+-sat---on
+    tree after      the-+-cat-+-sat---on
     "the"               |     +-ran
                         +-dog
 
-A matrix holds the target's most probable tokens behind every token it was ever seen at: at all nodes of every
-verified tree, those that were not accepted included. No training; it works for every target, from the first
-step of the first request on. The matrix is shared by all requests, so what one user was answered can come
-back as another's *draft*; the output never changes, but its timing can reveal it. Every proposal is a point.
+A matrix has the target's most probable tokens after every token seen so far: at all nodes of every verified
+tree, including rejected ones. No training; it works for every target, from the first step of the first
+request on. The matrix is shared by all requests, so one user's answer can become another's *draft*; the
+output never changes, but its timing can reveal it. Every proposal is a point.
 
 One thread at a time may call it, as all drafters: the service's engine has one.
 """
@@ -27,18 +27,18 @@ from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree
 
 _K = 8
-"""Tokens kept behind each, as in the paper."""
+"""Number of successors stored per token, as in the paper."""
 _UNSEEN = -1
 _PRIOR = np.array([0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02])
-"""Prior probability that the target's choice is what it ranked so the last time."""
+"""Prior acceptance of the target's former predictions, by rank."""
 _TRUST = 50.0
 """Weight of the prior, in predictions."""
 _MEMORY = 5000.0
-"""Predictions after which a prediction counts 1/e of the newest one: texts change."""
+"""Predictions after which an observation's weight falls to 1/e."""
 
 
 class AdjacencyMatrix:
-    """The target's latest predictions behind every token, four bytes each."""
+    """The target's latest predictions after every token, four bytes each."""
 
     def __init__(self, vocab_size: int, k: int) -> None:
         self._rows = np.full((vocab_size, k), _UNSEEN, np.int32)
@@ -46,9 +46,9 @@ class AdjacencyMatrix:
         self._predictions = _TRUST
 
     def update(self, token_ids: NDArray[np.int64], top_k: NDArray[np.int64]) -> None:
-        """Record the predictions [nodes, k] behind tokens [nodes]; the last one of a repeated token stays.
+        """Record predictions [nodes, k] after tokens [nodes]; the last occurrence counts.
 
-        What is foretold is counted first: at which rank of a token's row the target's new first choice was.
+        First, the rank of the target's new first choice in the token's row is counted.
         """
         known = token_ids < len(self._rows)  # a target may have more tokens than its tokenizer
         token_ids, top_k = token_ids[known], top_k[known]
@@ -61,12 +61,12 @@ class AdjacencyMatrix:
         self._rows[token_ids] = top_k
 
     def behind(self, token_id: int) -> list[int]:
-        """Return the target's predictions behind a token, most probable first; empty if it was never seen."""
+        """Return the target's predictions after a token, most probable first."""
         row: list[int] = self._rows[token_id].tolist() if token_id < len(self._rows) else []
         return row if row and row[0] != _UNSEEN else []
 
     def chances(self) -> list[float]:
-        """Return per rank the share of predictions whose first choice the row had at that rank."""
+        """Return the share of correct predictions by rank."""
         shares: list[float] = (self._hits / self._predictions).tolist()
         return shares
 
@@ -75,7 +75,7 @@ class RecyclingDrafter:
     """Grows the most probable tree of the matrix."""
 
     def __init__(self, description: DrafterDescription) -> None:
-        """Make an empty matrix of `target_top_k` predictions per token of the target's vocabulary."""
+        """Make an empty matrix of `target_top_k` predictions per token."""
         self.description = description
         self._matrix = AdjacencyMatrix(description.vocab_size, description.target_top_k)
 
@@ -87,7 +87,7 @@ class RecyclingDrafter:
         return cls(DrafterDescription("", tokenizer.vocab_size, fingerprint, target_top_k=_K))
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Draft one tree per job, in order, after recording the predictions of all jobs."""
+        """Draft one tree per job, after recording all jobs' predictions."""
         for job in jobs:
             if job.target_top_k is not None:
                 self._learn(job.target_top_k)
@@ -108,10 +108,10 @@ def best_first(matrix: AdjacencyMatrix, chances: Sequence[float], root: int, lim
     """
     tokens, parents, scores, depths = [root], [-1], [1.0], [0]
     waiting: list[tuple[float, int, int, int]] = []
-    """(minus path probability, parent, token, rank) of the best remaining child of every node."""
+    """(-path probability, parent, token, rank) of every node's best remaining child."""
 
     def offer(parent: int, rank: int, above: float) -> None:
-        """Offer a node's child of some rank; `above` is the node's own path probability."""
+        """Offer a node's child of some rank; `above` is its path probability."""
         children = matrix.behind(tokens[parent])
         probability = above * chances[rank] if rank < len(children) else 0.0
         narrow = limits.width is not None and rank >= limits.width

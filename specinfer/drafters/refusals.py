@@ -1,11 +1,11 @@
-"""Who refused or put off drafts for which request: it is asked later, or never again."""
+"""Refused or deferred drafts by request: retried later, or never."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LONGEST_PAUSE = 63
-"""Most steps that a speculator is left out."""
+"""Maximum steps without a retry."""
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class _Standing:
 
     refused: bool = False
     vain: int = 0
-    """Tries in a row that were put off."""
+    """Consecutive deferred tries."""
     pause: int = 0
     """Steps that are left out yet."""
 
@@ -29,11 +29,11 @@ class Refusals:
         return bool(self._by_request)
 
     def knows(self, request_id: str) -> bool:
-        """Return whether any speculator refused or put off a draft of a request."""
+        """Return whether any draft of a request was refused or deferred."""
         return request_id in self._by_request
 
     def willing(self, request_id: str, speculators: Iterable[int]) -> list[int]:
-        """Return the speculators to call in this step; call it once in each."""
+        """Return the speculators to call, once in each step."""
         if request_id not in self._by_request:
             return list(speculators)
         known = self._by_request[request_id]

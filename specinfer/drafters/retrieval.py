@@ -1,4 +1,4 @@
-"""Drafts from known texts that continue the context: the paper's "knowledge base" speculator (LLMA, REST).
+"""Drafts from known texts: the paper's "knowledge base" speculator (LLMA, REST).
 
     known texts   ... press the red button twice. | ... press the red lever, then ...
     context       To start it, press the red
@@ -6,7 +6,7 @@
                       +-lever-,-then
 
 The texts are files given at the start: an array over them takes little memory, so that they may be large.
-What the service itself says is for `suffix`. Every proposal is a point.
+The service's own output is for `suffix`. Every proposal is a point.
 """
 
 import json
@@ -22,10 +22,10 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _MOST_MATCHES = 64
-"""Most occurrences whose continuations are counted."""
+"""Maximum occurrences whose continuations are counted."""
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.35, 3: 0.5, 4: 0.6}
 _BEST_SCORE = 0.75
-"""Prior acceptance by length of the match, until the gateway has measured it."""
+"""Prior acceptance by length of the match, until measured."""
 
 
 class RetrievalDrafter:
@@ -110,7 +110,9 @@ def likely_tree(
 
 
 def read_datastore(paths: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Read the token sequences of files separated by colons: text, or JSONL of `text` or of ids `p` and `o`.
+    """Read token sequences of files separated by colons.
+
+    Files are text, or JSONL with `text` or ids `p` and `o`.
 
     Raises:
         SettingError: if a file does not exist.

@@ -1,4 +1,4 @@
-"""Finds earlier occurrences of a context's end: in growing texts, and in texts that are known whole.
+"""Finds earlier occurrences of a context's end, in growing or fixed texts.
 
 text      ... the cat sat on the mat . the cat ran . the cat
 matches   "the cat" -> sat on ...  (2 tokens match),  ". the cat" -> ran ...  (3 tokens match)
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 LONGEST_SORTED = 16
 END = -1
-"""Separator between and behind sequences; matches never continue across it."""
+"""Separator between and after sequences. Matches never cross it."""
 
 
 class SuffixArray:
-    """Finds token sequences in a text that does not change, by its suffixes in the order of their first tokens.
+    """Finds token sequences in a fixed text, by its sorted suffixes.
 
     tokens   the cat sat the cat ran END        suffixes in order   cat ran .. | cat sat .. | ran .. | ...
     find("the cat")  ->  the positions after its two occurrences
 
-    Built by prefix doubling in numpy: four sorts order all suffixes by their first sixteen tokens, which is
-    as far as a match is ever looked at.
+    Built by prefix doubling in numpy: four sorts order all suffixes by their first sixteen tokens, the
+    maximum length of a match.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -35,7 +35,7 @@ class SuffixArray:
         return len(self.tokens)
 
     def longest_match(self, context: Sequence[int], least: int) -> tuple[int, NDArray[np.int64]]:
-        """Return the length of the longest end of `context` that occurs, and the positions behind it.
+        """Return the length of the longest end found, and the next positions.
 
         Returns:
             (0, nothing) if not even the last `least` tokens occur.
@@ -87,9 +87,12 @@ def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 LONGEST = 32
-"""Most tokens of a match that are counted."""
+"""Maximum counted tokens of a match."""
 _MOST = 64
-"""Maximum of occurrences that are examined: the latest ones, of references spread evenly over all."""
+"""Maximum examined occurrences.
+
+They are the latest ones; in references they are spread evenly.
+"""
 
 
 class Match(NamedTuple):
@@ -98,7 +101,7 @@ class Match(NamedTuple):
     text: Sequence[int]
     """Text that contains the occurrence."""
     end: int
-    """Position behind the occurrence."""
+    """Position after the occurrence."""
     length: int
     """Number of matching tokens, at most `LONGEST`."""
 
@@ -117,7 +120,7 @@ class Occurrences:
         self._ends: dict[tuple[int, ...], list[tuple[Sequence[int], int]]] = {}
 
     def file(self, text: Sequence[int], start: int = 0) -> None:
-        """Index a text, or the part appended to it behind `start`; the sequence itself is kept."""
+        """Index a text without copying it, from `start`."""
         for end in range(max(start + 1, self._shortest), len(text) + 1):
             self._ends.setdefault(tuple(text[end - self._shortest : end]), []).append((text, end))
 
@@ -131,7 +134,7 @@ class Occurrences:
                 del self._ends[key]
 
     def matches(self, context: Sequence[int]) -> Iterator[Match]:
-        """Return the latest occurrences of the context's last tokens, the latest first; never its own end."""
+        """Yield the latest occurrences of the context's end, except itself."""
         filed = self._ends.get(tuple(context[-self._shortest :]), ())
         found = (
             Match(text, end, _length(text, end, context)) for text, end in reversed(filed) if end < len(text)
@@ -149,10 +152,10 @@ def _length(text: Sequence[int], end: int, context: Sequence[int]) -> int:
 
 
 class References:
-    """Texts that one request may copy from (LLMA, arXiv 2304.04487): retrieved documents, a text to be edited.
+    """Texts that a request may copy from (LLMA, arXiv 2304.04487).
 
-    They do not grow, so a suffix array over all of them is built once: it takes twelve bytes for each token and
-    finds the longest match wherever in a text it is. Nothing of them is learnt, nor seen by another request.
+    They do not grow, so a suffix array over all of them is built once: it takes twelve bytes for each token
+    and finds the longest match anywhere in a text. They are never learnt, nor used for another request.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
@@ -160,9 +163,9 @@ class References:
         self._tokens = self._array.tokens.tolist()
 
     def matches(self, context: Sequence[int], least: int) -> list[Match]:
-        """Return the occurrences of the longest end of a context that occurs; none if shorter than `least`.
+        """Return occurrences of the longest matching end of at least `least` tokens.
 
-        What follows a match ends at `END`, where its text ends.
+        The text of a match ends at `END`.
         """
         length, ends = self._array.longest_match(context, least)
         step = -(-len(ends) // _MOST) or 1

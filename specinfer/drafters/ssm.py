@@ -1,4 +1,4 @@
-"""Drafts of a small model (SSM) that keeps a cache per request and grows trees.
+"""Drafts of a small model (SSM): a cache per request, and trees.
 
 The growth of trees is `specinfer.model.drafting.expansion`.
 """
@@ -30,11 +30,11 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 log = logging.getLogger(__name__)
 
 _PROMPT, _SWAPPED_AT_ONCE = 32, 16
-"""Tokens of new context above which the head is replaced in the same step; missing tokens from which it always is."""
+"""New context tokens, or missing tokens, above which the head is replaced."""
 _CATCH_UP = 1024
-"""Most context tokens read at once: the service may hold many that this drafter has not read."""
+"""Maximum context tokens read at once. A request may have many unread."""
 _DRAFT_FORMAT = "q8_0"
-"""Format that `auto` is for a draft without blocks of its own, as a draft may be rough."""
+"""Format of `auto` for a draft without blocks of its own."""
 PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
 """Kinds of children for stochastic requests."""
 
@@ -50,7 +50,10 @@ class SsmDrafter:
         token_ids: torch.Tensor | None = None,
         pinned: Iterable[int] = (),
     ) -> None:
-        """Take the model; `token_ids` of a trimmed head follow the traffic where it can, but for the `pinned` ones."""
+        """Create it; `token_ids` of a trimmed head follow the traffic.
+
+        The `pinned` ones stay.
+        """
         self._runner, self._shape = runner, shape
         self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
@@ -119,7 +122,10 @@ class SsmDrafter:
         return [results[index] for index in range(len(jobs))]
 
     def _follow_traffic(self, tasks: Iterable[GrowthTask]) -> None:
-        """Give tokens of new context rows of a trimmed head: those of prompts at once, others when they are some."""
+        """Add tokens of new contexts to a trimmed head.
+
+        Those of prompts are added at once, others in groups.
+        """
         if self._vocabulary is None or self._runner.head is None:
             return
         for task in tasks:
@@ -131,7 +137,7 @@ class SsmDrafter:
             self._token_ids[list(changed)] = torch.tensor([*changed.values()], dtype=torch.int32)
 
     def _task(self, job: DraftJob) -> GrowthTask:
-        """Find the request's cache and reserve space for its new context and every node of its tree."""
+        """Find the request's cache; reserve space for context and tree."""
         sequence = self._sequences.get(job.request_id)
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
@@ -146,7 +152,7 @@ class SsmDrafter:
 
 
 _SMALL = 1.5
-"""Factor of the draft vocabulary up to which a model's vocabulary is left whole: little would be saved."""
+"""Factor of the draft vocabulary up to which heads are not trimmed."""
 
 
 def drafted_tokens(directory: Path, most: int) -> tuple[int, ...]:
@@ -168,7 +174,7 @@ def drafted_tokens(directory: Path, most: int) -> tuple[int, ...]:
 
 
 def load_trimmed(directory: Path, options: RunnerOptions, token_ids: tuple[int, ...]) -> ModelRunner:
-    """Load a model whose head has the rows of these tokens; empty: of all. The whole model is checked before."""
+    """Load a model with these tokens' head rows, after a check."""
     if token_ids and not is_checked(directory, options):
         load_checked(directory, options)
     return load_checked(directory, replace(options, token_ids=token_ids))
@@ -182,7 +188,7 @@ def growth_task(
     limits: TreeLimits,
     offset: int = 0,
 ) -> GrowthTask:
-    """Return the task of a job, with the drafter's own seed; points see the noise only where they may."""
+    """Return a job's task, with the drafter's seed or permitted noise."""
     if shape.draws(job.sampling):
         own = replace(job.sampling, seed=job.draw_seed)
         return GrowthTask(sequence, delta, limits, own, offset=offset)

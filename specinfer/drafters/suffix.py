@@ -1,4 +1,4 @@
-"""Suffix decoding (arXiv 2411.04975): repeats the continuations of the longest earlier occurrences.
+"""Suffix decoding (arXiv 2411.04975): repeat the longest earlier occurrences.
 
 It searches the end of the context in the request itself, in its references and in finished requests.
 
@@ -28,13 +28,12 @@ from specinfer.tree.builder import point_tree
 
 _SHORTEST = 1
 _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
-"""Probability that the heaviest continuation of a match is right, by matching tokens; beyond,
-`_MOST_TRUST`."""
+"""Prior acceptance of the heaviest continuation, by matching tokens; then `_MOST_TRUST`."""
 _MOST_TRUST = 0.92
 _WEIGHT = 4.0
 """Factor of a match's weight for each further matching token."""
 _MOST_LEARNT = 1 << 18
-"""Most tokens of finished requests."""
+"""Maximum tokens of finished requests."""
 
 
 class FinishedTexts:
@@ -71,7 +70,7 @@ class _Own:
 
 
 class SuffixDrafter:
-    """Drafts from a request's own text, from its references, and, if allowed, from finished requests."""
+    """Drafts from a request's text and references, and perhaps finished requests."""
 
     def __init__(self, learn: bool = False) -> None:
         self._finished = FinishedTexts() if learn else None
@@ -148,7 +147,7 @@ def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> To
 
 
 def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | None) -> list[_Branch]:
-    """Return the continuations of some matches `depth` tokens behind them, heaviest first."""
+    """Return continuations `depth` tokens after matches, heaviest first."""
     found: dict[int, _Branch] = {}
     total = 0.0
     for match in matches:

@@ -1,11 +1,11 @@
-"""The draft vocabulary that follows traffic: tokens that texts contain take the places of those unused for longest."""
+"""The draft vocabulary: recent tokens replace those unused for longest."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
 class TrafficVocabulary:
-    """Tokens of a trimmed head by row; unused ones count as used in descending order of their ids."""
+    """Row of each token in a trimmed head, least recently used first."""
 
     def __init__(self, token_ids: Sequence[int], pinned: Iterable[int] = ()) -> None:
         """Start with the tokens of these rows; `pinned` ones keep theirs."""
@@ -25,7 +25,7 @@ class TrafficVocabulary:
                 self.missing[token] = None
 
     def swap(self) -> dict[int, int]:
-        """Give the missing tokens the rows of the least recently used; return their tokens by row."""
+        """Replace the least recently used tokens; return new tokens by row."""
         changed = {}
         for token in list(self.missing)[-len(self._rows) :]:
             _, row = self._rows.popitem(last=False)

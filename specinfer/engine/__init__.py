@@ -1,1 +1,1 @@
-"""The engine: plan, draft, verify, commit, learn; the same for `LLM`, `serve` and the services."""
+"""The engine: plan, draft, verify, commit and learn."""

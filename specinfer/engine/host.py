@@ -1,11 +1,11 @@
-"""The host: drafters and verifier of one process, which carry out planned steps.
+"""The host: a process' drafters and verifier, which run planned steps.
 
-    step(plan)           -> draft, merge, verify (paper, sections 3 and 4)
-    run(plan, grant)     -> steps of one plan, until a request ends, a verdict is not OK, or the grant is used up
-    conclude(steps)      -> cache compacted, calibration learnt; after the answer is on its way
+    step(plan)           -> draft, merge, verify (paper, sections 3 and 4) run(plan, grant)     -> steps of
+    one plan, until a request ends, a verdict is not OK, or the grant is used up conclude(steps)      -> cache
+    compacted, calibration learnt; after the answer is on its way
 
-`LLM` calls it directly, the verifier's service for a gateway's messages. It has no queue and plans nothing.
-Invariant: time is looked at between whole steps only, so no draw is selected by the time that it takes.
+`LLM` calls it directly, the verifier's service for a gateway's messages. It has no queue and no planner.
+Invariant: time is only checked between whole steps, so no draw is selected by its duration.
 """
 
 import logging
@@ -47,12 +47,12 @@ class HostPlan(NamedTuple):
     given: Mapping[str, TokenTree] = _NO_TREES
     """Trees of independent speculators, merged, by request."""
     verbatim: frozenset[str] = frozenset()
-    """Requests whose given tree is verified as it is: nothing is drafted here."""
+    """Requests whose given tree is verified unchanged, without drafts from here."""
     asked: WantedOutputs = NOTHING_WANTED
     """Outputs of the target that the caller wants."""
 
     def next(self) -> "HostPlan":
-        """Return the same plan for the tokens that its verdicts added; call after they were applied."""
+        """Return the plan of the next step, after its verdicts are applied."""
         return HostPlan([entry.following() for entry in self.entries], self.speculators, self.keeps)
 
 
@@ -73,7 +73,7 @@ class HostStep:
     """Trees as they were verified."""
     drafts: Drafts
     outcomes: Sequence[VerifyOutcome]
-    """One per entry, in order, with the outputs that the caller asked for."""
+    """One outcome per entry, in order, with all requested outputs."""
     draft_times: Sequence[DraftTime]
     drafted: Mapping[int, MemberCounts]
     """Counts of the drafts of this process by drafter."""
@@ -101,13 +101,13 @@ class Host:
         compiler: Compiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Put drafters beside a verifier; without `compiler` no drafts are matched to constraints."""
+        """Join drafters and a verifier; without `compiler` drafts ignore constraints."""
         self.pool, self.verifier, self.compiler = pool, verifier, compiler
         self.calibration = Calibration()
         self.failed_drafts = 0
         """Steps that decoded plainly because drafting failed."""
         self.failed_steps = 0
-        """Steps of grants that failed behind others."""
+        """Steps of grants that failed after others."""
         self._clock = clock
 
     def step(self, plan: HostPlan) -> HostStep:
@@ -135,11 +135,11 @@ class Host:
     def run(
         self, plan: HostPlan, grant: Grant, interrupted: Callable[[], bool] = lambda: False
     ) -> list[HostStep]:
-        """Repeat a plan as often as a grant allows; apply the verdicts of all steps to the requests.
+        """Repeat a plan within a grant; apply all verdicts.
 
-        It ends with a step after which a request has ended, a verdict is not OK, somebody waits, or the next step
-        would rather end after the grant's time than within it; or before one that fails by a fault of ours, which
-        forgets its requests.
+        It ends after a step in which a request ended or a verdict is not OK, if a caller waits, or if the
+        next step would rather end after the grant's time than within it. It also ends before a step that
+        fails by an internal fault, which forgets its requests.
         """
         steps: list[HostStep] = []
         began = self._clock()
@@ -176,11 +176,14 @@ class Host:
         return self.verifier.release(request_ids)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget what the drafters hold of requests; the verifier may still hold them."""
+        """Release requests in the drafters; the verifier may still cache them."""
         self.pool.release(request_ids)
 
     def _draft(self, plan: HostPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree]]:
-        """Return drafts, their times, and the trees to verify; a fault costs the step its drafts, not its tokens."""
+        """Return drafts, their times, and the trees to verify.
+
+        A fault costs the step its drafts, not its tokens.
+        """
         self.pool.counts = {}
         own = [entry for entry in plan.entries if entry.request_id not in plan.verbatim]
         trees = {name: plan.given[name] for name in plan.verbatim if name in plan.given}
@@ -211,7 +214,7 @@ class Host:
             self.pool.keep(own, trees, verdicts)
 
     def _own_outputs(self, outcome: VerifyOutcome, own: WantedOutputs) -> VerdictEntry:
-        """Return a verdict with the outputs that the drafters of this process read."""
+        """Return a verdict with the outputs for the process' own drafters."""
         name = outcome.request_id
         since, span = own.features.since.get(name), NO_FEATURES
         if since is not None and outcome.status is EntryStatus.OK:
@@ -221,7 +224,7 @@ class Host:
         return verdict_of(replace(outcome, top_k=tuple([row[:k] for row in outcome.top_k])), span)
 
     def _apply(self, step: HostStep) -> bool:
-        """Append the tokens of verdicts to their requests; return whether all requests go on."""
+        """Append the verdicts' tokens; return whether all requests continue."""
         goes_on = True
         for entry in step.plan.entries:
             state, verdict = entry.state, step.verdicts[entry.request_id]

@@ -1,4 +1,4 @@
-"""Entries of a step to jobs of the verifier, and its outcomes to verdicts. Pure."""
+"""Converts entries to the verifier's jobs, and outcomes to verdicts. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""Drafters of this process, called directly, in the place of `specinfer.remote` over a network.
+"""Drafters of this process, used directly instead of by `specinfer.remote`.
 
-Drafters of one group share contexts and draft one after another, as those of one service do. Their numbers and
-random streams are those that services would have, so texts are the same. A tree that breaks a rule is dropped.
+Drafters of one group share contexts and draft in turn, like those of one service. They have the numbers and
+random streams that services would have, so texts are the same. A tree that breaks a rule is dropped.
 """
 
 import logging
@@ -24,9 +24,9 @@ from specinfer.tree import TokenTree, TreeLimits, check_draft
 
 log = logging.getLogger(__name__)
 FEATURE_BYTES = 2**24
-"""Most bytes of one request's hidden states handed to a group at once."""
+"""Maximum bytes of a request's hidden states per message to a group."""
 _MOST_READ, _LEAST_READ = 1024, 16
-"""Most context tokens that a group reads in one step, as the batch waits for them; least of each request."""
+"""Maximum context tokens that a group reads per step; minimum per request."""
 _NO_TREE = TreeLimits(0, 0)
 
 
@@ -53,11 +53,11 @@ class DrafterGroup:
 
     engine: SpeculatorEngine
     members: tuple[int, ...]
-    """Numbers of its drafters in the pool, in the order of the engine."""
+    """Numbers of its drafters in the pool, in engine order."""
     held: dict[str, int] = field(default_factory=dict)
-    """Context tokens that the engine holds, by request."""
+    """Context tokens in the engine's caches, by request."""
     features_held: dict[str, int] = field(default_factory=dict)
-    """Context positions up to which the group has received hidden states, by request."""
+    """End positions of received hidden states, by request."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     failed: set[int] = field(default_factory=set)
     """Members whose failures were logged; later ones are only counted."""
@@ -79,7 +79,7 @@ class LocalPool:
     def __init__(
         self, engines: Sequence[tuple[SpeculatorEngine, Sequence[str]]], hidden_size: int, vocab_size: int
     ) -> None:
-        """Number the drafters of these engines, each given with the names of its drafters.
+        """Number the drafters of these engines, given with their drafters' names.
 
         Args:
             hidden_size: numbers in a hidden state of the target.
@@ -113,7 +113,7 @@ class LocalPool:
     def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet
     ) -> tuple[dict[str, list[tuple[int, TokenTree]]], list[DraftTime]]:
-        """Draft with the chosen members; return trees by request, and each group's time."""
+        """Draft with chosen members; return trees by request, and groups' times."""
         found: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
         self.counts = {}
@@ -149,7 +149,7 @@ class LocalPool:
         return found, times
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
-        """Return the outputs of the target that the pass is to return, for members that read them."""
+        """Return the target's outputs to request for the members."""
         if not any(group.feature_layers or group.target_top_k for group in self._groups):
             return NOTHING_WANTED
         return self.outputs.wanted(entries, self._groups)
@@ -157,7 +157,7 @@ class LocalPool:
     def keep(
         self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
     ) -> None:
-        """Keep the outputs of the target in a pass until the next draft."""
+        """Store the target's outputs of a pass until the next draft."""
         self.outputs.arrived(wanted, trees, verdicts)
 
     def release(self, request_ids: Sequence[str]) -> None:
@@ -174,9 +174,9 @@ class LocalPool:
     def _entry(
         self, group: DrafterGroup, entry: StepEntry, wanted: SpeculatorSet, most: int
     ) -> DraftEntry | None:
-        """Return the group's part of a step for one request; None if no member may draft, or the group has drafted.
+        """Return a group's entry, if any member may draft.
 
-        At most so many context tokens are read; nothing is drafted before they all are.
+        At most `most` context tokens are read; drafts begin after all of them.
         """
         state, name = entry.state, entry.request_id
         if not state.sampling.greedy and not state.drawn_for:
@@ -221,7 +221,10 @@ class LocalPool:
     def _accept(
         self, group: DrafterGroup, job: DraftEntry, outcome: DraftOutcome
     ) -> list[tuple[int, TokenTree]]:
-        """Return the sound trees of an outcome; a failed draft costs its request one step of that member."""
+        """Return an outcome's sound trees.
+
+        A failed draft costs its request one step of that member.
+        """
         group.held[outcome.request_id] = outcome.held_len if outcome.status is EntryStatus.OK else 0
         found: list[tuple[int, TokenTree]] = []
         if outcome.status is EntryStatus.ERROR:  # refused as a whole
@@ -243,7 +246,7 @@ class LocalPool:
         return found
 
     def _is_sound(self, group: DrafterGroup, place: int, job: DraftEntry, tree: TokenTree) -> bool:
-        """Return whether a tree keeps to what was asked for; count it if it does not."""
+        """Return whether a job's tree is valid; count it if not."""
         number = group.members[place]
         may_draw = job.sampling.greedy or (not job.sees_noise and number in self.drawing)
         try:

@@ -1,11 +1,12 @@
-"""One iteration of decoding, without I/O: the caller drafts and verifies, this module plans and commits.
+"""An iteration of decoding without I/O, which is the caller's.
 
-    plan(now)      -> who takes part, which speculators draft, how many nodes
+    plan(now)      -> requests, speculators and nodes of the step
     decode(plan)   -> asks for drafts, merges them, asks for verdicts, commits them (paper, sections 3 and 4)
     learn(step)    -> acceptance and costs, for the steps after the next one
 
-The caller owns the I/O: `specinfer.llm` answers from a host in its process, the gateway from services over gRPC.
-Invariant: a choice depends on committed tokens, earlier steps and time only, so it never biases the output.
+The caller owns the I/O: `specinfer.llm` answers from a host in its process, the gateway from services over
+gRPC. Invariant: a choice depends on committed tokens, earlier steps and time only, so it never biases the
+output.
 """
 
 import time
@@ -36,7 +37,7 @@ class StepPlan(NamedTuple):
 
 
 class AskDrafts(NamedTuple):
-    """Question: what do the speculators draft that are not where the verifier is?"""
+    """Asks for drafts of speculators outside the verifier's process."""
 
     plan: StepPlan
 
@@ -47,7 +48,7 @@ class Drafted(NamedTuple):
     drafts: Drafts
     times: Sequence[DraftTime] = ()
     merged_by_host: bool = False
-    """True if the verifier's host makes the trees, of its own drafts and of no others."""
+    """True if the verifier's host makes the trees of its drafts only."""
 
 
 class AskVerdicts(NamedTuple):
@@ -55,14 +56,14 @@ class AskVerdicts(NamedTuple):
 
     plan: StepPlan
     trees: Mapping[str, TokenTree]
-    """Merged trees of the drafts by request; none where the host makes them."""
+    """Merged trees by request; none if the host makes them."""
 
 
 class Verified(NamedTuple):
     """Answer to `AskVerdicts`: one step of the verifier's host."""
 
     trees: Mapping[str, TokenTree]
-    """Trees as they were verified, with the drafts of the host's own speculators."""
+    """Verified trees, including the host's drafts."""
     verdicts: Mapping[str, VerdictEntry]
     pass_s: float
     host_s: float
@@ -75,7 +76,7 @@ class Verified(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A step that is done, and the progress of each request that moved."""
+    """A finished step, and the progress of its requests."""
 
     step: FinishedStep
     progress: list[Progress]
@@ -102,7 +103,7 @@ class StepMachine:
         planner: StepPlanner,
         on_fault: Callable[[Exception], None] = lambda _: None,
     ) -> None:
-        """Put scheduler and planner together; `on_fault` gets errors that cost a step its drafts."""
+        """Join scheduler and planner; `on_fault` gets errors of dropped drafts."""
         self.scheduler, self.planner, self.calibration = scheduler, planner, Calibration()
         self._on_fault = on_fault
         self.choice = PLAIN
@@ -111,7 +112,7 @@ class StepMachine:
         """Time when the last step ended; 0 after a pause."""
 
     def plan(self, now: float, pool: Pool) -> StepPlan:
-        """Admit requests, choose what to draft, and give each request its part of the step."""
+        """Admit requests, choose drafts, and plan each request's entry."""
         running, wanting = self.scheduler.admit(now)
         choice = self._choose(running, wanting, pool)
         entries = self.scheduler.plan(now, choice.nodes, choice.worth)
@@ -122,10 +123,10 @@ class StepMachine:
         return StepPlan(choice, entries, self.scheduler.take_admitted())
 
     def decode(self, plan: StepPlan) -> Decoding:
-        """Draft, merge, verify and commit; return the steps that this made, in order.
+        """Draft, merge, verify and commit; return the finished steps in order.
 
-        The caller answers `AskDrafts` with `Drafted`, and `AskVerdicts` with one `Verified` or several: those after the
-        first are steps that the host did by the same plan.
+        The caller answers `AskDrafts` with `Drafted`, and `AskVerdicts` with one `Verified` or several: those
+        after the first are further steps of the host by the same plan.
         """
         started = time.perf_counter()
         found = yield AskDrafts(plan)
@@ -156,23 +157,26 @@ class StepMachine:
         ]
 
     def paused(self) -> None:
-        """Let the next step begin when it begins: there was nothing to do before it."""
+        """Start the next step's time at its beginning: there was no work."""
         self._last_done = 0.0
 
     def learn(self, step: FinishedStep) -> None:
-        """Learn acceptance and costs from a step; may come after the next plan."""
+        """Learn acceptance and costs of a step, perhaps after the next plan."""
         learn(step, self.planner, self.calibration)
 
     def _merge(self, plan: StepPlan, drafts: Drafts) -> dict[str, TokenTree]:
-        """Unite the drafts of each request (Definition 3.2) and keep the most probable nodes of the batch."""
+        """Merge drafts (Definition 3.2) and keep the batch's most probable nodes."""
         return trees_to_verify(plan.entries, drafts, self.calibration, plan.choice.keeps)
 
     def _choose(self, running: int, wanting: Mapping[str, int], pool: Pool) -> Choice:
-        """Get the planner's choice; a fault of ours in it costs the step its drafts, not its tokens."""
+        """Get the planner's choice.
+
+        An internal fault costs the step its drafts, not its tokens.
+        """
         try:
             self.planner.enrol(pool.groups)
             return self.planner.choose(running, wanting)
-        except Exception as error:  # noqa: BLE001  # whatever it is, plain decoding goes on
+        except Exception as error:  # noqa: BLE001  # whatever it is, plain decoding continues
             self._on_fault(error)
             return PLAIN
 
@@ -181,7 +185,7 @@ _NONE = Drafted({})
 
 
 def step_times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
-    """Return the times of each step: its own seconds at the host, and an equal part of all the rest.
+    """Return each step's times: its own at the host, equal shares otherwise.
 
     The host's drafts are drafts, not verification.
     """

@@ -1,4 +1,4 @@
-"""Sources of models: a name, a directory, a GGUF file or a hub id becomes a model directory."""
+"""Resolves models: names, directories, GGUF files and hub ids."""
 
 from specinfer.hub.resolve import DEFAULT_MODEL, model_name, resolve_model
 

@@ -1,4 +1,7 @@
-"""Model directories of GGUF files: derived once, kept in the cache, and made again after a change of our code."""
+"""Model directories made from GGUF files, cached.
+
+They are made again after a change of our code.
+"""
 
 import json
 import os
@@ -25,21 +28,21 @@ from specinfer.system.cache_directory import cache_directory
 from specinfer.system.progress import progress
 
 _DERIVE = "specinfer.model.weights.convert"
-"""Module that loads torch, which a gateway is installed without."""
+"""Module with torch, not installed with a gateway."""
 _NEEDED = ("torch", "transformers", "gguf")
 
 
 def derived_directories() -> Path:
-    """Return the folder of all directories that were derived from files elsewhere; it may not exist."""
+    """Return the folder of all derived directories, which may not exist."""
     return cache_directory() / "gguf"
 
 
 def gguf_directory(path: Path) -> Path:
-    """Return the model directory of a GGUF file, which holds a link to it; make it if there is none.
+    """Return a GGUF file's model directory, made if missing.
 
     Raises:
         SettingError: if this is no GGUF file.
-        IncompatibleError: if something in it is not understood.
+        IncompatibleError: if a part of it is not supported.
         UnavailableError: if the directory cannot be made.
     """
     check_gguf(path)
@@ -60,10 +63,12 @@ def gguf_directory(path: Path) -> Path:
 
 
 def derive(work: Path, path: Path, fingerprint: str) -> None:
-    """Write what a GGUF file says into a directory; in a process of its own if that takes much memory.
+    """Convert a GGUF file into a directory.
+
+    A large file is converted in a separate process, for its memory.
 
     Raises:
-        IncompatibleError: if something in it is not understood.
+        IncompatibleError: if a part of it is not supported.
         UnavailableError: if a library is missing.
     """
     check_libraries()
@@ -78,19 +83,19 @@ def derive(work: Path, path: Path, fingerprint: str) -> None:
 
 
 def check_libraries() -> None:
-    """Check that a GGUF file can be read here: a gateway is installed without what that needs.
+    """Check that the libraries for GGUF files are installed.
 
     Raises:
-        UnavailableError: naming what is missing.
+        UnavailableError: naming the missing library.
     """
     if missing := _missing():
         raise UnavailableError(f"reading a GGUF file needs {missing}: pip install '.[model]'")
 
 
 def refresh(directory: Path) -> None:
-    """Make a directory's files again if other code of ours or other versions made them.
+    """Make a directory's files again if other code or versions made them.
 
-    It keeps the directory, which other processes may be reading; where a library is missing it is left as it is.
+    The directory itself stays, as other processes may read it. Without the libraries it is not changed.
     """
     path = directory / KEPT_GGUF
     if not path.is_file() or read_record(directory).get("made_by") == _maker() or _missing():
@@ -134,7 +139,7 @@ def _point(directory: Path, path: Path) -> None:
 
 @cache
 def _maker() -> str:
-    """Return a hash of the code and the version of `transformers` that make directories."""
+    """Return a hash of the converting code and the `transformers` version."""
     root = Path(__file__).parents[1] / "model" / "weights"
     digest = sha256(metadata.version("transformers").encode())
     for path in sorted(root.rglob("*.py")):

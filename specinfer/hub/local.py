@@ -1,4 +1,4 @@
-"""Models that were pulled or used here: what they are, which draft for which, and their removal."""
+"""Models in the cache: details, possible drafts, and removal."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ class LocalModel:
     name: str
     directory: Path
     format: str
-    """Known name of a GGUF file's mix of types, else the type of most weights."""
+    """Known name of a GGUF file's types, or the main type."""
     parameters: int
     size: int
     """Bytes of the weights."""
@@ -55,10 +55,10 @@ def drafts_for(model: LocalModel, models: Sequence[LocalModel]) -> list[str]:
 
 
 def remove_model(name: str) -> list[LocalModel]:
-    """Remove what the cache has of a model; files of the user's own stay.
+    """Remove a model from the cache; the user's own files stay.
 
     Args:
-        name: as `local_models` has it, or the path of a GGUF file.
+        name: from `local_models`, or the path of a GGUF file.
 
     Raises:
         NotFoundError: if there is no such model.
@@ -118,7 +118,7 @@ def _vocabulary(directory: Path) -> str:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """Return the number of weights of each type, by the headers of the files."""
+    """Return the number of weights by type, from files' headers."""
     found: dict[str, int] = {}
     for path in directory.glob("*.safetensors"):
         with path.open("rb") as file:

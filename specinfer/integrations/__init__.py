@@ -1,1 +1,1 @@
-"""Our speculators inside other engines: one package per engine, loaded by that engine."""
+"""Our speculators in other engines: one package per engine."""

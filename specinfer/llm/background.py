@@ -1,4 +1,4 @@
-"""`AsyncLLM`: `LLM` for asyncio. A thread of its own decodes; callers await, and cancel by cancelling."""
+"""`AsyncLLM`: `LLM` for asyncio. A thread decodes; cancelled calls end requests."""
 
 import asyncio
 import contextlib
@@ -71,14 +71,14 @@ class AsyncLLM:
         request_id: str | None = None,
         on_delta: Callable[[TextDelta], None] = lambda _: None,
     ) -> RequestOutput:
-        """Answer one prompt; many calls at once are batched. Cancelling the task ends the request.
+        """Answer a prompt. Concurrent calls are batched; cancellation ends the request.
 
         Args:
             request_id: its name in logs; with speculators that draw, part of its random stream.
             on_delta: gets new text as it comes.
 
         Raises:
-            InvalidInputError: naming the field and value that cannot be served.
+            InvalidInputError: for an invalid field.
             SpecInferError: if a fault ended the request.
         """
         request, deltas = await self._submit(prompt, sampling_params, request_id)
@@ -89,10 +89,10 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> AsyncIterator[TextDelta]:
-        """Answer one prompt, text as it comes; leaving the loop ends the request.
+        """Stream an answer's text; leaving the loop ends the request.
 
         Raises:
-            InvalidInputError: naming the field and value that cannot be served.
+            InvalidInputError: for an invalid field.
             SpecInferError: if a fault ended the request.
         """
         request, deltas = await self._submit(prompt, sampling_params, request_id)
@@ -146,7 +146,7 @@ class AsyncLLM:
     async def _begin(
         self, submit: Callable[[], Request]
     ) -> tuple[Request, "asyncio.Queue[list[TextDelta] | None]"]:
-        """Submit on the decoding thread; a caller that is cancelled meanwhile leaves nothing behind."""
+        """Submit on the decoding thread, and clean up if cancelled."""
         deltas: asyncio.Queue[list[TextDelta] | None] = asyncio.Queue()
         reader = _Reader(asyncio.get_running_loop(), deltas)
 
@@ -196,7 +196,7 @@ class AsyncLLM:
         return future
 
     def _run(self) -> None:
-        """Decode until closed: do the callers' work, then a step. Runs on the decoding thread."""
+        """Decode until closed, on the decoding thread: callers' work, then steps."""
         try:
             while not self._closed:
                 self._take_work(wait=not self._driver.busy)

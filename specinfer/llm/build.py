@@ -1,4 +1,4 @@
-"""From options to the engine of an `LLM`: model, speculators, budgets, planner; faults show in this order."""
+"""Builds an `LLM`'s engine from options: model, speculators, budgets, planner."""
 
 import logging
 import math
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., object]
 Speculators: TypeAlias = str | Sequence[str | Function]
 _UNLIMITED = 2**31
-"""Most requests that wait: a list of prompts waits here instead of at its caller."""
+"""Maximum waiting requests: a list of prompts queues here."""
 
 
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -63,9 +63,9 @@ class LLMOptions:
     device: str = "cpu"
     """Torch device, for example cpu or cuda."""
     weights: str = AUTO
-    """Format in which weights are held; see `python -m verifier_svc --help`."""
+    """Format of weights; see `python -m verifier_svc --help`."""
     executor: str = "auto"
-    """Executor of passes: native, torch, generic, or auto, the first of these that can; or gpu."""
+    """Executor of passes: native, torch, generic, gpu, or auto."""
     acceptance: str = DEFAULT_RULE
     """Rule for sampled requests: traversal, multi_step or naive."""
     max_num_seqs: int = 16
@@ -73,21 +73,21 @@ class LLMOptions:
     max_model_len: int = 0
     """Longest context in tokens; 0: the model's."""
     kv_tokens: int = CACHE_TOKENS
-    """Context tokens that the KV cache holds over all requests."""
+    """Context tokens in the KV cache, over all requests."""
     kv_type: str = AUTO_KV
     """Storage of keys and values: auto (the numeric type), bf16 or q8_0."""
     offload: str = "none"
     """Place of the decoder layers: none, host or disk."""
     tensor_parallel_size: int = 1
-    """Processes of this machine that share every layer; this process is the first of them."""
+    """Number of local processes with parts of every layer, including this."""
     pipeline_parallel_size: int = 1
     """Stages of successive layers, each of `tensor_parallel_size` processes."""
     tree_nodes: int = 0
-    """Most nodes of one tree; 0: the limit of a pass."""
+    """Maximum nodes of a tree; 0: a pass's limit."""
     parse_special_tokens: bool = False
-    """True: names of special tokens in conversations' texts are special tokens, else text."""
+    """Parse names of special tokens in conversations as special tokens."""
     adaptive: bool = True
-    """Choose speculators and nodes by the results of steps; False: all speculators, `tree_nodes` nodes."""
+    """Choose speculators and nodes adaptively; False: all, with `tree_nodes` nodes."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "kv_tokens", *_RANKS):
@@ -119,11 +119,11 @@ def build_engine(
     """Load everything; return the engine and the model's tokenizer.
 
     Args:
-        draft: as `specinfer.drafters.draft.draft_group` reads it; None: "auto", or "none" beside speculators.
+        draft: as `specinfer.drafters.draft.draft_group` reads it; None: "auto", or "none" if there are speculators.
         speculators: further groups of drafters.
 
     Raises:
-        SettingError: naming the option and its value.
+        SettingError: for an invalid option.
         IncompatibleError: if a speculator has another tokenizer than the model.
     """
     find_rule(options.acceptance)
@@ -200,7 +200,7 @@ def _specs(
 
 
 def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable[[], None]]:
-    """Load the model, shared by several processes if the options say so; what closes it."""
+    """Load the model, perhaps with several processes; return it with `close`."""
     layout = Layout(options.tensor_parallel_size, options.pipeline_parallel_size)
     own = RunnerOptions(
         dtype=options.dtype,
@@ -225,7 +225,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
 def _verifier(
     runner: ModelRunner, tokenizer: Tokenizer, options: LLMOptions
 ) -> tuple[VerifierEngine, Compiler | None]:
-    """Return the verifier of the model, and a compiler of constraints if its tokenizer allows any."""
+    """Return the model's verifier, and a compiler of constraints if possible."""
     longest = runner.config.max_positions
     limits = EngineLimits(
         max_requests=options.max_num_seqs,
@@ -241,10 +241,10 @@ def _verifier(
 
 
 def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[str, Drafter]:
-    """Return one group: the drafters of a text, or a function of the caller's.
+    """Return one group's drafters, from text or a function.
 
     Raises:
-        SettingError: naming the flag that cannot be read, or the drafter that is named twice.
+        SettingError: for an invalid flag, or a repeated drafter.
     """
     if not isinstance(spec, Mapping):
         name = getattr(spec, "__name__", "function")

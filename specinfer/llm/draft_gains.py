@@ -1,4 +1,4 @@
-"""Measure what a draft brings end to end: beside plain decoding and the draft that `auto` takes."""
+"""Measures a draft end to end: against plain decoding and `auto`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,19 +12,19 @@ from specinfer.llm.sync import LLM
 PROMPTS, NEW_TOKENS = 8, 48
 """Number of held-out prompts, and tokens of each answer."""
 LEAST_GAIN = 1.02
-"""Speed over plain decoding from which a speculator is worth serving: less is within the noise of one run."""
+"""Minimum gain of a useful speculator, above a run's noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Speeds with a draft, over those of plain decoding in the same turns."""
+    """Speeds with a draft, relative to plain decoding in the same turns."""
 
     draft: str
     """Name as `--draft` takes it."""
     plain: float
     """Tokens per second of plain decoding."""
     ratios: tuple[float, ...]
-    """By prompt; the first ones are those of a planner that has not learned yet."""
+    """Gains by prompt. The planner still learns in the first ones."""
 
     @property
     def gain(self) -> float:
@@ -40,7 +40,7 @@ class Gains:
 
 
 def compare(model: str, out: str, prompts: Sequence[Sequence[int]], device: str) -> list[Gains]:
-    """Measure a checkpoint, and the draft that the model has without it if there is one.
+    """Measure a checkpoint, and the model's automatic draft if there is one.
 
     Args:
         model: the target.
@@ -53,7 +53,7 @@ def compare(model: str, out: str, prompts: Sequence[Sequence[int]], device: str)
 
 
 def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: str) -> Gains:
-    """Answer prompts greedily, one at a time, plainly and with trees in turns."""
+    """Answer prompts greedily, one at a time, plainly and with trees."""
     rates: dict[str, list[float]] = {"off": [], "tree": []}
     with LLM(model, draft=draft, device=device, max_num_seqs=1) as llm:
         for number, prompt in enumerate(prompts):
@@ -69,7 +69,7 @@ def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: st
 
 
 def advice(model: str, found: Sequence[Gains]) -> Iterator[str]:
-    """Yield the lines of the report: every draft, and whether to serve the first one."""
+    """Yield the report's lines: every draft, and the recommendation."""
     own, *others = found
     yield f"end to end: {len(own.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each, one at a time, in turns"
     yield from (each.line() for each in found)

@@ -1,7 +1,6 @@
-"""Requests of `LLM` and `AsyncLLM` on one engine: prompts in, growing answers out. One thread at a time.
+"""Requests of `LLM` and `AsyncLLM` on one engine, by one thread.
 
-`submit` returns a request, `step` advances all of them; what a step added to a request is what `Request.take`
-returns next.
+`submit` returns a request, and `step` advances all of them; `Request.take` returns their news.
 """
 
 import logging
@@ -19,8 +18,11 @@ from specinfer.llm.params import SamplingParams
 from specinfer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids} as vLLM has them, or a conversation as OpenAI has
-it: {"messages": [...]}, perhaps with "tools"."""
+"""Text, token ids, or objects like those of vLLM and OpenAI.
+
+They are {"prompt": text}, {"prompt_token_ids": ids} or a conversation: {"messages": [...]}, perhaps with
+"tools".
+"""
 DEFAULT_PARAMS = SamplingParams()
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class Request:
         return self.error is not None or self.output.finished
 
     def take(self) -> list[TextDelta]:
-        """Return the text and tokens that are new since the last call, answer by answer."""
+        """Return the new text and tokens since the last call, by answer."""
         found = []
         for place, answer in enumerate(self.answers):
             characters, tokens = self._taken[place]
@@ -82,7 +84,7 @@ class Driver:
 
     @property
     def own_process(self) -> bool:
-        """True in the process that made it, which has the threads of the model."""
+        """True in the creating process, with the model's threads."""
         return os.getpid() == self._process
 
     def check_process(self) -> None:
@@ -166,7 +168,7 @@ class Driver:
             request.output.num_cached_tokens = request.answers[0].state.cached_tokens
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Return the text of a prompt, if it has any, and its token ids."""
+        """Return a prompt's text, if any, and its token ids."""
         if isinstance(prompt, Mapping):
             if "messages" in prompt and set(prompt) <= {"messages", "tools", "chat_template_kwargs"}:
                 tools, variables = prompt.get("tools", ()), prompt.get("chat_template_kwargs")

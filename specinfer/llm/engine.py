@@ -1,4 +1,4 @@
-"""The engine of `LLM`: scheduler, drafters and verifier of one model in one thread, step by step.
+"""The engine of `LLM`: scheduler, drafters and verifier in one thread.
 
     submit(request) -> step() -> progress of requests, until none is left
 
@@ -73,7 +73,7 @@ class LocalEngine:
         return self.machine.scheduler.submit(request, time.monotonic(), self.pool.draws)
 
     def compile(self, constraint: Constraint) -> "Future[Matcher] | None":
-        """Begin to compile a constraint beside the steps; None if there are none with this tokenizer."""
+        """Compile a constraint in the background; None if the tokenizer allows none."""
         return None if self._compiler is None else self._compiler.begin(constraint)
 
     def cancel(self, request_id: str) -> None:
@@ -110,7 +110,7 @@ class LocalEngine:
         return progress
 
     def _decode(self, plan: StepPlan) -> list[Committed]:
-        """Answer the questions of a step: the host drafts and merges together with its pass."""
+        """Run a step: the host drafts and merges together with its pass."""
         decoding = self.machine.decode(plan)
         question, steps = next(decoding), list[HostStep]()
         try:
@@ -131,7 +131,7 @@ class LocalEngine:
             return committed
 
     def _learn(self, step: FinishedStep) -> None:
-        """Learn from a step; a fault in it makes later steps slower, not wrong."""
+        """Learn from a step. A fault only makes later steps slower."""
         try:
             self.machine.learn(step)
             self.totals.add(step)

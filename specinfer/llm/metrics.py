@@ -59,7 +59,7 @@ class Totals:
 
 
 def speculator_metrics(names: Sequence[str], counts: Mapping[int, MemberCounts]) -> list[Metric]:
-    """Return what each speculator has drafted, and how many of its drafts failed, by its name."""
+    """Return each speculator's drafted nodes and failed drafts, by name."""
     found = []
     for number, name in enumerate(names):
         of_it = counts.get(number, MemberCounts())

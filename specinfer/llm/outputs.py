@@ -1,4 +1,4 @@
-"""Answers of `LLM`: vLLM's `RequestOutput` and `CompletionOutput`, with the counts of speculation."""
+"""Answers of `LLM` like vLLM's, with counts of speculation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | None = None
-    """Log-probabilities of each generated token and of the most probable ones; None unless requested."""
+    """Log-probabilities of generated tokens with alternatives; None unless requested."""
     finish_reason: str | None = None
     """"stop", "length" or "abort"; None while it grows."""
 
@@ -74,7 +74,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     """None while an answer grows."""
     num_cached_tokens: int = 0
-    """Tokens of the prompt that were found in the cache instead of computed."""
+    """Number of the prompt's tokens found in the cache."""
 
     @property
     def finished(self) -> bool:
@@ -92,7 +92,7 @@ class CompletionBuilder:
         self.output = CompletionOutput(index, logprobs=[] if state.request.logprobs else None)
 
     def add(self, progress: Progress) -> None:
-        """Append new tokens, of which none is behind a stop string."""
+        """Append new tokens, none of them after a stop string."""
         piece = self._text.push(progress.tokens, progress.final)
         self.output.text += piece.text
         tokens = progress.tokens[: piece.used]
@@ -102,7 +102,7 @@ class CompletionBuilder:
             self.output.logprobs += [self._row(t, row) for t, row in zip(tokens, rows, strict=True)]
 
     def end(self) -> SpecInferError | None:
-        """Take the finish reason of its request; return the fault that ended it, if one did."""
+        """Set the finish reason; return the fault of a failed request."""
         assert self.state.finish is not None
         self.output.finish_reason = _REASONS[self.state.finish]
         failed = self.state.finish is FinishReason.ERROR
@@ -116,7 +116,7 @@ class CompletionBuilder:
 
 
 def metrics_of(states: Sequence[RequestState]) -> RequestMetrics:
-    """Return the metrics of a finished request, from the states of its answers."""
+    """Return a finished request's metrics, from its answers' states."""
     first = states[0]
     end = max((state.finished_at or state.queued_at) for state in states)
     speculation = SpeculationCounts()

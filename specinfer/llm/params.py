@@ -1,4 +1,4 @@
-"""`SamplingParams` of `LLM`: vLLM's names and meaning, and the parameters of token-tree speculation."""
+"""`SamplingParams` of `LLM`: vLLM's parameters, and those of speculation."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -32,21 +32,21 @@ class SamplingParams:
     seed: int | None = None
     """Seed of the random stream; None draws one."""
     max_tokens: int = 128
-    """Most generated tokens."""
+    """Maximum number of generated tokens."""
     stop: str | Sequence[str] | None = None
     """Text that ends the answer and is not part of it."""
     stop_token_ids: Sequence[int] = ()
-    """Tokens that end the answer, beside the model's own."""
+    """Tokens that end the answer, in addition to the model's own."""
     ignore_eos: bool = False
-    """Go on after the model's own end-of-sequence token."""
+    """Continue after the model's own end-of-sequence token."""
     logprobs: int | None = None
-    """Most probable tokens reported beside each generated one; 0: the generated one's alone; None: none."""
+    """Number of reported alternatives; 0: only the generated token; None: no log-probabilities."""
     min_p: float = 0.0
-    """Keep the tokens whose probability is at least this part of the most probable one's; 0 keeps all."""
+    """Minimum probability relative to the most probable token; 0 keeps all."""
     presence_penalty: float = 0.0
     """Penalty of tokens that were generated already, -2 to 2."""
     frequency_penalty: float = 0.0
-    """Penalty of a token for each time that it was generated, -2 to 2."""
+    """Penalty for each earlier occurrence of a token, -2 to 2."""
     repetition_penalty: float = 1.0
     """Penalty of the tokens of prompt and answer; 1 changes nothing."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -54,17 +54,17 @@ class SamplingParams:
     constraint: Constraint | None = None
     """Constraint: the text must match this schema, expression, grammar or choice."""
     references: Sequence[str] = ()
-    """Texts that the answer may copy from: they speed it up and do not change it."""
+    """Texts with likely quotes: they accelerate the answer without changing it."""
     speculation: str = "tree"
     """Speculation: "tree", "sequence" (one branch) or "off"."""
     typical_epsilon: float = 0.0
     """Threshold of typical acceptance, which changes the distribution; 0: lossless."""
     typical_delta: float = 0.0
-    """Factor of its threshold by entropy; 0: the square root of the other."""
+    """Factor of the threshold by entropy; 0: the hard one's square root."""
     priority: int = 0
     """Priority; higher runs first."""
     deadline_seconds: float | None = None
-    """Seconds after which the answer ends with the tokens it has; None: never."""
+    """Maximum seconds of generation; None: no limit."""
 
     def __post_init__(self) -> None:
         if self.n < 1:

@@ -43,14 +43,14 @@ class LLM:
 
         Args:
             model: registry name, hub id, directory or GGUF file.
-            draft: a smaller model of the same tokenizer that drafts beside n-grams; "auto", the default: the one
-                that fits and is here; "none".
+            draft: a smaller model of the same tokenizer, which drafts in addition to n-grams; "auto", the
+                default: a fitting one in the cache; "none".
             speculators: the long form: a list of drafters as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]` and of
                 functions `(context, limits) -> TokenTree | None`, in place of a draft unless one is named; "off": none.
             options: fields of `LLMOptions`.
 
         Raises:
-            SettingError: naming the option and its value.
+            SettingError: for an invalid option.
             TypeError: for an unknown option.
         """
         self._begin(Driver(*build_engine(model, draft, speculators, LLMOptions.of(options))))
@@ -119,13 +119,13 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> "TextStreamOf":
-        """Answer one prompt, text as it comes; closing the stream, or dropping it, ends the request.
+        """Stream an answer's text; closing or dropping the stream ends it.
 
         Args:
             request_id: its name in logs; with speculators that draw, part of its random stream.
 
         Raises:
-            InvalidInputError: naming the field and value that cannot be served, at once.
+            InvalidInputError: for an invalid field, immediately.
         """
         params = sampling_params or DEFAULT_PARAMS
         (request,) = self._submit([partial(self._driver.submit, prompt, params, request_id)])
@@ -133,7 +133,7 @@ class LLM:
 
     @property
     def runner(self) -> ModelRunner:
-        """The loaded model and its cache, for measurements beside it; idle between calls."""
+        """The loaded model and its cache, for measurements; idle between calls."""
         return self._driver.engine.verifier.runner
 
     @property
@@ -171,7 +171,7 @@ class LLM:
         return requests
 
     def _finish(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
-        """Step until these are done; a caller that is interrupted leaves nothing behind."""
+        """Step until requests are done, and clean up if interrupted."""
         try:
             with _bar(len(requests), use_tqdm and len(requests) > 1) as advance:
                 left = set(requests)
@@ -189,7 +189,9 @@ class LLM:
         return [request.output for request in requests]
 
     def _advance(self, request: Request) -> list[TextDelta]:
-        """Step until a request has new text or has ended; another caller's step may have brought either.
+        """Step until a request has new text or has ended.
+
+        Another caller's step may have produced it.
 
         Raises:
             SpecInferError: if a fault ended it.
@@ -223,7 +225,7 @@ class TextStreamOf:
     """The text of one request as it comes."""
 
     def __init__(self, advance: Callable[[], list[TextDelta]], leave: Callable[[], None]) -> None:
-        """Iterate over what `advance` returns until that is nothing; `leave` ends the request."""
+        """Iterate over `advance` until it returns nothing; `leave` ends the request."""
         self._advance, self._leave = advance, leave
         self._ready: deque[TextDelta] = deque()
         self._open = True

@@ -1,4 +1,4 @@
-"""A lean decoder (Llama, OPT, GPT-NeoX) that appends context and scores token trees in one pass.
+"""A decoder that appends context and scores token trees in one pass.
 
-Knows torch; must not know gRPC, protobuf or its callers.
+It runs Llama, OPT, GPT-NeoX and their relatives. Knows torch; must not know gRPC, protobuf or its callers.
 """

@@ -1,4 +1,4 @@
-"""Flattens "append a delta, score a tree" of several requests into one pass of T tokens.
+"""Flattens appended deltas and scored trees of requests into one pass.
 
     request A: delta [a b], nodes x-(y z)     request B: delta [c]
     tokens   a b x y z c
@@ -35,18 +35,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """The queries of one request: rows [start, stop) of the pass, over its blocks of the cache."""
+    """A request's queries: rows [start, stop) over its cache blocks."""
 
     start: int
     stop: int
     length: int
     """The request's positions: context, then tentative nodes."""
     blocks: Sequence[int]
-    """Block table: position p lies in slot blocks[p // B] * B + p % B."""
+    """Block table: position p has slot blocks[p // B] * B + p % B."""
     visible: list[int]
     """[rows] number of leading positions that each query sees."""
     extra: list[list[int]]
-    """[rows] further positions that each query sees: the tentative nodes on its path, itself included."""
+    """[rows] further visible positions: the nodes on each query's path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,7 @@ class PassFeatures:
     """Hidden states of all tokens of a pass, which its executor writes."""
 
     layers: tuple[int, ...]
-    """Ascending numbers of layers after which states are written; 0 is the embeddings, all layers the input
-    of the final norm."""
+    """Ascending layers of stored states, from 0 (embeddings) to all."""
     states: NDArray[np.float32]
     """[T, len(layers), hidden]"""
 
@@ -67,20 +66,20 @@ class Batch:
     token_ids: list[int]
     """[T]"""
     positions: list[int]
-    """[T] rotary position: place in the context, or that of its last token + depth for a node."""
+    """[T] rotary position: index in the context, plus depth for nodes."""
     write_slots: list[int]
     """[T] slot for each token's key and value."""
     rows: list[AttentionRows]
     logit_rows: list[int]
     """[R] rows of the pass whose logits are wanted."""
     logit_spans: list[tuple[int, int]]
-    """Per segment, its range within `logit_rows`: the last delta token first if wanted, then nodes."""
+    """Per segment, its range in `logit_rows`: the last delta token, then nodes."""
     features: "PassFeatures | None" = None
     """Hidden states that the pass is to write."""
 
 
 def flatten(segments: Sequence[Segment]) -> Batch:
-    """Build the pass. The segments' cache blocks must be reserved and nodes not yet added."""
+    """Build the pass. Cache blocks must be reserved, nodes not yet added."""
     batch = Batch([], [], [], [], [], [])
     for segment in segments:
         start = len(batch.token_ids)
@@ -114,7 +113,7 @@ def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, list[i
 
 
 def _node_paths(segment: Segment) -> tuple[list[int], list[list[int]]]:
-    """Return the depth of each new node and its path of tentative nodes, itself last."""
+    """Return each new node's depth, and its path of tentative nodes."""
     known = segment.sequence.nodes
     depths: list[int] = []
     paths: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Interface of executors of flattened passes, which own the weights and the cache; the one in torch."""
+"""Interface of executors, which own weights and cache, and the torch one."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,7 +25,7 @@ class Executor(Protocol):
     """Name in `--executor`."""
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Run a pass and return the float32 logits [R, V] of its logit rows.
+        """Run a pass; return the float32 logits [R, V] of logit rows.
 
         Writes the pass's keys and values, and the hidden states that the batch wants.
         """
@@ -42,7 +42,7 @@ class HeadSetter(Protocol):
     """Executor that can take another output head."""
 
     def set_head(self, blocks: Blocks) -> None:
-        """Take a head of as many rows as the one before."""
+        """Replace the head by one with as many rows."""
 
 
 @runtime_checkable
@@ -55,7 +55,7 @@ class RecurrentExecutor(Protocol):
 
 
 class TorchExecutor:
-    """The decoder in torch operations, with keys and values of shape [layers, slots, KV heads, D]."""
+    """The decoder in torch, with caches [layers, slots, KV heads, D]."""
 
     name = "torch"
 
@@ -71,8 +71,8 @@ class TorchExecutor:
     ) -> None:
         """Load the model.
 
-        `store` holds the layers, if they are not on the device; `surgery` is that of ranks that share a
-        model, whose part of it this runs.
+        `store` has the layers if they are not on the device; `surgery` belongs to a rank that runs a part of
+        a model.
         """
         if store is None:
             self._model = Transformer(config, weights, dtype, device, surgery)
@@ -99,14 +99,14 @@ class TorchExecutor:
         return self.logits(batch, self.hidden(batch))
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the float32 logits [R, V] of the pass's logit rows; `hidden`: [T, hidden] of all rows."""
+        """Return float32 logits [R, V] of logit rows from `hidden` [T, hidden]."""
         return self._model.logits(hidden[self._tensor(batch.logit_rows)])
 
     def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the hidden states [T, hidden] before the final norm; write keys and values.
+        """Return hidden states [T, hidden] before the final norm; write the cache.
 
         Args:
-            x: [T, hidden], what the layers read where these are not the first ones; else the tokens are.
+            x: [T, hidden], input of layers that are not the first ones; None: the tokens.
         """
         token_ids, positions, slots = map(self._tensor, (batch.token_ids, batch.positions, batch.write_slots))
         config = self._config

@@ -1,4 +1,4 @@
-"""Options for loading and running a model, and the values that go together."""
+"""Options for loading and running a model, and their checks."""
 
 from dataclasses import dataclass
 
@@ -24,21 +24,21 @@ class RunnerOptions:
     executor: str = "auto"
     """Backend of passes; auto: the first that can."""
     kv_tokens: int = CACHE_TOKENS
-    """Context tokens that the cache holds over all requests; `AUTO_TOKENS`: as many as fit into the memory."""
+    """Context tokens in the cache over all requests; `AUTO_TOKENS`: all free memory."""
     weights: str = AUTO
     """Format of the matrices, one of `FORMATS`."""
     numbers_as: str = AUTO
-    """Format that `auto` takes for a checkpoint without blocks, where it can be held."""
+    """Format of `auto` for a checkpoint without blocks, if supported."""
     layers: int | None = None
-    """Number of first layers to keep (with the model's own final norm and head); None keeps all."""
+    """Number of first layers to keep; None keeps all."""
     token_ids: tuple[int, ...] = ()
-    """Tokens that have a row in the head, in its order; empty: all (`weights.trimmed`)."""
+    """Tokens with head rows, in order; empty: all (`weights.trimmed`)."""
     kv_window: int = 0
     """Context tokens to keep per request (StreamingLLM); lossy. 0 keeps all."""
     kv_type: str = AUTO_KV
     """Storage of keys and values, one of `KV_TYPES`."""
     offload: str = "none"
-    """Place of the decoder layers, if not on the device: "host" or "disk" (`offload.stores`)."""
+    """Place of offloaded layers: "host" or "disk" (`offload.stores`)."""
     offload_directory: str = ""
     """Directory of "disk"; empty: the cache directory."""
 
@@ -64,7 +64,7 @@ def check_options(options: RunnerOptions) -> None:
 
 
 def check_kv_type(options: RunnerOptions, executor: str) -> None:
-    """Check that an executor can store keys and values as asked.
+    """Check that an executor supports the type of keys and values.
 
     Raises:
         SettingError: naming the executor.
@@ -75,10 +75,10 @@ def check_kv_type(options: RunnerOptions, executor: str) -> None:
 
 
 def check_numbers(options: RunnerOptions, subject: str) -> None:
-    """Check that the format is that of numbers.
+    """Check that the format is numbers.
 
     Raises:
-        SettingError: naming what must be in numbers.
+        SettingError: for another format.
     """
     chosen = find_format(options.weights)
     if chosen.name != AUTO and not isinstance(chosen, NumberFormat):

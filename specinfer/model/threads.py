@@ -6,7 +6,7 @@ from specinfer.system.threads import default_threads, thread_count
 
 
 def use_threads(threads: int) -> None:
-    """Have torch and the compiled kernels use this many threads; 0 takes as many as the process may use.
+    """Set the threads of torch and the kernels; 0: all usable.
 
     Raises:
         SettingError: if the machine has fewer processors.
@@ -15,7 +15,7 @@ def use_threads(threads: int) -> None:
 
 
 def limit_threads() -> None:
-    """Lower the number of threads to what the process may use, as torch does not know quotas."""
+    """Limit torch's threads to usable processors, as it ignores quotas."""
     usable = default_threads()
     if torch.get_num_threads() > usable:
         torch.set_num_threads(usable)

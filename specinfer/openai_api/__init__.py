@@ -1,1 +1,1 @@
-"""Tools for servers of OpenAI's API, ours and others: batches, and a check that speculation changes no answer."""
+"""Tools for OpenAI-compatible servers: batches, and a check of exactness."""

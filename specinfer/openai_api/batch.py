@@ -1,8 +1,8 @@
-"""Requests of a file in OpenAI's batch format, answered by a server of OpenAI's API.
+"""Answers files in OpenAI's batch format by any OpenAI-compatible server.
 
-Input, a JSON object a line: `custom_id`, `method` (POST), `url` (a path under `/v1`) and `body`. Output, a line for
-each in the order in which they end: `id`, `custom_id` and `response` (`status_code`, `request_id`, `body`), or `error`
-where the server did not answer. What a server refuses is that line's answer; what it has no room for is sent again.
+Input, a JSON object a line: `custom_id`, `method` (POST), `url` (a path under `/v1`) and `body`. Output, a
+line for each in order of their ends: `id`, `custom_id` and `response` (`status_code`, `request_id`, `body`),
+or `error` if the server did not answer. A refusal is that line's answer; a request without room is sent again.
 """
 
 import fcntl
@@ -25,10 +25,10 @@ from specinfer.system.append_file import AppendFile
 
 log = logging.getLogger(__name__)
 _BUSY = (429, 503)
-"""Statuses with which a server says that there is no room at the moment."""
+"""Statuses of a full server."""
 _DONE = range(200, 300)
 _REFUSALS = (400, 404, 413, 422)
-"""Statuses that say that a line is at fault. Others (a key, a fault of the server) leave it without an answer."""
+"""Statuses of invalid requests. Other errors leave the line unanswered."""
 _LONGEST_PAUSE_S = 60.0
 _WRITE_AGAIN_S = 1.0
 """Pause before an answer that could not be written is written again."""
@@ -82,7 +82,7 @@ def sole_run(output: Path) -> Iterator[None]:
 
 
 def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
-    """Return the ids that an earlier run has answered; the rest of its output is dropped, torn lines included.
+    """Return the answered ids of an earlier run; drop other lines.
 
     Raises:
         InvalidInputError: if the file is no output of these requests, or cannot be written.
@@ -109,7 +109,7 @@ def keep_answered(path: Path, jobs: Sequence[BatchJob]) -> set[str]:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Return the lines of an output, without a last one that is torn, perhaps within a character.
+    """Return complete lines of an output, without a torn last one.
 
     Raises:
         InvalidInputError: if it cannot be read or is not UTF-8.
@@ -187,7 +187,7 @@ def answer_all(
 
 
 def _append(file: AppendFile, output: Path, line: bytes, patience_s: float, ending: threading.Event) -> None:
-    """Append a line, again and again while there is no room for it; once only when the batch is ending.
+    """Append a line, with retries unless the batch is ending.
 
     Raises:
         UnavailableError: if it cannot be written.
@@ -209,14 +209,14 @@ def _append(file: AppendFile, output: Path, line: bytes, patience_s: float, endi
 
 
 def _to_line(row: Mapping[str, Any]) -> bytes:
-    """Return a line in UTF-8's characters; half a surrogate pair, which JSON can name, stays escaped."""
+    """Encode a line in UTF-8; lone surrogates stay escaped."""
     text = json.dumps(row, ensure_ascii=False)
     whole = not any("\ud800" <= character <= "\udfff" for character in text)
     return (text if whole else json.dumps(row)).encode()
 
 
 def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Answered:
-    """Return a line of the output, and the status in it; None where the server did not answer."""
+    """Return a line of the output, and its status, if any."""
     row: dict[str, Any] = {
         "id": f"batch_req_{job.line}",
         "custom_id": job.custom_id,
@@ -239,7 +239,7 @@ def _answer(server: ApiServer, job: BatchJob, patience_s: float, ending: threadi
 
 
 def _reply(server: ApiServer, job: BatchJob, patience_s: float, ending: threading.Event) -> Reply:
-    """Return the server's answer, once it has room; when the batch is ending, whatever it is.
+    """Return the server's answer, after waiting for room if possible.
 
     Raises:
         UnavailableError: if there is none.

@@ -1,4 +1,4 @@
-"""Comparison of answers with those of plain decoding: the first token that differs, and by how much. Pure."""
+"""Compares answers with plain decoding: the first difference and its size. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,22 @@ class Divergence:
     """The first place at which an answer leaves plain decoding's."""
 
     position: int
-    """Tokens before it; characters where tokens are the same, or a server sends none."""
+    """Number of equal tokens, or of characters if tokens do not differ."""
     plain: str
     """Text of plain decoding's token there; empty if it has ended."""
     other: str
     """Text of the other token."""
     gap: float | None = None
-    """By how much plain decoding finds its own token more probable, in nats; None if it did not say. Below 0 where it
-    drew the less probable one."""
+    """Plain decoding's log-probability difference between the tokens, in nats.
+
+    None without log-probabilities; below 0 if it sampled the less probable one.
+    """
     unit: Literal["token", "character"] = "token"
     """Unit of the position."""
 
 
 def first_divergence(plain: Completion, other: Completion) -> Divergence | None:
-    """Return where an answer first differs from that of plain decoding; None if it does not."""
+    """Return the first difference from plain decoding's answer, if any."""
     if plain.tokens and other.tokens:
         for position, (own, its) in enumerate(zip_longest(plain.tokens, other.tokens, fillvalue="")):
             if own != its:
@@ -61,8 +63,7 @@ class Compared:
     difference: Divergence | None
     """First place at which the answer with speculation differs; None: the same."""
     unrepeated: Divergence | None
-    """First place at which plain decoding's second answer differs from its first, which proves nothing about
-    speculation."""
+    """First difference between plain decoding's two answers, without meaning for speculation."""
 
     def is_wrong(self, tie: float) -> bool:
         """Return whether speculation changed this answer, beyond ties of this many nats."""
@@ -73,7 +74,7 @@ class Compared:
 
     @property
     def is_excused(self) -> bool:
-        """True if the answers differ where plain decoding does not repeat itself either, or behind that place."""
+        """True if plain decoding itself differs there or before."""
         found, drifts = self.difference, self.unrepeated
         if found is None or drifts is None:
             return False
@@ -81,7 +82,7 @@ class Compared:
 
 
 def exit_code(found: Sequence[Compared], tie: float) -> int:
-    """Return 1 if speculation changed any answer; 3 if plain decoding repeats none, so that nothing is proved."""
+    """Return 1 for changed answers, 3 if plain decoding never repeats."""
     if any(one.is_wrong(tie) for one in found):
         return 1
     return 3 if all(one.is_excused for one in found) else 0

@@ -1,7 +1,7 @@
-"""A server of OpenAI's completions API, as far as exactness is checked: a request, its tokens, their log-probabilities.
+"""Requests to OpenAI's completions API for the check of exactness.
 
-Read are the log-probabilities of OpenAI (`tokens`, `top_logprobs`), which vLLM, SGLang and SpecInfer send, and those of
-llama.cpp (`content`). A server that sends none is compared by text.
+It reads the log-probabilities of OpenAI (`tokens`, `top_logprobs`), sent by vLLM, SGLang and SpecInfer, and
+those of llama.cpp (`content`). Without any, texts are compared.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "specinfer": {"speculation": "off"},
     "llamacpp": {"speculative.n_max": 0},
 }
-"""Fields of a body that switch speculation off, by `owned_by` of the server's models."""
+"""Fields that disable speculation, by `owned_by` of the server's models."""
 _TOP = 5
-"""Most likely tokens whose log-probabilities are requested; OpenAI's limit."""
+"""Number of requested alternatives, OpenAI's limit."""
 
 
 @dataclass(frozen=True, slots=True)

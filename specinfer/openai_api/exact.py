@@ -1,4 +1,4 @@
-"""The requests of a check: plain decoding twice, then with speculation; to one server or to two."""
+"""Requests of a check: plain decoding twice, then speculation."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +22,13 @@ PROMPTS = (
     "Ingredients:\n- 2 eggs\n- 100 g flour\n-",
     "北京是中国的首都。",
 )
-"""Beginnings of texts, predictable and not, where a user gives none; completed as they are, without a chat template."""
+"""Default beginnings of texts, predictable and not, without chat template."""
 
 
 def sides(
     speculating: ApiServer, against: ApiServer | None, off: dict[str, object] | None
 ) -> tuple[Side, Side]:
-    """Return the side that decodes plainly, and the one that speculates.
+    """Return the side with plain decoding, and that with speculation.
 
     Args:
         speculating: the server to check.

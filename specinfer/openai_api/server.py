@@ -1,4 +1,4 @@
-"""A server of OpenAI's API, called over HTTP: one call, its status and its JSON."""
+"""An OpenAI-compatible server: calls, statuses and JSON."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 _PATIENCE_S = 600.0
 _MOST_WORDS = 2000
 _MOST_BYTES = 1 << 28
-"""Longest answer that is read: a server that never ends must not take all memory."""
+"""Maximum bytes of an answer, against endless ones."""
 
 
 class ServerRefusedError(SpecInferError):
@@ -69,7 +69,7 @@ class ApiServer:
             raise ServerRefusedError(f"{self.base_url}/models lists no model: {str(listed)[:200]}") from error
 
     def get_json(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        """Return the JSON of a successful call; with a body it is a POST.
+        """Return a successful call's JSON; a body makes it a POST.
 
         Raises:
             UnavailableError: if the server does not answer.
@@ -83,7 +83,7 @@ class ApiServer:
         return reply.content
 
     def call(self, path: str, body: Mapping[str, Any] | None) -> Reply:
-        """Return the answer to a call, whatever its status; with a body it is a POST.
+        """Return any answer to a call; a body makes it a POST.
 
         Raises:
             UnavailableError: if there is none.
@@ -107,7 +107,7 @@ class ApiServer:
 
 
 def _opener(host: str) -> urllib.request.OpenerDirector:
-    """Return what opens URLs of a host: through the proxy of the environment, but for this machine."""
+    """Return an opener with the environment's proxy, except for this machine."""
     name = urllib.parse.urlsplit(f"//{host}").hostname or ""
     here = name == "localhost" or name == "::1" or name.startswith("127.")
     return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else []))
@@ -123,7 +123,7 @@ def _read(answer: Any, url: str) -> bytes:
 
 
 def read_reply(status: int, headers: Any, body: bytes) -> Reply:
-    """Return an answer; what is no JSON, or nests too deeply, is text."""
+    """Return an answer. Invalid or deep JSON stays text."""
     text = body.decode(errors="replace")
     try:
         content = json.loads(text)

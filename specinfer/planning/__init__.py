@@ -1,4 +1,4 @@
-"""Choice of the speculators and of the verified nodes, by measured tokens and seconds of steps. Pure."""
+"""Chooses speculators and verified nodes by measured tokens and seconds. Pure."""
 
 PLANNERS = ("measured", "learned")
-"""Names of the planners; a file of weights stands for the learned one, too."""
+"""Names of the planners. A weights file selects the learned one."""

@@ -1,8 +1,8 @@
 """Accepted tokens of trees by their nodes, measured. Pure.
 
-The outcome of a tree states what every smaller one would have produced: a smaller tree has the first of its
-nodes by path probability. So each tree counts for all sizes 1, 2, 4, ... up to its own, as the gains between
-one size and the next, and one tree of eight nodes says as much about four nodes as a tree of four.
+A tree's outcome determines that of every smaller one: a smaller tree has the first of its nodes by path
+probability. So each tree counts for all sizes 1, 2, 4, ... up to its own, as the gains between one size and
+the next, and one tree of eight nodes is as informative about four nodes as a tree of four.
 """
 
 from bisect import bisect_right
@@ -42,7 +42,7 @@ class _Sums:
     step: int = 0
 
     def fade(self, step: int) -> None:
-        """Reduce the weight of all trees by the steps since the last one."""
+        """Reduce the weight of all trees by the steps since the last."""
         if step == self.step:
             return
         part = 0.5 ** ((step - self.step) / _HALF)

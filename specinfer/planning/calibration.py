@@ -31,11 +31,11 @@ from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.draws import AGREEMENT, Belief, draws_of
 
 _EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
-"""Least scores of the bins."""
+"""Minimum scores of the bins."""
 _TRUST = 20.0
 """Candidates' worth of belief in a speculator's own scores."""
 _MEMORY = 2000.0
-"""Candidates after which one counts 1/e of what the newest does: texts change."""
+"""Candidates after which an observation's weight falls to 1/e."""
 _POINT = -1
 """Stands for points where draws have a place in their order."""
 
@@ -64,7 +64,7 @@ class _Record:
     """Statistics of one speculator."""
 
     bins: dict[int, list[_Bin]] = field(default_factory=lambda: defaultdict(_bins))
-    """Bins of points, and of draws by their place in the draw order; the last place stands for all others."""
+    """Bins of points, and of draws by order; the last is shared."""
 
     said: Reliability = field(default_factory=Reliability)
     """Scores as they came."""
@@ -93,9 +93,9 @@ class Calibration:
         self._records: dict[int, _Record] = defaultdict(_Record)
 
     def observe(self, speculator: int, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Count the points of one draft, as it came, against the tokens that were then committed.
+        """Count a draft's uncorrected points against the committed tokens.
 
-        Candidates below the first wrong turn say nothing; what was cut away before verification counts too.
+        Candidates below the first wrong turn do not count; those cut before verification do.
         """
         record = self._records[speculator]
         token_ids, scores = tree.token_ids.tolist(), tree.scores.tolist()
@@ -114,7 +114,7 @@ class Calibration:
             node = followed
 
     def observe_draws(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Count the draws of a verified tree that were tried: those up to the accepted one."""
+        """Count a verified tree's tried draws, up to the accepted one."""
         draws, token_ids = tree.draws_by_parent(), tree.token_ids.tolist()
         for node, followed in zip((0, *accepted), (*accepted, None), strict=True):
             tried = draws.get(node, ())
@@ -131,7 +131,7 @@ class Calibration:
                     break
 
     def correct(self, speculator: int, tree: TokenTree) -> TokenTree:
-        """Return the tree with scores of points that mean acceptance; for draws there are `beliefs`."""
+        """Correct the scores of points to acceptance; draws have `beliefs`."""
         if speculator not in self._records or len(tree) == 1:
             return tree
         belief = self._records[speculator].belief
@@ -139,9 +139,9 @@ class Calibration:
         return replace(tree, scores=np.array([1.0, *found], np.float32))
 
     def reliability(self, speculator: int) -> tuple[Reliability, Reliability] | None:
-        """Return how well a speculator's scores foretold acceptance, as they came and as corrected.
+        """Return the reliability of a speculator's scores, raw and corrected.
 
-        None of one that has drafted nothing. A score of a draw is what was expected of it before it was made.
+        None without drafts. The score of a draw is its expected acceptance before it was made.
         """
         record = self._records.get(speculator)
         return None if record is None else (record.said, record.believed)

@@ -29,9 +29,9 @@ class Choice:
 
     speculators: SpeculatorSet = frozenset()
     nodes: int = 0
-    """Most nodes drafted per request; 0 with no speculators is plain decoding."""
+    """Maximum drafted nodes per request; 0 for plain decoding."""
     step_nodes: int = 0
-    """Most nodes verified in the step."""
+    """Maximum verified nodes of the step."""
     tokens: float = 0.0
     """Expected tokens."""
     seconds: float = 0.0
@@ -49,16 +49,16 @@ class Choice:
 
     @property
     def node_threshold(self) -> float:
-        """Least path probability at which a node pays; speculators need not go on below it either."""
+        """Minimum path probability of a worthwhile node, for speculators, too."""
         return min(max(self.speed, self.plain_speed) * self.node_seconds, 1.0)
 
     @property
     def worth(self) -> TreeWorth:
-        """Least that nodes and levels of trees must bring in this step."""
+        """Minimum gain of nodes and levels of trees in this step."""
         return TreeWorth(self.node_threshold, max(self.speed, self.plain_speed))
 
     def keeps(self, kept: int, path_probability: float) -> bool:
-        """Return whether one more node is verified, given how many are and its path probability."""
+        """Return whether one more node of this path probability is verified."""
         return kept < self.step_nodes and path_probability >= self.node_threshold
 
 
@@ -66,12 +66,12 @@ PLAIN = Choice()
 
 
 def fixed_choice(budget: NodeBudget, everybody: SpeculatorSet, batch: int, requests: int) -> Choice:
-    """Return all speculators, and as many nodes as the budget allows."""
+    """Return all speculators, with the budget's maximum of nodes."""
     most = budget.of_step(batch, requests)
     nodes = min(budget.per_request, max(1, most // requests))
     return Choice(everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
 
 
 def batch_size_class(batch: int) -> int:
-    """Return the class of a batch size: 0 for one request, 1 for two, 2 for up to four, and so on."""
+    """Return the class of a batch size: its logarithm, rounded up."""
     return (batch - 1).bit_length()

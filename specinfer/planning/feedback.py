@@ -29,7 +29,7 @@ class StepTimes(NamedTuple):
     """When the phases of a step ended, on a monotonic clock."""
 
     began: float
-    """Time when the step before ended, or this one started if there was a pause."""
+    """End of the previous step, or this step's start after a pause."""
     started: float
     drafted: float
     merged: float
@@ -44,7 +44,7 @@ class FinishedStep:
     choice: Choice
     entries: Sequence[StepEntry]
     drafts: Drafts
-    """Drafts of speculators that are not where the verifier is."""
+    """Drafts of speculators outside the verifier's process."""
     trees: Mapping[str, TokenTree]
     """Trees as they were verified."""
     verdicts: Mapping[str, VerdictEntry]
@@ -94,7 +94,7 @@ def learn(step: FinishedStep, planner: StepPlanner, calibration: Calibration) ->
 
 
 def report_of(step: FinishedStep) -> StepReport | None:
-    """Return the planner's report of a step; nothing if prompts were read in it, which takes time of its own."""
+    """Return the planner's report of a step; None if it read prompts."""
     if any(not entry.final or len(entry.delta) > 1 for entry in step.entries):
         return None
     return StepReport(

@@ -1,4 +1,4 @@
-"""The learned policy: a table whose accepted tokens a linear model predicts. Pure but for files.
+"""The learned policy: a linear model of accepted tokens.
 
     accepted(S, n) = log2(1 + n) * sum over requests r of  x(r, S) . w(S)
 
@@ -10,7 +10,7 @@ over that of the tokens y of the rows R, each a request's features times log2(1 
     P += (V - P) / 2000                            for every step, with rows or without
     w += G clip(y - R w),  P -= G R P              G = P R' (R P R' + 1)^-1
 
-So weights that were not seen for long are believed least, and P and V bound every change, whatever R is.
+So weights without recent observations are the least certain, and P and V bound every change for any R.
 """
 
 import json
@@ -37,21 +37,26 @@ Floats = NDArray[np.float64]
 Rows = tuple[Floats, Floats]
 """[N, features] rows, and the accepted tokens."""
 Matches = Callable[[Mapping[str, int]], Sequence[int]]
-"""Requests with the tokens of their contexts -> the length of each one's repeated end (`Repeats`)."""
+"""Maps requests' context lengths to the lengths of their repeated ends (`Repeats`)."""
 
 MOST = 8
 """Tokens of a repeated end that are compared."""
 _LENGTHS = (2, 4, MOST)
 NAMES = ("one", "usual", *(f"match {length}" for length in _LENGTHS))
-"""Features of a request and a speculator set: 1; accepted tokens per log2(1 + n) that the table expects; 1 if the
-last k tokens stand in the text before."""
+"""Features of a request and a speculator set.
+
+They are 1; the table's expected accepted tokens per log2(1 + n); and, for each k, 1 if the last k tokens
+occur in the earlier text.
+"""
 _FORMAT = 2
 _USUAL_NODES = 8
 """Nodes of the trees of which the table's expectation is taken."""
 _MOST_WAITING = 64
-"""Steps of a request that may wait to be learnt from; as many as may wait for the store."""
-_DOUBT, _DOUBT_OF_TRAINED = 0.025, 0.25
-"""Diagonal of V, and of P at the start; of P at the start of trained weights, which may be of other texts."""
+"""Maximum queued steps of a request, as in the store's queue."""
+_DOUBT = 0.025
+"""Diagonal of V, and of the initial P without trained weights."""
+_DOUBT_OF_TRAINED = 0.25
+"""Diagonal of the initial P of trained weights, perhaps of other texts."""
 _RELAXATION = 2000.0
 """Steps after which 1/e of P is left."""
 _MOST_ERROR = 4.0
@@ -61,17 +66,18 @@ _TOKENS = 2.0
 
 
 class Repeats:
-    """Finds where the end of one growing text has occurred in it before: there, lookups draft long paths."""
+    """Finds earlier occurrences of a growing text's end: there, lookups draft well."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], int] = {}
-        """Two tokens in a row -> the latest place of the second, the text's last place excluded."""
+        """Two consecutive tokens -> latest position of the second, except the last."""
         self._read = 1
 
     def match(self, tokens: Sequence[int], length: int) -> int:
-        """Return how many tokens, up to `MOST`, end both tokens[:length] and the text up to an earlier place.
+        """Return the length of the text's repeated end, at most `MOST`.
 
-        The latest place of the last two tokens counts; 0 if these are new. The length never falls between calls.
+        The end is that of tokens[:length]. The latest position of its last two tokens counts; 0 if these are
+        new. `length` never falls between calls.
         """
         for place in range(self._read, length - 1):
             self._latest[tokens[place - 1], tokens[place]] = place
@@ -112,7 +118,7 @@ class LinearModel:
         return cls(np.array([float(name == "usual") for name in NAMES]), _DOUBT)
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
-        """Learn from the accepted tokens of [N, features] rows, in a step of this number."""
+        """Learn from the accepted tokens of [N, features] rows."""
         spread, self._refined = self._spread(step), step
         errors = np.clip(accepted - rows @ self.weights, -_MOST_ERROR, _MOST_ERROR)
         across = rows @ spread
@@ -122,7 +128,7 @@ class LinearModel:
         self._variance = (spread + spread.T) / 2
 
     def variance(self, features: Floats, step: int) -> float:
-        """Return the variance of the tokens predicted from features in a step of this number."""
+        """Return the variance of a prediction in this step."""
         return _TOKENS * float(features @ self._spread(step) @ features)
 
     def _spread(self, step: int) -> Floats:
@@ -137,7 +143,7 @@ def set_name(names: Iterable[str]) -> str:
 
 
 def save_weights(path: Path, models: Mapping[str, LinearModel], trained: Mapping[str, Any]) -> None:
-    """Write models by the names of their sets, with a description of their training.
+    """Write models by set names, with a description of their training.
 
     Raises:
         SettingError: if the file cannot be written.
@@ -191,7 +197,7 @@ class LearnedPlanner(TablePlanner):
 
         Args:
             curve: seconds of passes by their tokens.
-            budget: most nodes of requests and steps.
+            budget: maximum nodes of requests and steps.
             adaptive: whether it chooses; else all speculators draft what the budget allows.
             trained: weights by set name.
             names: those of the speculators by number; the pool extends them.
@@ -203,12 +209,12 @@ class LearnedPlanner(TablePlanner):
         """Number of the present step."""
         self._models: dict[SpeculatorSet, LinearModel] = {}
         self._features: Floats = np.zeros(len(NAMES))
-        """Sum over the requests of the present step, for a usual tree that brings 1 token per log2(1 + n)."""
+        """Sum of features over the step's requests, for a usual tree."""
         self._waiting: dict[str, dict[int, Floats]] = {}
-        """The same of each request in steps that were not learnt from yet, by request and context."""
+        """Features per request and context in steps yet to be learnt from."""
 
     def follow(self, wanting: Mapping[str, int]) -> None:
-        """Take these requests, with the tokens of their contexts, and read the features of their texts."""
+        """Take these requests with their context lengths, and read their features."""
         super().follow(wanting)
         if self._choice.reason in (Reason.FASTEST, Reason.PLAIN_IS_FASTER):
             self._left = 0  # texts change from step to step; trials last as long as the table's
@@ -227,7 +233,7 @@ class LearnedPlanner(TablePlanner):
     def expected(
         self, asked: SpeculatorSet, size: int, gains: Sequence[Gain]
     ) -> Iterator[tuple[float, float]]:
-        """Yield the accepted tokens that the model predicts for a step, and their variance, by nodes."""
+        """Yield predicted accepted tokens and their variance, by nodes."""
         model, features = self.model(asked), self._features * self._usual(asked, size)
         tokens, variance = float(features @ model.weights), model.variance(features, self._planned)
         for nodes in [1 << place for place in range(len(gains))]:
@@ -235,13 +241,16 @@ class LearnedPlanner(TablePlanner):
             yield min(max(tokens * doublings, 0.0), len(self.texts) * nodes), variance * doublings**2
 
     def learn_tokens(self, report: StepReport) -> None:
-        """Learn as the table does, and refine the weights of the sets that drafted."""
+        """Learn as the table does; refine the drafting sets' weights."""
         for asked, found in self.lessons(report).items():
             self.model(asked).refine(*found, self._planned)
         super().learn_tokens(report)
 
     def lessons(self, report: StepReport) -> dict[SpeculatorSet, Rows]:
-        """Return rows and accepted tokens by speculator set: a tree shows them of every set that drafted."""
+        """Return rows and accepted tokens by speculator set.
+
+        A tree has outcomes of every subset of its speculators.
+        """
         size, sizes = batch_size_class(report.batch), 1 << np.arange(report.choice.nodes.bit_length())
         doublings = np.log2(1 + sizes)[:, None]
         sets = [asked for asked in self._shares.sets if asked <= report.choice.speculators]
@@ -266,14 +275,14 @@ class LearnedPlanner(TablePlanner):
         return self._models[asked]
 
     def _usual(self, asked: SpeculatorSet, size: int) -> Floats:
-        """Return the factors of a set's features: what the table expects per log2(1 + n) for one of them."""
+        """Return the factors of a set's features, from the table's expectation."""
         factors = np.ones(len(NAMES))
         gains = self.gains(asked, size, _USUAL_NODES.bit_length())
         factors[1] = sum([gain.tokens for gain in gains]) / log2(1 + _USUAL_NODES)
         return factors
 
     def _take_waiting(self, name: str, context: int) -> Floats | None:
-        """Return the features of a request's step at this context, if it was chosen for; forget older ones."""
+        """Return a request's features at this context; forget older ones."""
         waiting = self._waiting.get(name, {})
         features = waiting.get(context)
         for old in [each for each in waiting if each <= context]:

@@ -1,4 +1,4 @@
-"""Training of the learned policy: `specinfer train scheduler`, which fits weights to recorded steps."""
+"""`specinfer train scheduler`: fits the learned policy to recorded steps."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ PROGRAM = "specinfer train scheduler"
 _LEAST_ROWS = 200
 """Rows of a speculator set below which it keeps the table's weights."""
 _BLOCK, _BLOCKS = 50, 10
-"""Steps of a block, and number of blocks, of which the last one judges, and teaches nothing."""
+"""Steps per block; number of blocks. The last block is held out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RecordedStep:
 
 
 def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep], list[str]]:
-    """Return the steps of files, and the names of their speculators by numbers common to all of them.
+    """Read steps from files, with common numbers of their speculators.
 
     Raises:
         SettingError: naming the setting, the file, and the line that cannot be read.
@@ -64,7 +64,7 @@ def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep],
 
 
 def _step_of(content: dict[str, Any], names: list[str]) -> RecordedStep:
-    """Return a line's step; `names` grows by those of speculators that are new."""
+    """Return a line's step; new speculators extend `names`."""
     names += [name for name in dict.fromkeys(map(str, content["speculators"])) if name not in names]
     numbers = {number: names.index(str(name)) for number, name in enumerate(content["speculators"])}
     numbers[NOBODY] = NOBODY
@@ -84,7 +84,7 @@ def _step_of(content: dict[str, Any], names: list[str]) -> RecordedStep:
 
 
 def _tree_of(content: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:
-    """Return a tree of that form, of points; its tokens are numbers of nodes."""
+    """Return a tree of points from its JSON; tokens are node numbers."""
     parents, scores = np.array(content["parents"], np.int32), np.array(content["scores"], np.float32)
     nodes = range(len(parents))
     if not nodes or len(nodes) != len(scores) or any(parents[node] >= node for node in nodes):
@@ -102,7 +102,7 @@ def _tree_of(content: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:
 def lessons_of(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> Iterator[tuple[int, SpeculatorSet, Rows]]:
-    """Yield (number of a step, speculator set, rows) as a gateway learns: when the next step is chosen."""
+    """Yield (step, speculator set, rows) in a gateway's order of learning."""
     matches: dict[str, int] = {}
     planner = LearnedPlanner(
         *(PassCurve([(1, 1.0)]), NodeBudget(1, 1), True, {}, names),
@@ -126,9 +126,9 @@ def lessons_of(
 def fit(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> tuple[dict[str, LinearModel], dict[str, list[float]]]:
-    """Return models by the names of their sets, and their mean squared errors beside the table's.
+    """Fit models by set name; return them and their errors.
 
-    The errors are over steps that taught nothing.
+    Each error is the mean square of the model and of the table, on held-out steps.
     """
     parts = defaultdict[SpeculatorSet, tuple[list[Rows], list[Rows]]](lambda: ([], []))
     for number, asked, rows in lessons_of(steps, names):
@@ -147,7 +147,7 @@ def fit(
 
 
 def _fitted(lessons: Rows) -> LinearModel:
-    """Fit by least squares, drawn a little towards the table, so that there is one best fit."""
+    """Fit by least squares, slightly regularised towards the table."""
     rows, accepted = lessons
     mean = rows.T @ rows / len(rows) + 1e-3 * np.eye(len(NAMES))
     start = LinearModel.usual().weights

@@ -1,4 +1,4 @@
-"""Seconds of the target's passes as the verifier measured them, and the budget of nodes that follows. Pure."""
+"""Measured seconds of the target's passes, and the node budget. Pure."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from specinfer.scheduling.limits import NodeBudget
 
 _LEAST_S = 1e-6
-"""Least seconds of a measured pass: nothing is free."""
+"""Minimum seconds of a measured pass."""
 _ROW = 1e-4
-"""Least price of a token more, as part of a pass over one."""
+"""Minimum price of a further token, relative to a one-token pass."""
 
 _SLOWER = 2.0
 """Factor by which the reading of prompts may slow a decoding step."""
 
 
 class PassCurve:
-    """Seconds of a pass by its tokens, interpolated between the verifier's measurements, always rising."""
+    """Seconds of a pass by its tokens, interpolated and always rising."""
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
         """Take (tokens, seconds) points.
@@ -35,8 +35,10 @@ class PassCurve:
         level = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
         self._seconds = level + _ROW * level[0] * (self._sizes - self._sizes[0])
         self.between = lru_cache(maxsize=256)(self._between)
-        """(first, last) -> [1 + last - first] seconds of passes over that many tokens; beyond the largest
-        that was measured in proportion. Cached, as batch sizes repeat."""
+        """Map (first, last) to seconds of passes over first to last tokens.
+
+        Beyond the largest measurement they are proportional. Cached, as batch sizes repeat.
+        """
 
     def _between(self, first: int, last: int) -> NDArray[np.float64]:
         tokens = np.arange(first, last + 1)
@@ -63,16 +65,16 @@ def derive_budget(
     per_request: int = 0,
     per_step: int = 0,
 ) -> NodeBudget:
-    """Return the budget with which passes bring most tokens per second in a very predictable text.
+    """Return the budget with maximum speed in very predictable text.
 
-    In such a text a token is accepted with every doubling, twice what is usual; all but the pass is taken to
-    last as long as a pass without trees.
+    In such a text a token is accepted with every doubling, twice the usual; work outside the pass is assumed
+    to last as long as a pass without trees.
 
     Args:
         curve: seconds of passes by their tokens.
-        max_batch: most requests of a step.
-        max_tree_nodes: most nodes of one tree that the verifier accepts.
-        max_step_tokens: most tokens of a step that it accepts.
+        max_batch: maximum requests of a step.
+        max_tree_nodes: maximum nodes of a tree for the verifier.
+        max_step_tokens: maximum tokens of a step for the verifier.
         per_request: the operator's nodes of a request; 0 derives them.
         per_step: the operator's nodes of a step; 0 derives them.
     """
@@ -89,7 +91,10 @@ def derive_budget(
 
 
 def _prompt_tokens(curve: PassCurve, largest: int, max_step_tokens: int) -> tuple[int, ...]:
-    """Return by rows 1 to `largest` the tokens that may join a pass, so that it takes twice as long at most."""
+    """Return the maximum prompt tokens by rows, from 1 to `largest`.
+
+    The pass takes at most `_SLOWER` times as long with them.
+    """
     seconds = curve.between(1, max_step_tokens)
     rows = np.arange(1, min(largest, max_step_tokens) + 1)
     together = np.searchsorted(seconds, _SLOWER * seconds[rows - 1], side="right")

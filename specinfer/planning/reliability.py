@@ -1,8 +1,8 @@
-"""Reliability of scores as forecasts of acceptance: expected calibration error, and area under the ROC curve. Pure.
+"""Reliability of scores as forecasts: calibration error and AUC. Pure.
 
-Counted in bins of equal width, of which ten make one of the calibration error (Guo et al., arXiv 1706.04599). AUC is
-the probability that an accepted candidate had the higher score of two, one accepted and one not; within a bin they
-are taken for equal.
+The expected calibration error groups ten bins of equal width to one of its own (Guo et al., arXiv
+1706.04599). AUC (area under the ROC curve) is the probability that of two candidates, one accepted and one
+not, the accepted one had the higher score; scores within a bin count as equal.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,10 @@ import numpy as np
 
 _BINS, _GROUPS = 100, 10
 _MEMORY = 4000
-"""Candidates after which all that were counted weigh half, as texts change."""
+"""Candidates after which all counts are halved.
+
+Older texts thus matter less.
+"""
 LEAST = 100
 """Candidates below which nothing is said."""
 
@@ -50,7 +53,7 @@ class Reliability:
 
     @property
     def calibration_error(self) -> float | None:
-        """Expected calibration error: mean of |acceptance - score| over bins; None of too few candidates."""
+        """Expected calibration error; None with too few candidates."""
         total = sum(self._counts)
         if total < LEAST:
             return None
@@ -59,7 +62,7 @@ class Reliability:
 
     @property
     def auc(self) -> float | None:
-        """Area under the ROC curve; None of too few candidates, or if all or none of them were accepted."""
+        """Area under the ROC curve; None if undefined or with few candidates."""
         accepted = np.array(self._accepted)
         rejected = np.array(self._counts) - accepted
         pairs = accepted.sum() * rejected.sum()

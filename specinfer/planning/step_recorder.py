@@ -1,8 +1,8 @@
-"""Recording of steps, from which `specinfer train scheduler` fits the learned policy's weights.
+"""Records steps for the training of the learned policy.
 
-A recording of all speculators' whole trees teaches most: a gateway with `--no-adaptive --tree-nodes 16
---step-nodes` of sixteen times the batch. Of a planner's choices only the chosen parts can be learnt. A line is the
-JSON of one step, without text and tokens: of a tree its form, its scores and its proposers
+Recordings of all speculators' whole trees are the most useful: a gateway with `--no-adaptive --tree-nodes 16
+--step-nodes` of sixteen times the batch. Of a planner's choices only the chosen parts can be learnt. A line
+is the JSON of one step, without text and tokens: of a tree its form, its scores and its proposers
 (`docs/algorithms.md#planner`).
 """
 
@@ -34,7 +34,7 @@ class StepRecorder:
         self._matches = TextMatches(lambda name: self._tokens[name])
 
     def write(self, step: FinishedStep, names: Sequence[str]) -> None:
-        """Record a step without prompts; a fault of the file ends the recording, not the serving."""
+        """Record a step without prompts. A file error ends only the recording."""
         report = report_of(step) if self._file is not None else None
         if self._file is None or report is None or not report.outcomes:
             return

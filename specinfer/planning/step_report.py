@@ -10,8 +10,10 @@ from specinfer.tree import TokenTree
 Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
 """By request: its tree and the accepted nodes."""
 _USUAL_DELTA = 16
-"""Context tokens up to which an answer's time is that of drafting; with more, a service reads what it
-missed."""
+"""Maximum context tokens of an answer that measures drafting.
+
+With more, its time is that of reading missed tokens.
+"""
 
 
 class DraftTime(NamedTuple):
@@ -24,9 +26,9 @@ class DraftTime(NamedTuple):
     wire_s: float
     """Seconds of the rest: messages and the service's work for all."""
     read: int = 0
-    """Context tokens of all requests, if one has more than usual: then the times are mostly of these."""
+    """Context tokens of all requests if reading dominates the times."""
     resident: bool = False
-    """True if it drafted in the verifier's process: then nothing else went on meanwhile."""
+    """True if it drafted in the verifier's process, exclusively."""
 
     @property
     def total_s(self) -> float:
@@ -46,8 +48,7 @@ class StepReport:
     drafts: Sequence[DraftTime]
     """Times of every service that answered in time."""
     overhead_s: float
-    """Seconds of all the rest: from the end of the step before, if there was no pause, to the end of this
-    one."""
+    """Seconds of all other work since the previous step or pause."""
     outcomes: Outcomes
     """Outcomes of the requests that had merged trees."""
     chains: Outcomes = field(default_factory=dict)
@@ -68,7 +69,7 @@ class StepPlanner(Protocol):
     """Chooses steps, and learns from their outcomes."""
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
-        """Set the pool's speculators, by service: those of one draft one after another."""
+        """Set the speculators by service: within one, they draft in turn."""
 
     def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
         """Return the choice for the next step of a batch.
@@ -83,8 +84,8 @@ class StepPlanner(Protocol):
 
 
 def tokens_read(tokens: Sequence[int]) -> int:
-    """Return how many context tokens a service read, if its time is that of reading; else 0.
+    """Return a service's read context tokens if reading dominates, else 0.
 
-    They are of those sent for each request.
+    `tokens` are those sent for each request.
     """
     return sum(tokens) if max(tokens) > _USUAL_DELTA else 0

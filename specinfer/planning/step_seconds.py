@@ -1,7 +1,7 @@
-"""Seconds of steps: measured as wholes, and estimated from passes and drafts where not measured. Pure.
+"""Seconds of steps: measured, or estimated from passes and drafts. Pure.
 
 A row is (batch class, speculator set, nodes). Its seconds are those of whole steps, relative to the machine's
-pace: the common factor by which all rows are slower at present than when they were measured.
+pace: the common factor by which all rows are slower now than when measured.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,30 +18,33 @@ from specinfer.planning.step_report import DraftTime
 _WINDOW = 24
 """Number of latest values of a row that count."""
 _HALF = 400.0
-"""Steps after which values are half as certain."""
+"""Steps after which the certainty of values is halved."""
 _FEW = 5
-"""Number of values below which the lowest counts as the middle: disturbances only prolong."""
+"""Number of values below which the minimum replaces the median."""
 _DOUBTED = 3
 """Number of values that are kept when they are in doubt."""
 _MISSING = 4
 """Number of new values with which a mean is computed again."""
 _CLIP = 0.4
-"""Part of a value by which it may differ from the median; what is beyond counts as a disturbance."""
+"""Maximum relative difference from the median, to limit disturbances."""
 _PACE, _ERRORS = 0.2, 5
-"""Part of the median of the latest errors that the pace follows; number of these errors."""
+"""Share of the median error that the pace follows; number of errors."""
 _JUMP = 0.3
-"""Logarithm of the factor from which a change is a sudden one: what else was measured is in doubt."""
+"""Logarithm of a sudden change's factor, which puts older values in doubt."""
 _FURTHEST = 100.0
 """Factor by which a step may take longer than usual."""
 _KNOWN = 12
-"""Number of values of a row from which its errors count for the pace."""
+"""Minimum values of a row for its errors to count."""
 _DRAFT_PART = 0.25
-"""Seconds of a draft before any was measured, as part of a pass over one token."""
+"""Assumed seconds of an unmeasured draft, relative to a one-token pass."""
 _NOISE, _GUESS = 0.1, 0.2
 """Relative error of one measured step, and of an estimate."""
 _TRUSTED = 2000.0
-"""Steps without a value after which a row may turn out to take half its seconds, and only its latest value is kept
-when new ones come: all may have been disturbed."""
+"""Steps without a value after which a row is uncertain.
+
+It may then take half its seconds. When new values come, only the latest old one is kept: all may have been
+disturbed.
+"""
 _LEAST_S = 1e-6
 
 
@@ -87,7 +90,7 @@ class RowSeconds:
         self._new += 1
 
     def doubt(self, step: int) -> None:
-        """Forget the values since the speed began to change, and all but some of those before."""
+        """Forget values since the change of speed, and most older ones."""
         while len(self._values) > 1 and self._values[-1][2] > step - _ERRORS:
             self._values.pop()
         while len(self._values) > _DOUBTED:
@@ -115,7 +118,7 @@ class RowSeconds:
         return self.rest + self._known
 
     def weight_at(self, step: int) -> float:
-        """Return the number of values, halved for every `_HALF` steps since the latest."""
+        """Return the number of values, halved every `_HALF` steps without one."""
         return len(self._values) * float(0.5 ** (self.age_at(step) / _HALF))
 
     def age_at(self, step: int) -> int:
@@ -136,7 +139,7 @@ class StepSeconds:
         self._passes = RowSeconds()
         """Seconds of passes over those of the curve, relative to the pace."""
         self._drafts: dict[object, dict[tuple[int, int], RowSeconds]] = {}
-        """Seconds of a speculator, or of a service's messages, by batch and nodes."""
+        """Seconds of a speculator or a service's messages, by batch and nodes."""
         self._services: Sequence[SpeculatorSet] = ()
         self._step = 0
 
@@ -193,7 +196,7 @@ class StepSeconds:
     def observe_parts(
         self, batch: int, nodes: int, tokens: int, pass_s: float, drafts: Iterable[DraftTime], step: int
     ) -> None:
-        """Count the seconds of a pass and of drafts, from which unmeasured rows are estimated."""
+        """Count seconds of a pass and drafts, for estimates of unmeasured rows."""
         pace = self.pace
         self._passes.add(max(pass_s, _LEAST_S) / pace / self._curve.at(tokens), step)
         for draft in drafts:
@@ -206,7 +209,7 @@ class StepSeconds:
     def estimate(
         self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]
     ) -> list[Estimate]:
-        """Return the seconds to expect of steps with so many nodes for each request, in rising order."""
+        """Estimate seconds of steps with these nodes per request, in rising order."""
         pace, rows = self.pace, self._rows.get((batch_size_class(batch), asked), {})
         found: list[Estimate] = []
         for nodes in sizes:
@@ -224,7 +227,7 @@ class StepSeconds:
     def _guess(
         self, batch: int, requests: int, asked: SpeculatorSet, nodes: int, rows: Mapping[int, RowSeconds]
     ) -> tuple[float, float]:
-        """Return the seconds of an unmeasured row, given the measured ones of its set, and their error."""
+        """Estimate an unmeasured row's seconds and error from its set's rows."""
         shape = self._shape(batch, requests, asked, nodes)
         plain = self._rows.get((batch_size_class(batch), frozenset()), {})
         rows = {**plain, **rows} if nodes else rows
@@ -246,7 +249,7 @@ class StepSeconds:
         return self.pace * self._factor * self._curve.at(tokens)
 
     def _rest(self, batch: int) -> float:
-        """Return the seconds besides passes and drafts, by the row with most values of the nearest class."""
+        """Return seconds outside passes and drafts, from the best known row."""
         size = batch_size_class(batch)
         if not self._rows:
             return 0.0
@@ -264,7 +267,7 @@ class StepSeconds:
         return self._factor * self._curve.at(batch + nodes * requests) + self._drafting(batch, asked, nodes)
 
     def _drafting(self, batch: int, asked: SpeculatorSet, nodes: int) -> float:
-        """Return the seconds of drafts: services draft side by side, speculators of one in turn."""
+        """Return seconds of drafts: services in parallel, their speculators in turn."""
         if not asked or not nodes:
             return 0.0
         longest = 0.0

@@ -15,31 +15,36 @@ from specinfer.planning.tree_parts import Shares, ranked_nodes
 from specinfer.scheduling.limits import NodeBudget
 
 _FIRST_NODES = 4
-"""Nodes of the first trees; larger ones are tried once these were measured."""
+"""Nodes of the first trees. Larger ones are tried after these."""
 _BURST = 3
-"""Steps of a trial; the first is not typical, as caches are cold and speculators read what they missed."""
+"""Steps of a trial. The first is untypical: caches are cold."""
 _OPTIMISM = 1.0
 """Standard errors by which a trial may be better than its row."""
 _WORTH = 0.01
-"""Least gain that a trial may bring."""
-_CREDIT, _MOST_CREDIT = 3.0, 12.0
-"""Steps that trials may cost: at first, and at most."""
+"""Minimum relative gain of a trial."""
+_CREDIT = 3.0
+"""Initial credit of trials, in steps."""
+_MOST_CREDIT = 12.0
+"""Maximum credit of trials, in steps."""
 _REPEATED = 4
-"""Steps for which a choice holds while the load stays the same."""
+"""Steps for which a choice is valid at constant load."""
 _SHARES = 16.0, 256.0, 4.0
-"""Steps per step that trials may cost: at first, at last, and steps after which it is one more."""
+"""Initial and final cost of trials per step, and the growth.
+
+The number of steps per step of trials grows by one every so many steps.
+"""
 _UNSEEN = 4.0
-"""Weight, in trees, of what is expected of a size before trees show it."""
+"""Weight of a size's prior expectation, in trees."""
 _DEAREST = 4.0
-"""Most that one trial may cost, in parts of the most credit."""
+"""Maximum cost of a trial, as a share of the maximum credit."""
 _HORIZON = 30.0
-"""Steps that a trial may cost if it may bring twice the speed."""
+"""Maximum cost in steps of a trial that may double the speed."""
 _COLD = 3
-"""Steps with trees, and without, whose seconds are left out: the first ones of a process."""
+"""Number of untimed first steps of a process, with and without trees."""
 _READ_PART = 0.2
-"""Seconds of speculators to read a token before they were measured, as part of a pass's per token."""
+"""Assumed seconds per read token, as a share of a pass's."""
 _CAUTION = 0.5
-"""Standard errors by which a row must be better than the one in use."""
+"""Standard errors by which a row must beat the current one."""
 
 
 class TableRow(NamedTuple):
@@ -67,11 +72,11 @@ class TableRow(NamedTuple):
         return (self.tokens + _OPTIMISM * self._error(best)) / self.least_s
 
     def fear(self, best: "TableRow", errors: float) -> float:
-        """Return the speed if what is not known turns out so many standard errors worse."""
+        """Return the pessimistic speed, so many standard errors worse."""
         return (self.tokens - errors * self._error(best)) / (self.seconds * (1 + errors * self.time_error))
 
     def _error(self, best: "TableRow") -> float:
-        """Return the standard error of the tokens; that of smaller trees of the same speculators is common."""
+        """Return the tokens' standard error, without that shared with `best`."""
         common = best.variance if best.asked == self.asked else 0.0
         return sqrt(max(self.variance - common, 0.0))
 
@@ -89,11 +94,11 @@ class TablePlanner:
         self._before: tuple[int, SpeculatorSet, int] | None = None
         """Row of the step before."""
         self._choice, self._left, self._load = PLAIN, 0, (0, 0)
-        """Choice in use, the steps for which it still holds, and the load that it was made for."""
+        """Current choice, its remaining steps, and its load."""
         self._best: dict[int, tuple[SpeculatorSet, int]] = {}
         """Set and nodes in use by batch class."""
         self._credit, self._earned = _CREDIT, 0
-        """Steps that trials may cost, and the step at which they were last added to."""
+        """Credit of trials in steps, and the step of its last increase."""
         self._ages: dict[int, int] = {}
         """Steps by batch class."""
         self._cold = {True: _COLD, False: _COLD}
@@ -132,7 +137,7 @@ class TablePlanner:
         return self._choice
 
     def _plan(self, batch: int, requests: int) -> tuple[Choice, int]:
-        """Return a choice, and the number of steps for which it holds."""
+        """Return a choice, and the number of its valid steps."""
         plain, trees = self._rows(batch, requests)
         row, reason, steps = self._pick(batch, plain, trees)
         total = min(row.nodes * requests, self.budget.of_step(batch, requests)) if row.asked else 0
@@ -147,7 +152,7 @@ class TablePlanner:
         return choice, steps
 
     def follow(self, wanting: Mapping[str, int]) -> None:
-        """Take these requests, with the tokens of their contexts, for those that want drafts."""
+        """Set the requests that want drafts, with their context lengths."""
         self.texts.follow(wanting)
 
     def _rows(self, batch: int, requests: int) -> tuple[TableRow, list[TableRow]]:
@@ -179,7 +184,7 @@ class TablePlanner:
     def gains(
         self, asked: SpeculatorSet, size: int, places: int, whole: Sequence[Gain] = ()
     ) -> Sequence[Gain]:
-        """Return the gains of the sizes of a set's usual trees, given those of the whole pool if known."""
+        """Return the gains of a set's usual trees, by size."""
         everybody = self._shares.everybody
         whole = whole or self.accepted.gains(everybody, size, places)
         if asked == everybody:
@@ -189,7 +194,7 @@ class TablePlanner:
     def expected(
         self, asked: SpeculatorSet, size: int, gains: Sequence[Gain]
     ) -> Iterator[tuple[float, float]]:
-        """Yield the accepted tokens to expect of a step of the followed requests, and their variance, by nodes.
+        """Yield expected accepted tokens of a step and their variance, by nodes.
 
         Args:
             asked: speculators.
@@ -204,7 +209,7 @@ class TablePlanner:
             yield tokens, variance
 
     def _pick(self, batch: int, plain: TableRow, trees: list[TableRow]) -> tuple[TableRow, Reason, int]:
-        """Return the best row or a trial of another, why, and the number of steps for which it holds."""
+        """Return the best row or a trial, its reason and its steps."""
         size = batch_size_class(batch)
         rows = [plain, *trees]
         known = [row for row in rows if row.measured]
@@ -240,7 +245,7 @@ class TablePlanner:
         self._credit = min(self._credit + steps / min(first + age / per, last), _MOST_CREDIT)
 
     def _affordable(self, batch: int, trial: TableRow, best: TableRow) -> bool:
-        """Return whether a trial may gain anything and be paid, a dear one with all credit; pay it."""
+        """Pay for a trial if it may gain; return whether it can."""
         gain = trial.speed_at_best(best) / best.speed - 1
         if gain <= _WORTH:
             return False

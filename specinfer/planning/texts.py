@@ -1,10 +1,10 @@
-"""Requests that want drafts: how predictable their texts are, and what speculators have not read of them. Pure."""
+"""Requests that want drafts: predictability, and context unread by speculators. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 _PRIOR, _HALF = 12.0, 40.0
-"""Weight of the usual text in the ratio of one, in tokens; trees after which one has half its weight."""
+"""Weight of the prior in tokens; trees after which observations halve."""
 _ANSWER = 128.0
 """Tokens of an answer before any ended."""
 _LATEST = 16
@@ -35,7 +35,7 @@ class RequestTexts:
         return len(self._texts)
 
     def follow(self, contexts: Mapping[str, int]) -> None:
-        """Take these requests, with the tokens of their contexts, for those that want drafts."""
+        """Set the requests that want drafts, with their context lengths."""
         texts = self._texts
         if texts.keys() != contexts.keys():
             for name in texts.keys() - contexts.keys():
@@ -57,14 +57,14 @@ class RequestTexts:
         return sum([self.ratio(name) for name in self._texts])
 
     def add(self, name: str, accepted: int, expected: float) -> None:
-        """Count a tree of a request, and the tokens to expect of a usual one."""
+        """Count a request's tree, and the usual tree's expected tokens."""
         text = self._texts.get(name)
         if text is not None:
             fade = 0.5 ** (1 / _HALF)
             text.accepted, text.expected = fade * text.accepted + accepted, fade * text.expected + expected
 
     def note_drafts(self) -> None:
-        """Note that speculators draft now: they read all that there is."""
+        """Record that speculators draft now, and thus read all contexts."""
         self._read = self._contexts
 
     @property

@@ -1,4 +1,4 @@
-"""Outcomes that a verified tree shows of its parts: of smaller trees, and of fewer speculators. Pure."""
+"""Outcomes of a verified tree's parts: smaller trees, fewer speculators. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from specinfer.planning.choice import SpeculatorSet
 from specinfer.tree import TokenTree
 
 _RECORDS = 256
-"""Number of trees of the whole pool from which shares of its parts are counted."""
+"""Maximum trees of the whole pool from which shares are counted."""
 
 
 def ranked_nodes(tree: TokenTree, accepted: Sequence[int]) -> list[int]:
-    """Return the sizes that a tree needs for one accepted token, for two, and so on.
+    """Return the minimum tree sizes for one accepted token, for two, ...
 
-    A smaller tree has the first nodes by path probability; nodes that a constraint forces take no place.
+    A smaller tree has the first nodes by path probability; nodes forced by a constraint are not counted.
     """
     if not accepted:
         return []
@@ -55,7 +55,7 @@ def _ranks(tree: TokenTree, nodes: set[int]) -> dict[int, int]:
 
 
 class Shares:
-    """Parts of the whole pool's accepted tokens that some of its speculators would have produced."""
+    """Shares of the pool's accepted tokens for subsets of its speculators."""
 
     def __init__(self, everybody: SpeculatorSet) -> None:
         self.everybody = everybody
@@ -64,7 +64,7 @@ class Shares:
         self._new = 0
         self._shares: dict[SpeculatorSet, float] = {}
         self.sets: list[SpeculatorSet] = [everybody]
-        """Sets that may be chosen: single speculators, and the pool built up by the one that adds most."""
+        """Sets to choose from: single speculators, and greedily built pools."""
 
     def add(self, tree: TokenTree, accepted: Sequence[int]) -> None:
         """Count a tree of the whole pool."""
@@ -82,7 +82,10 @@ class Shares:
             self.sets = self._sets_worth_asking()
 
     def share(self, asked: SpeculatorSet) -> float:
-        """Return a set's part of the pool's tokens: those up to the first that none of the set proposed."""
+        """Return a set's share of the pool's tokens.
+
+        It counts a path's tokens up to the first not proposed by the set.
+        """
         if asked not in self._shares:
             whole = sum([len(path) for path in self._paths])
             prefix = sum([_own_prefix(path, asked) for path in self._paths])
@@ -101,5 +104,5 @@ class Shares:
 
 
 def _own_prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
-    """Return the tokens of a path, given by their proposers, up to the first that none of a set proposed."""
+    """Return the length of a path's prefix proposed by a set."""
     return next((length for length, found in enumerate(path) if not found & asked), len(path))

@@ -1,4 +1,4 @@
-"""Trees to verify, made of drafts: corrected, merged, and cut over the whole batch. Pure."""
+"""Makes trees to verify from drafts: corrected, merged and cut. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,14 +23,14 @@ from specinfer.tree.cut import Keeps
 
 T = TypeVar("T")
 MATCHING_S, MATCHING_LEAST_S = 0.01, 0.001
-"""Processor time of a step for matching drafts to constraints, and the least that is too much for one request."""
+"""Maximum processor seconds of constraints per step; minimum of expensive ones."""
 
 
 def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> None:
-    """Give requests that want drafts the matchers of their constraints, as soon as those are compiled.
+    """Attach matchers of compiled constraints to requests that want drafts.
 
-    The dearest are taken away if together they took too long in the step before, so that others' steps do not wait
-    for them: drafts that they would have changed are verified as they are.
+    If together they took too long in the step before, the most expensive are removed, so that others' steps
+    do not wait for them: the affected drafts are verified unchanged.
     """
     if compiler is None:
         return
@@ -70,13 +70,12 @@ def trees_to_verify(
 ) -> dict[str, TokenTree]:
     """Return trees by request.
 
-    A tree is only a root where nothing was drafted; prompts that are still being read have none.
-
-    Sequence speculation takes the chain of the first speculator that drafted one, cut like trees. What a
-    request's constraint forbids goes before it costs a place in the cut, what it forces comes behind it.
+    A tree is only a root if nothing was drafted; prompts that are still being read have none. Sequence
+    speculation uses the chain of the first speculator that drafted one, cut like trees. Tokens that a
+    request's constraint forbids are removed before the cut, and forced ones are added after it.
 
     Args:
-        given: trees of other speculators by request, merged and corrected; they come behind the drafts.
+        given: trees of other speculators by request, merged and corrected; they are added after the drafts.
     """
     final = [entry for entry in entries if entry.final]
     if not drafts and not given and not any(entry.state.request.constraint for entry in final):
@@ -108,25 +107,24 @@ def trees_to_verify(
 def _constrained(
     entry: StepEntry, tree: TokenTree, change: Callable[[TokenTree, TokenMatcher], TokenTree]
 ) -> TokenTree:
-    """Return the tree changed by its request's constraint, where that is known."""
+    """Return the tree changed by its request's constraint, if compiled."""
     return _with_matcher(entry, lambda matcher: change(tree, matcher), tree)
 
 
 def _reserved(entry: StepEntry) -> int:
-    """Return the number of nodes that drafts leave to what is forced behind the root.
+    """Return the number of nodes reserved for forced tokens after the root.
 
-    Forced tokens are likelier than drafts. The number depends on committed tokens alone, not on what was
-    drawn.
+    Forced tokens are likelier than drafts. The number depends on committed tokens alone, not on draws.
     """
     forced = _with_matcher(entry, lambda matcher: len(matcher.forced()), 0)
     return min(forced, entry.limits.nodes, entry.reach)
 
 
 def _with_matcher(entry: StepEntry, ask: Callable[[TokenMatcher], T], otherwise: T) -> T:
-    """Return the value of a request's constraint matcher; the other where no matcher is up to date.
+    """Apply a function to a request's matcher, or return the other value.
 
-    It is up to date when it has read all that was generated. The verifier, which knows the constraint too,
-    has the last word.
+    The matcher must have read all generated tokens. The verifier also applies the constraint, so the result
+    may be approximate.
     """
     state = entry.state
     try:

@@ -1,1 +1,1 @@
-"""Clients of speculator services: parts shared by the gateway and integrations into other engines."""
+"""Clients of speculator services, for the gateway and other engines."""

@@ -1,4 +1,4 @@
-"""Messages of speculator services: description of an engine's drafters, their drafts, consent to learn."""
+"""Messages of speculator services: descriptions, drafts and consent to learn."""
 
 import logging
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from specinfer.wire.tree_codec import encode_tree
 
 
 def consent_of(request: GenerationRequest) -> speculator_pb2.LearningConsent | None:
-    """Return the permission to learn from a request; None if its caller does not give it."""
+    """Return a request's consent to learning, if its caller gives it."""
     if request.no_training:
         return None
     return speculator_pb2.LearningConsent(caller=_number_of(request.caller), prompt_len=len(request.prompt))
 
 
 def scope_of(request: GenerationRequest) -> str:
-    """Return the scope of a request's cached prompts, which does not name its caller."""
+    """Return the scope of a request's cached prompts, an anonymous number."""
     return f"{_number_of(request.caller):x}" if request.caller else ""
 
 
 @lru_cache(1024)
 def _number_of(caller: str) -> int:
-    """Return a number that stands for a caller, the same at every gateway."""
+    """Return a caller's number, the same at every gateway."""
     return int.from_bytes(blake2b(caller.encode(), digest_size=8).digest())
 
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 def describe(
     engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str], instance_id: str = ""
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """Return the answer of `Describe` for speculators of these names and drafting methods.
+    """Encode the answer of `Describe` for speculators with these names.
 
     `instance_id` names the process.
     """
@@ -65,7 +65,7 @@ def describe(
 
 
 def encode_draft(speculator: int, found: TokenTree | SpecInferError) -> speculator_pb2.Draft:
-    """Return the message of a speculator's tree, or of the reason why it has none."""
+    """Encode a speculator's tree, or the reason for none."""
     if not isinstance(found, SpecInferError):
         try:
             tree = encode_tree(found)

@@ -1,7 +1,7 @@
-"""Directory of speculators: describes their services, numbers them, and keeps trying services that are away.
+"""Directory of speculators: describes and numbers them, and retries unavailable services.
 
-A speculator's number is its for ever: one that comes back under its name at its service's address gets its
-old number, another one gets a new number. So statistics by number never mix two speculators.
+A speculator's number is permanent: one that comes back under its name at its service's address gets its old
+number, another one gets a new number. So statistics by number never mix two speculators.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
 _MOST_SPECULATORS = 64
-"""Speculators of one service: all share the room that a step's trees may take."""
+"""Maximum speculators of a service: all share a step's tree budget."""
 _MOST_TOP_K = 32
-"""Most predictions of the target per node: at 128 nodes and 64 requests a message of a megabyte."""
+"""Maximum predictions per node, for messages of at most a megabyte."""
 _MOST_NAMES = 256
-"""Names that one address may show over time: a name's number and its metrics stay."""
+"""Maximum names of an address over time: numbers and metrics stay."""
 _LONGEST_NAME = 128
 """Characters; names are labels of metrics."""
 
@@ -35,8 +35,7 @@ class SpeculatorDirectory:
         self.places: list[str] = []
         """Service of each one, as the operator wrote it."""
         self._numbers: dict[tuple[str, str, int], int] = {}
-        """Numbers by service, name, and place among those of this name in this service: replicas share
-        numbers."""
+        """Numbers by service, name, and place among equal names. Replicas share them."""
         self._present: dict[str, dict[str, SpeculatorService]] = {}
         """Replicas that were reached by service, by address."""
 
@@ -138,7 +137,7 @@ class SpeculatorDirectory:
     def _compare(
         self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply
     ) -> None:
-        """Check that a service that is called in another one's place drafts by the same methods."""
+        """Compare the methods of a replica and the others."""
         replicas = self._present.setdefault(service.service, {})
         for address, other in replicas.items():
             if address != service.address and other.description is not None:
@@ -151,7 +150,7 @@ class SpeculatorDirectory:
         replicas[service.address] = service
 
     def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Number the speculators of a service and note who of them may draw."""
+        """Number a service's speculators, and find those that may draw."""
         names = [speculator.name for speculator in description.speculators]
         service.members = self._members(service.service, names)
         service.reads_references = description.reads_references
@@ -177,10 +176,10 @@ class SpeculatorDirectory:
 def _methods(
     description: speculator_pb2.DescribeSpeculatorReply,
 ) -> tuple[list[tuple[str, str, bool]], list[int], int, bool]:
-    """Return name, drafter and whether it draws, of each speculator, and the inputs that they read.
+    """Return names, drafters and draws of speculators, and their inputs.
 
-    These are the layers of hidden states, the number of the target's predictions, and whether references are
-    read.
+    These are the layers of hidden states, the number of the target's predictions, and whether they use
+    references.
     """
     speculators = [(each.name, each.drafter, each.draws) for each in description.speculators]
     reads = list(description.feature_layers), description.target_top_k, description.reads_references

@@ -1,4 +1,4 @@
-"""Prometheus counts of the drafts of one process, whichever service runs the drafters."""
+"""Prometheus counts of one process' drafts, for any service."""
 
 from collections import Counter as Tally
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class DraftCounts:
     """Counts nodes, failures and seconds by speculator."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str, names: Sequence[str]) -> None:
-        """Make the metrics `{prefix}_nodes`, `_failures` and `_draft_seconds` of speculators of these names."""
+        """Make the metrics `{prefix}_nodes`, `_failures` and `_draft_seconds`."""
         self._names = names
         nodes = Counter(
             f"{prefix}_nodes", "Tree nodes drafted, roots excluded.", ["speculator"], registry=registry
@@ -38,7 +38,7 @@ class DraftCounts:
         self._failures[speculator].inc(failures)
 
     def observe(self, outcomes: Sequence[DraftOutcome], seconds: Sequence[float]) -> None:
-        """Count the drafts of one step; `seconds` of every speculator, 0 if it did not draft."""
+        """Count a step's drafts; `seconds` per speculator, 0 without a draft."""
         for name, drafting in zip(self._names, seconds, strict=True):
             if drafting:
                 self._seconds.observe(drafting, name)

@@ -1,4 +1,4 @@
-"""Drafts on the wire: bounds of messages, their exchange, and checks of their trees."""
+"""Drafts on the wire: message limits, exchange, and checks of trees."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from specinfer.wire.tree_codec import decode_tree, most_bytes
 log = logging.getLogger(__name__)
 
 CONTEXT_CHUNK = 1024
-"""Most context tokens of a request sent to a service in one message."""
+"""Maximum context tokens of a request per message."""
 DraftStream = MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
 CALL_S = 5.0
 """Time for a call that no step waits for."""
@@ -89,14 +89,14 @@ async def exchange_drafts(
     description: speculator_pb2.DescribeSpeculatorReply | None,
     patience_s: float,
 ) -> speculator_pb2.DraftReply:
-    """Return the answer of the service that was described.
+    """Send a message; return the answer of the described process.
 
     Args:
         address: of the service.
         stream: to the service.
         request: the message to send.
         description: of the process that must answer.
-        patience_s: silence after which it is taken for dead.
+        patience_s: timeout of the answer.
 
     Raises:
         UnavailableError: if there is none.
@@ -145,11 +145,11 @@ class TreeShare:
 
     @classmethod
     def of(cls, max_nodes: int, step_bytes: int, requests: int, speculators: int) -> "TreeShare":
-        """Return the share in a step of so many requests.
+        """Return the share of a step with so many requests.
 
         Args:
-            max_nodes: most nodes of a tree that the verifier accepts, root included.
-            step_bytes: what the trees of a step may take in the message.
+            max_nodes: maximum nodes of a tree for the verifier, root included.
+            step_bytes: maximum bytes of a step's trees in the message.
             requests: at least one.
             speculators: of the whole pool, at least one.
         """
@@ -180,7 +180,7 @@ class TreeShare:
 def sound_tree(
     message: tree_pb2.TokenTree, speculator: int, entry: StepEntry, vocab_size: int, share: TreeShare
 ) -> TokenTree:
-    """Return the tree of a message, which keeps to the request and to the speculator's share.
+    """Decode a tree; check it against the request and the share.
 
     Raises:
         MalformedTreeError: naming the first broken invariant.
@@ -204,7 +204,7 @@ def encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | Non
 async def release_at(
     address: str, stub: speculator_pb2_grpc.SpeculatorStub, request_ids: Sequence[str], client: str
 ) -> None:
-    """Let a service forget a client's requests; its time-to-live covers a lost call."""
+    """Release a client's requests at a service, which may also expire them."""
     try:
         await stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids, client=client), timeout=CALL_S)
     except grpc.aio.AioRpcError as error:
@@ -212,8 +212,10 @@ async def release_at(
 
 
 _MOST_TOKENS = 2**20
-"""Tokens of references in one message: 3 MiB, beside 8 MiB of features, of 16 MiB at most. A request has
-2**17 at most."""
+"""Maximum tokens of references in a message, in addition to one request.
+
+They take 3 MiB, next to 8 MiB of features, of 16 MiB in all. A request has 2**17 at most.
+"""
 
 
 def add_references(

@@ -1,4 +1,4 @@
-"""Faults of speculators: outcomes of their drafts, who is left out, and for how long. Pure."""
+"""Faults of speculators: counts of outcomes, and quarantines. Pure."""
 
 import logging
 from collections import Counter, defaultdict
@@ -12,8 +12,11 @@ log = logging.getLogger(__name__)
 
 
 IN_A_ROW = 8
-"""Malformed trees without a sound one between them. A speculator that works sends none, so a few separate a
-fault from an accident; one bad tree, of a request of an odd kind, should not cost the trees of all others."""
+"""Consecutive malformed trees that cause a quarantine.
+
+A working speculator sends none, so a few separate a fault from an accident; one bad tree, of an unusual
+request, should not cost all other trees.
+"""
 FIRST_S = 1.0
 LONGEST_S = 300.0
 
@@ -38,7 +41,7 @@ class Quarantine:
         return now < self.until
 
     def malformed(self, now: float) -> float:
-        """Count a malformed tree; return the seconds of the quarantine that begins with it, or 0."""
+        """Count a malformed tree; return the new quarantine's seconds, or 0."""
         self._malformed += 1
         self._sound = 0
         if self._malformed < IN_A_ROW or self.holds(now):
@@ -61,7 +64,7 @@ MAX_REASON = 200
 
 @dataclass(slots=True)
 class DraftFaults:
-    """Faults of the speculators at one address; they are numbered as in the pool."""
+    """Faults of an address' speculators, by their numbers in the pool."""
 
     address: str
     drafts: Counter[int] = field(default_factory=Counter)
@@ -88,9 +91,9 @@ class DraftFaults:
             )
 
     def note_malformed(self, speculator: int, name: str, error: MalformedTreeError, now: float) -> bool:
-        """Count a malformed tree; return whether its speculator is now left out for a while.
+        """Count a malformed tree; return whether its speculator is quarantined now.
 
-        It is after too many in a row.
+        It is after too many consecutive ones.
         """
         self.malformed += 1
         self.note(speculator, name, f"malformed tree: {error.for_logs}", now)
@@ -118,7 +121,7 @@ class DraftStatistics:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     resyncs: int = 0
-    """Requests of which the service held something else."""
+    """Requests with another context in the service's cache."""
     quarantines: Counter[int] = field(default_factory=Counter)
     """Times that a speculator was left out, by its number."""
 

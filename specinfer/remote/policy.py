@@ -8,11 +8,15 @@ from statistics import median
 from specinfer.service.outage import backoff
 
 TIMES = 4.0
-"""Deadline in multiples of the usual rest of a step. A good tree brings some four tokens: for more than four
-steps' time plain decoding brings as many."""
+"""Deadline as a multiple of a step's usual time without drafts.
+
+A good tree adds about four tokens, as many as plain decoding in four steps' time.
+"""
 LEAST_S = 0.1
-"""Shared machines pause for tens of milliseconds. A service that is late is not waited for again before it
-has answered, so a hung one costs this once."""
+"""Minimum deadline: shared machines pause for tens of milliseconds.
+
+A late service is not waited for again before it has answered, so a hung one costs this once.
+"""
 _REMEMBERED = 31
 
 
@@ -29,7 +33,7 @@ def draft_deadline(step_s: float | None, most_s: float) -> float:
 
 
 class UsualStepTime:
-    """Usual seconds of steps without drafting: a median, so that a pause or a long prompt does not count."""
+    """Median seconds of steps without drafting, robust to pauses."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_REMEMBERED)
@@ -61,24 +65,26 @@ class PoolPolicy:
     tokenizer_fingerprint: str
     """Fingerprint of the verifier's tokenizer; a service with another one is refused."""
     deadline_s: float = 0.0
-    """Time speculators get in a step; 0: in proportion to what the verifier takes."""
+    """Deadline of speculators in a step; 0: proportional to the verifier's time."""
     hung_s: float = 10.0
-    """Silence after which a service is taken for dead."""
+    """Timeout for a silent service."""
     most_deadline_s: float = 5.0
-    """Most that a deadline in proportion may be."""
+    """Maximum of a proportional deadline."""
     scoped: bool = False
     """True if only requests of one caller share cached prompts."""
     trust_draws: bool = True
-    """True if speculators may draw for sampled requests. One that lies about the distribution it drew from
-    biases the output, so those that are not trusted may only send points."""
+    """True if speculators may draw for sampled requests.
+
+    One that sends a false distribution biases the output, so untrusted ones may only send points.
+    """
     max_nodes: int = 128
-    """Most nodes of a tree that the verifier accepts, root included."""
+    """Maximum nodes of a tree for the verifier, root included."""
     step_bytes: int = _STEP_BYTES
-    """Bytes that the trees of one step may take in the message to the verifier, whose limit is 16 MiB."""
+    """Maximum bytes of a step's trees, within the message of 16 MiB."""
     retry_s: float = 0.5
-    """Pause before a service that is away is tried again; doubled for each loss in a row."""
+    """Pause before an unavailable service is retried, doubled after each consecutive loss."""
     longest_retry_s: float = 30.0
-    """Most seconds of that pause; also for a service that does not fit: it may be replaced."""
+    """Maximum pause, also for unfit services: they may be replaced."""
     hidden_size: int = 0
     """Numbers in a hidden state of the target."""
     feature_layers: int = 0
@@ -87,9 +93,9 @@ class PoolPolicy:
     """Name of the client: services keep the requests of different clients apart."""
 
     def deadline(self, step_s: float | None) -> float:
-        """Return the seconds that speculators get where a step usually takes so long without them."""
+        """Return the deadline of drafts, given a step's usual seconds."""
         return self.deadline_s or draft_deadline(step_s, self.most_deadline_s)
 
     def retry_after(self, losses: int) -> float:
-        """Return the seconds until a service that was lost so many times in a row is tried again."""
+        """Return the seconds until a retry after consecutive losses."""
         return backoff(self.retry_s, losses, self.longest_retry_s)

@@ -1,8 +1,8 @@
-"""The speculators: their services are called in parallel, with a deadline, never waited for beyond it.
+"""Calls speculator services in parallel, with a deadline.
 
-Replicas of one service share the requests; each has a connection and statistics of its own. A late one keeps
-working on its message and is left out of the iterations until it is done; a failed one, or one that was
-replaced, is left out until it was described again. Malformed trees are dropped and counted.
+Replicas of one service share the requests; each has a connection and statistics of its own. A late one
+continues with its message and is left out of the iterations until it is done; a failed or replaced one is
+left out until it is described again. Malformed trees are dropped and counted.
 """
 
 import asyncio
@@ -34,29 +34,29 @@ from specinfer.v1 import speculator_pb2
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 2.0
-"""Seconds between two looks at the addresses of a name: new replicas begin to draft that much later."""
+"""Interval of name lookups, and thus the delay of new replicas."""
 
 
 class SpeculatorPool:
-    """All speculators of a gateway, in the order in which sequence speculation prefers them."""
+    """All speculators of a gateway, in order of preference for sequences."""
 
     def __init__(
         self, services: Sequence[str], open_channel: Callable[[str], Channel], policy: PoolPolicy
     ) -> None:
         """Create a pool.
 
-        `services` are as `specinfer.remote.replicas` says; whoever opens channels closes them.
+        `services` are as in `specinfer.remote.replicas`. The owner of `open_channel` closes the channels.
         """
         self._policy = policy
         self._replicas = SpeculatorReplicas(services, open_channel)
         self.resident: ResidentDrafts | None = None
         """The verifier's own speculators, if it has any."""
         self.services = self._replicas.known
-        """Every replica of every service, those that are away included; the list itself stays the same."""
+        """Every service's replicas, also unavailable ones. The list is never replaced."""
         self._directory = SpeculatorDirectory(policy)
         self._target = TargetOutputs(policy.hidden_size)
         self.names = self._directory.names
-        """Names of the speculators of all services that were ever reached, by number."""
+        """Names of all speculators ever reached, by number."""
         self.places = self._directory.places
         """Their services as the operator wrote them, by number."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +66,7 @@ class SpeculatorPool:
         self._step_times = UsualStepTime()
 
     def host(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Let the verifier's own speculators take part; call before `connect`, as they are numbered first.
+        """Add the verifier's resident speculators. Call before `connect` for first numbers.
 
         Raises:
             IncompatibleError: if one does not fit the target.
@@ -77,13 +77,13 @@ class SpeculatorPool:
         self.resident = ResidentDrafts(service)
 
     async def connect(self, strict: bool = True) -> None:
-        """Describe every service that answers soon, at once, and keep trying the others in the background.
+        """Describe all services at once, and retry the others in the background.
 
         Services that answer are numbered in the order of the settings.
 
         Raises:
-            IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. While a
-                gateway serves, such a service stays out, and the verifier is driven without it.
+            IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. A running
+                gateway ignores such a service.
         """
         services = await self._replicas.look()
         patience_s = CALL_S if strict else FIRST_ANSWER_S
@@ -105,7 +105,7 @@ class SpeculatorPool:
 
     @property
     def groups(self) -> list[SpeculatorSet]:
-        """The present speculators, by service: not those that a service had before it was replaced."""
+        """Present speculators by service, without replaced ones."""
         return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
 
     @property
@@ -115,11 +115,11 @@ class SpeculatorPool:
 
     @property
     def read_references(self) -> bool:
-        """True if any service drafts from references, also one that is away just now."""
+        """True if any service drafts from references, even an unavailable one."""
         return any(service.reads_references for service in self.services)
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
-        """Return the outputs of the target that services read, for the verifier's next step."""
+        """Return the target's outputs to request for services."""
         remote = [service for service in self.services if service.stream is not None]
         if not any(service.feature_layers or service.target_top_k for service in remote):
             return NOTHING_WANTED
@@ -141,7 +141,7 @@ class SpeculatorPool:
         wanted: WantedOutputs,
         repeats: bool,
     ) -> HostOrder:
-        """Return what the verifier does beside verifying the trees of a step.
+        """Return the verifier's tasks in addition to given trees.
 
         Args:
             entries: all requests of the step.
@@ -160,7 +160,7 @@ class SpeculatorPool:
         return HostOrder(*grant_of(choice, chosen, entries, repeats), references)
 
     def asks(self, chosen: SpeculatorSet) -> bool:
-        """Return whether any of these speculators is one of a present service, not of the verifier."""
+        """Return whether any of these belongs to an available service."""
         services = [
             service for service in self.services if service.stream is not None and service.description
         ]
@@ -169,13 +169,12 @@ class SpeculatorPool:
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
     ) -> Drafts:
-        """Return trees of the chosen speculators that meet the deadline.
+        """Return the chosen speculators' trees within the deadline.
 
         Services receive the trace context.
 
-        A step in which anybody draws has no deadline: how long a draft takes depends on the tokens drawn, so
-        to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is
-        taken for dead.
+        A step with draws has no deadline: a draft's duration depends on the drawn tokens, so dropping late
+        ones would select by token, and bias the output. A service that is silent for `hung_s` counts as dead.
         """
         self._step_times.begins(time.perf_counter())
         shares = self._replicas.divide(entries) if self.services else {}
@@ -194,7 +193,7 @@ class SpeculatorPool:
             round_.add(request_id, trees)
         questions = [
             (service, asked)
-            # whoever takes longest is called first
+            # the slowest is called first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
             if service.stream is not None
             and (asked := service.asked(shares.get(service.address, ()), chosen))
@@ -231,7 +230,7 @@ class SpeculatorPool:
                 service.stream.reset()
 
     async def _keep_looking(self) -> None:
-        """Look up names again and again; a replica whose address is gone is just away."""
+        """Look up names repeatedly. Replicas without an address are unavailable."""
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
             for service in await self._replicas.look():

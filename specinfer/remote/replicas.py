@@ -1,4 +1,4 @@
-"""Replicas of speculator services: the addresses behind each name, and the share of the requests of each."""
+"""Replicas of speculator services: addresses by name, and their requests."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,7 @@ class ReplicaShares:
         """Address of the replica, by request."""
 
     def divide(self, request_ids: Iterable[str], present: Sequence[str]) -> dict[str, str]:
-        """Return the replica of each request, of those present; nothing where there are none."""
+        """Assign requests to available replicas, if there are any."""
         if not present:
             return {}
         names = list(request_ids)
@@ -67,12 +67,12 @@ class ReplicaShares:
 
 
 class SpeculatorReplicas:
-    """Every replica that was ever found, those that are away included."""
+    """Every replica ever found, also unavailable ones."""
 
     def __init__(self, services: Sequence[str], open_channel: Callable[[str], Channel]) -> None:
         """Create the table of replicas.
 
-        `services` are as `specinfer.remote.replicas` says; whoever opens channels closes them.
+        `services` are as in this module's description. The owner of `open_channel` closes the channels.
         """
         self._open = open_channel
         self._shares = {service: ReplicaShares() for service in services}
@@ -84,7 +84,7 @@ class SpeculatorReplicas:
         return any(service.startswith("dns:///") for service in self._shares)
 
     async def look(self) -> list[SpeculatorService]:
-        """Return the replicas that are new since the last look; they are known from now on."""
+        """Look up names; return the new replicas."""
         known = {(each.service, each.address) for each in self.known}
         found = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
         new = [
@@ -97,9 +97,9 @@ class SpeculatorReplicas:
         return new
 
     def divide(self, entries: Sequence[StepEntry]) -> dict[str, list[StepEntry]]:
-        """Return the requests for each replica, by its address.
+        """Return each replica's requests, by its address.
 
-        A replica of a service that is away gets all of them, so that each counts its misses.
+        A replica of an unavailable service gets all of them, so that each counts its misses.
         """
         found: dict[str, list[StepEntry]] = {}
         for service, shares in self._shares.items():

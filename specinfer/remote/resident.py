@@ -1,7 +1,7 @@
-"""Speculators in the verifier's own process, and grants: what the verifier may do between two messages.
+"""Resident speculators of the verifier, and grants of several steps.
 
-The gateway plans once; the verifier drafts with its own speculators, verifies, and repeats the plan for as long as a
-grant allows (docs/protocol.md). To planner and statistics its speculators are one service like others.
+The gateway plans once; the verifier drafts with its own speculators, verifies, and repeats the plan within a
+grant (docs/protocol.md). To planner and statistics its speculators are one service like others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from specinfer.scheduling.request import Speculation
 from specinfer.v1 import speculator_pb2, verifier_pb2
 
 GRANT_S = 0.016
-"""Most seconds of steps between two messages: deliveries to clients are as far apart (`gateway.session.persist`)."""
+"""Maximum seconds of a grant, the interval of deliveries (`gateway.session.persist`)."""
 _MOST_STEPS = 16
 _SHAPES = {
     Speculation.OFF: speculator_pb2.TREE_SHAPE_UNSPECIFIED,
@@ -27,14 +27,14 @@ _SHAPES = {
 
 
 class HostOrder(NamedTuple):
-    """Content of a step's message beside its entries and trees."""
+    """A step's message, except its entries and trees."""
 
     grant: verifier_pb2.Grant | None = None
     """None: one step, of the trees of the message."""
     plans: Mapping[str, verifier_pb2.TreePlan] = MappingProxyType({})
     """Trees that the verifier makes, by request."""
     references: Mapping[str, Sequence[Sequence[int]]] = MappingProxyType({})
-    """Texts that requests which start over may copy from."""
+    """References of requests that start over."""
 
 
 NO_ORDER = HostOrder()
@@ -44,23 +44,23 @@ class ResidentDrafts:
     """The verifier's own speculators, as a service of the pool."""
 
     def __init__(self, service: SpeculatorService) -> None:
-        """Create it for the service that stands for them; the service has no connection of its own."""
+        """Create it with the service that represents them, without a connection."""
         self.service = service
 
     def chosen(self, speculators: SpeculatorSet) -> SpeculatorSet:
-        """Return those of a choice that are here, and not left out for their faults."""
+        """Return the chosen resident speculators, without quarantined ones."""
         now = self.service.clock()
         own = speculators & frozenset(self.service.members)
         return frozenset(s for s in own if not self.service.faults.left_out(s, now))
 
     def references(self, entries: Sequence[StepEntry]) -> Mapping[str, Sequence[Sequence[int]]]:
-        """Return the texts that starting requests may copy from, if these speculators read any."""
+        """Return references of starting requests, if these speculators use any."""
         if not self.service.reads_references:
             return {}
         return {entry.request_id: entry.state.request.references for entry in entries if not entry.base_len}
 
     def note(self, drafts: verifier_pb2.ResidentDrafts) -> tuple[DraftTime, dict[int, int]]:
-        """Count the drafts of a step; return their time, and the proposed nodes by speculator."""
+        """Count a step's drafts; return times, and nodes by speculator."""
         service = self.service
         seconds, own, nodes = drafts.microseconds / 1e6, dict[int, float](), dict[int, int]()
         for number, each in zip(service.members, drafts.speculators, strict=False):
@@ -84,9 +84,9 @@ class ResidentDrafts:
 def grant_of(
     choice: Choice, chosen: SpeculatorSet, entries: Sequence[StepEntry], repeats: bool
 ) -> tuple[verifier_pb2.Grant, dict[str, verifier_pb2.TreePlan]]:
-    """Return the grant of a step, and the tree of each request that the verifier makes.
+    """Return a step's grant, and the plan of each tree.
 
-    A request whose prompt is read in this step has no drafts in it, so that its first token does not wait for them.
+    A request whose prompt is read in this step has no drafts, so that its first token is not delayed.
 
     Args:
         choice: the planner's.

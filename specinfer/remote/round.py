@@ -1,4 +1,4 @@
-"""A round of drafts: one step's exchanges with the speculator services, and their answers."""
+"""A step's exchanges with the speculator services."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
 
 _FEATURE_BYTES = 2**23
-"""Most features in one message, of 16 MiB at most."""
+"""Maximum bytes of features per message, of 16 MiB."""
 
 
 class Drafts(NamedTuple):
@@ -30,7 +30,7 @@ NO_DRAFTS = Drafts({}, [])
 
 
 class DraftRound:
-    """Collects the answers to one step, until the next step begins; later ones are only counted."""
+    """Collects answers until the next step. Later ones are only counted."""
 
     def __init__(
         self, step: int, policy: PoolPolicy, target: TargetOutputs, share: TreeShare, traceparent: str = ""
@@ -57,7 +57,7 @@ class DraftRound:
             self._trees.setdefault(request_id, []).extend(trees)
 
     async def ask(self, service: SpeculatorService, asked: Mapping[str, DraftQuery]) -> None:
-        """Exchange one message with one service; add its trees, and its time, when they arrive.
+        """Exchange a message with a service; add its trees and time.
 
         Raises:
             UnavailableError: if it does not answer, or another process does.

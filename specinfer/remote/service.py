@@ -1,7 +1,7 @@
-"""A replica of a speculator service as the gateway sees it: contents, messages, checks of answers.
+"""A replica of a speculator service: caches, messages, checked answers.
 
 It runs one speculator or several; the pool numbers them. Knows messages, not connections: those are the
-pool's. Invariant: `held` never claims more than the service said.
+pool's. Invariant: `held` never exceeds the service's reports.
 """
 
 import math
@@ -49,24 +49,23 @@ class SpeculatorService:
     """A replica of a service and its statistics."""
 
     service: str
-    """Name as the operator wrote it; the address, if it has no replicas."""
+    """Configured name; the address if it has no replicas."""
     address: str
     stub: speculator_pb2_grpc.SpeculatorStub | None
     """None for the verifier's own speculators, whose messages are the verifier's."""
     stream: DraftStream | None
     members: tuple[int, ...] = ()
-    """Its speculators by their numbers in the pool, in the order of Describe; empty until it was first
-    reached."""
+    """Numbers of its speculators, in Describe's order; empty before the first contact."""
     drawing: SpeculatorSet = frozenset()
     """Its speculators that may draw."""
     distrusted: SpeculatorSet = frozenset()
-    """Its speculators that would draw but are not trusted to: they draft for greedy requests only."""
+    """Untrusted speculators with draws: they draft for greedy requests only."""
     reads_references: bool = False
-    """True if it drafts from texts that requests may copy from, by its last description."""
+    """True if it uses references, by its last description."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
-    """Its description; None while it is away."""
+    """Its description; None while it is unavailable."""
     held: dict[str, int] = field(default_factory=dict)
-    """Context tokens it holds, by request."""
+    """Cached context tokens, by request."""
     features_held: dict[str, int] = field(default_factory=dict)
     """Context positions up to which it got features, by request."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
@@ -110,12 +109,15 @@ class SpeculatorService:
         return found
 
     def has_drafted(self, entry: StepEntry) -> bool:
-        """Return whether it has drafted for this context: the request was deferred, its drafts are used again."""
+        """Return whether it has drafted for this context.
+
+        The request was deferred then, and its drafts are used again.
+        """
         held = self.held.get(entry.request_id, 0)
         return self.description is not None and entry.drafts and held == len(entry.state.tokens)
 
     def will_draw(self, asked: Iterable[DraftQuery]) -> bool:
-        """Return whether anything may be drawn for any of these; not where it only reads missing tokens."""
+        """Return whether any of these may cause draws."""
         return any(
             entry.state.drawn_for
             and bool(speculators & self.drawing)
@@ -125,18 +127,18 @@ class SpeculatorService:
 
     @property
     def longest_context(self) -> float:
-        """Most context tokens that it takes."""
+        """Maximum context tokens."""
         return (self.description.max_context_len if self.description else 0) or math.inf
 
     def most_depth(self, entry: StepEntry) -> int:
-        """Return the depth of the requested tree: it may have fewer positions than the target."""
+        """Return the requested depth, within the service's positions."""
         depth, longest = entry.limits.depth, self.longest_context
         if longest == math.inf:
             return depth
         return min(depth, most_depth(0, len(entry.state.tokens), int(longest)))
 
     def note_reply(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
-        """Note a reply and the duration of its exchange; return the seconds of it that the service computed."""
+        """Record a reply; return the seconds of its computation."""
         compute_s = min(reply.compute_us / 1e6, seconds)
         wire_s = seconds - compute_s
         self.wire_s = wire_s if not self.wire_s else self.wire_s + _NEWEST * (wire_s - self.wire_s)
@@ -157,7 +159,7 @@ class SpeculatorService:
     def encode(
         self, asked: DraftQuery, relay: TargetOutputs, feature_bytes: int, scoped: bool = False
     ) -> speculator_pb2.DraftEntry:
-        """Return the entry of a request, with at most so many bytes of features.
+        """Return a request's entry, with at most so many bytes of features.
 
         `scoped`: only requests of one caller share cached prompts.
         """
@@ -207,9 +209,9 @@ class SpeculatorService:
         in_time: bool = True,
         features_until: int = 0,
     ) -> list[tuple[int, TokenTree]]:
-        """Return the sound trees of a result, by speculator; keep the statistics in any case.
+        """Return a result's valid trees by speculator; update the statistics.
 
-        `features_until`: the context position up to which it has been sent features.
+        `features_until`: end position of the sent features.
         """
         name = result.request_id
         if name not in asked or asked[name].entry.state.finish is not None:
@@ -264,7 +266,7 @@ class SpeculatorService:
         return self.members[draft.speculator] if in_range else min(asked)
 
     def _may_draw(self, speculator: int, entry: StepEntry) -> bool:
-        """Return whether draws are accepted: for greedy requests, which are verified without q, they are."""
+        """Return whether draws are accepted. Greedy requests ignore q."""
         state = entry.state
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
@@ -281,7 +283,7 @@ class SpeculatorService:
             self.refusals.refuse(request_id, speculator)
 
     def note_malformed(self, speculator: int, error: MalformedTreeError) -> None:
-        """Count a tree that broke a rule; a speculator with many is left out for a while."""
+        """Count a malformed tree; many cause a quarantine."""
         self.statistics.count("malformed")
         if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
             self.statistics.quarantines[speculator] += 1
@@ -292,7 +294,7 @@ class SpeculatorService:
         return names.get(speculator, f"number {speculator}")
 
     def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
-        """Return the duration of its last answer; it read so many context tokens more than usual."""
+        """Return the last answer's time; `read` are its extra context tokens."""
         told = zip(self.members, reply.speculator_us, strict=False)
         own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
         return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())), read)
@@ -306,9 +308,9 @@ class SpeculatorService:
         self.refusals.forget(request_ids)
 
     def replaced(self) -> None:
-        """Note that another process answers at the address.
+        """Handle another process at the address.
 
-        It holds nothing, and refusals of the one before are forgotten.
+        Its caches are empty, and former refusals are forgotten.
         """
         self.held.clear()
         self.features_held.clear()

@@ -1,8 +1,7 @@
-"""The running requests, and those that wait for space in the verifier's cache. Pure.
+"""The running requests, and those waiting for cache space. Pure.
 
-Invariant: after `preempt`, what the running requests need in their next step fits into the cache (or only
-one runs), and of the running requests the earliest of the highest priority is never preempted, so that
-it finishes.
+Invariant: after `preempt`, the next step of the running requests fits into the cache (or only one runs), and
+of the running requests the earliest of the highest priority is never preempted, so that it finishes.
 """
 
 from specinfer.scheduling.limits import CacheRoom
@@ -11,7 +10,7 @@ from specinfer.scheduling.request import GenerationRequest, RequestState
 
 
 class RunningBatch:
-    """Running requests by id, in order of admission, and the queue that they come from."""
+    """Running requests in order of admission, and the queue of waiting ones."""
 
     def __init__(self, room: CacheRoom) -> None:
         self._room, self._limits = room, room.limits
@@ -21,7 +20,7 @@ class RunningBatch:
         self._admitted: list[RequestState] = []
 
     def has_room(self, request: GenerationRequest, generated: int) -> bool:
-        """Return whether the request, with so many generated tokens, would be admitted at once."""
+        """Return whether a request would be admitted at once."""
         held = [*self.running.values(), *self.queue]
         if len(held) >= self._limits.max_batch:
             return False
@@ -36,7 +35,7 @@ class RunningBatch:
 
     @property
     def spare(self) -> int:
-        """Number of further requests that could run at once, if they needed as much cache as present ones."""
+        """Number of further requests that could run, with typical cache use."""
         held = [*self.running.values(), *self.queue]
         places = max(0, self._limits.max_batch - len(held))
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
@@ -88,10 +87,11 @@ class RunningBatch:
         return admitted
 
     def _cheapest_to_preempt(self, excess: int) -> RequestState:
-        """Return the request whose preemption frees `excess` tokens and costs the fewest to read again.
+        """Return the cheapest request whose preemption frees `excess` tokens.
 
-        Only requests of the lowest priority, and of these only those of the caller with most requests, are considered;
-        where none frees enough, the one that frees the most goes first. Of equal ones the latest is chosen.
+        The cost is the number of tokens to read again. Only requests of the lowest priority, and of these
+        only those of the caller with the most requests, are considered. If none frees enough, the one that
+        frees the most is chosen; of equal ones the latest.
         """
         *others, _ = sorted(self.running.values(), key=self._age, reverse=True)
         lowest = max(map(self._class, others))

@@ -7,17 +7,19 @@ from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree
 
 MOST_PUT_OFF_S = 30.0
-"""Seconds for which the verifier may put a request off before it fails: its cache is full, it compiles
-constraints, of which each may take two seconds, or it cannot read a layer. Steps are not counted: some are
-short."""
+"""Maximum seconds for which the verifier may defer a request.
+
+Its cache is full, it compiles constraints (up to two seconds each), or it cannot read a layer. Seconds,
+because some steps are short.
+"""
 _MOST_OF_STEP_S = 5.0
-"""Seconds that count of a step: a process that was stopped, or a verifier that was lost, put nothing off."""
+"""Maximum seconds counted per step, if a process was stopped."""
 
 
 def apply_verdict(
     entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
 ) -> Progress | None:
-    """Apply a verdict to the request's state; return its progress, or None if there is none.
+    """Apply a verdict to the request's state; return its progress, if any.
 
     The state's `finish` is set if the request ended.
 

@@ -1,4 +1,4 @@
-"""Ends of requests: the last message to clients, and what Redis keeps. Pure data."""
+"""Ends of requests: the last message to clients, stored in Redis."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Ending:
     finish: FinishReason
     error: str = ""
     retryable: bool = True
-    """True if the same request may succeed later, if it ended with an error."""
+    """True if the same request may succeed later, after an error."""
     invalid: bool = False
     """True if it ended with an error of its caller's."""
     prompt_tokens: int = 0
@@ -43,7 +43,7 @@ class Ending:
 
     @classmethod
     def of(cls, state: RequestState, names: Sequence[str]) -> "Ending":
-        """Return the ending of a finished request; `names` are those of the speculators by number."""
+        """Return a finished request's ending; `names` are the speculators' by number."""
         assert state.finish is not None
         end, stats = state.finished_at or state.queued_at, state.stats
         return cls(
@@ -83,7 +83,7 @@ class Ending:
 
     @classmethod
     def from_json(cls, text: str) -> "Ending":
-        """Return the ending that `to_json` of this version wrote, or of a later one with more fields."""
+        """Parse the output of `to_json`, of this version or later."""
         values: dict[str, Any] = json.loads(text)
         values = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         return cls(**{**values, "finish": FinishReason[values["finish"].upper()]})

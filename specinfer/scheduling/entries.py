@@ -1,4 +1,4 @@
-"""Entry of each request in a step, its verdict, and its progress. Pure.
+"""A request's entry in a step, its verdict and its progress. Pure.
 
 Prompts are read in chunks, which at most double the time of a step in which others decode. A chunk goes to the
 highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
@@ -23,12 +23,12 @@ class StepEntry:
     base_len: int
     delta: tuple[int, ...]
     final: bool
-    """True if the delta reaches the end of the committed tokens, so that a tree can follow."""
+    """True if the delta ends the committed tokens: a tree may follow."""
     limits: TreeLimits
     reach: int
     """Greatest depth of any node, from any speculator."""
     forced: int = 0
-    """Most nodes beside those for tokens that the request's constraint forces."""
+    """Maximum further nodes for tokens forced by the constraint."""
 
     @property
     def request_id(self) -> str:
@@ -50,7 +50,7 @@ class StepEntry:
         return replace(self, limits=TreeLimits(0, 0), reach=0, forced=0)
 
     def following(self) -> "StepEntry":
-        """Return the entry of the next step, once the tokens of this one are in the request's state.
+        """Return the next step's entry, after this one's tokens are committed.
 
         The bonus token is read, and the tree reaches no further than before.
         """
@@ -72,11 +72,11 @@ class LatestDrafts:
         self._drafts: dict[str, tuple[int, Sequence[tuple[int, TokenTree]]]] = {}
 
     def note(self, entry: StepEntry, drafts: Sequence[tuple[int, TokenTree]]) -> None:
-        """Keep drafts for the context of an entry; its request may have more tokens by now."""
+        """Store an entry's drafts. Its request may have more tokens by now."""
         self._drafts[entry.request_id] = entry.context_len, drafts
 
     def of(self, entry: StepEntry) -> Sequence[tuple[int, TokenTree]]:
-        """Return the drafts for exactly this context; none if a token was added."""
+        """Return the drafts for exactly this context, if any."""
         length, drafts = self._drafts.get(entry.request_id, (0, ()))
         return drafts if length == entry.context_len else ()
 
@@ -105,14 +105,14 @@ class VerdictEntry:
     features: bytes = b""
     """Features of the target at context tokens, on their way to speculators."""
     top_k: tuple[int, ...] = ()
-    """[nodes * k] the target's most probable tokens at the nodes of the tree, on their way to speculators."""
+    """[nodes * k] the target's most probable tokens, for speculators."""
     finished: bool = False
     """True if the bonus token completes the request's constraint."""
     cached_tokens: int = 0
     """Tokens of the delta that were found in the verifier's cache."""
 
     def tokens(self, tree: TokenTree) -> list[int]:
-        """Return the tokens that it adds to its request, of which this tree was verified."""
+        """Return the tokens that it adds after verification of `tree`."""
         if not self.accepted:
             return [self.bonus]
         return [*tree.token_ids[list(self.accepted)].tolist(), self.bonus]
@@ -134,7 +134,7 @@ class Progress:
     """True if the request ends with them."""
 
     since_s: float | None = None
-    """Seconds since the tokens before these; None for the first ones of this gateway."""
+    """Seconds since the previous tokens; None for this gateway's first."""
     counts: SpeculationCounts | None = None
     """Counts of the tree that was verified for it."""
     published: bool = False
@@ -146,7 +146,7 @@ class Progress:
         return self.state.request.request_id
 
     def cut(self, keep: int) -> None:
-        """Drop all but the first `keep` of its tokens, from the request, too."""
+        """Keep only the first tokens, also in the request."""
         drop = len(self.tokens) - keep
         if drop:
             del self.state.tokens[-drop:]
@@ -154,7 +154,7 @@ class Progress:
 
 
 def unite(progress: Iterable[Progress]) -> list[Progress]:
-    """Return items in which those of a request are one, as far as each begins where the one before ends."""
+    """Merge consecutive progress items of the same request."""
     runs: list[list[Progress]] = []
     latest: dict[str, list[Progress]] = {}
     for item in progress:
@@ -167,7 +167,7 @@ def unite(progress: Iterable[Progress]) -> list[Progress]:
 
 
 def _follows(before: Progress, item: Progress) -> bool:
-    """Return whether an item goes on where one ends; a request that came back begins anew somewhere."""
+    """Return whether an item continues another, in the same state."""
     return before.state is item.state and before.start + len(before.tokens) == item.start
 
 
@@ -180,7 +180,7 @@ def _united(run: Sequence[Progress]) -> Progress:
 def plan_entries(
     states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, worth: TreeWorth
 ) -> list[StepEntry]:
-    """Return the entries of a step; requests whose prompts have to wait for another step have none."""
+    """Return the entries of a step, without requests whose prompts wait."""
     limits = room.limits
     wanted = [_wanted_nodes(state, room, most_nodes) for state in states]
     shares = split_budget(room.budget, wanted)
@@ -210,13 +210,13 @@ def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[S
 
 
 def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[RequestState, Exception]]:
-    """Return requests that could not be planned even alone, with the reasons: faults of ours."""
+    """Return requests that fail alone, with the internal faults."""
     found = list[tuple[RequestState, Exception]]()
     for state in states:
         try:
             room.to_admit(state.request, len(state.tokens))
             plan_entries([state], room, None, FREE)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+        except Exception as error:  # noqa: BLE001  # whatever it is, the others continue
             found.append((state, error))
     return found
 
@@ -224,12 +224,12 @@ def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[R
 def delta_lengths(
     states: Sequence[RequestState], limits: SchedulerLimits, prompt_part: int | None = None
 ) -> list[int]:
-    """Return the number of tokens for the verifier that each request sends; 0: it has to wait.
+    """Return the number of tokens that each request sends; 0: it waits.
 
     `prompt_part` limits the chunk of prompts, so that reading does not stall the others; None does not.
 
-    Who lacks one token sends it in any case. Those that lack more share the chunk, which is not empty as long
-    as a step may have a token for every request.
+    A request that lacks one token always sends it. The others share the chunk, which is not empty if a step
+    may have a token for every request.
     """
     lengths = [min(state.pending, 1) for state in states]
     prompts = [index for index, state in enumerate(states) if state.pending > 1]
@@ -244,7 +244,7 @@ def delta_lengths(
 
 
 def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState]) -> Iterator[tuple[int, int]]:
-    """Return tokens for the requests with these indices: equal shares for callers, then one by one."""
+    """Yield (index, tokens): equal shares for callers, then in order."""
     callers: dict[str, list[int]] = {}
     for index in prompts:
         callers.setdefault(states[index].request.caller, []).append(index)

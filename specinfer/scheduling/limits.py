@@ -1,6 +1,6 @@
-"""Limits of what runs at once: requests, tokens, tree nodes and cache. Pure arithmetic.
+"""Limits of concurrent requests, tokens, tree nodes and cache. Pure arithmetic.
 
-A node budget bounds messages, drafts and the space that the scheduler keeps in the cache; the planner chooses
+A node budget bounds messages, drafts and the cache space that the scheduler reserves; the planner chooses
 within it.
 """
 
@@ -18,7 +18,7 @@ class SchedulerLimits:
     max_batch: int = 16
     max_waiting: int = 1024
     prefill_chunk: int = 512
-    """Most prompt tokens in one step, over all requests."""
+    """Maximum prompt tokens in a step, over all requests."""
     tree_depth: int = 8
     sequence_length: int = 5
     """Nodes of a chain in sequence speculation."""
@@ -30,44 +30,47 @@ class SchedulerLimits:
     kv_window_tokens: int = 0
     """Context tokens that the verifier keeps per request; 0 for all."""
     max_tree_nodes: int = 127
-    """Most nodes that the verifier accepts in one tree, root excluded."""
+    """Maximum nodes of a tree for the verifier, root excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeBudget:
-    """Rows that a step may have in addition to one per decoding request."""
+    """Maximum rows of a step, in addition to one per decoding request."""
 
     per_request: int
     """Maximum nodes of a tree, root excluded."""
     per_step: int
     """Maximum nodes of all trees together."""
     room: int | None = None
-    """Tokens that the verifier accepts in one step, roots included; None for no limit."""
+    """Maximum tokens of a step, roots included; None for no limit."""
     prompt_tokens: tuple[int, ...] = ()
-    """Maximum prompt tokens in a step with 1, 2, ... other rows; the last entry is for all larger steps."""
+    """Maximum prompt tokens in a step with 1, 2, ... other rows.
+
+    The last entry is for all larger steps.
+    """
 
     def prompt_part(self, rows: int) -> int | None:
-        """Return the maximum prompt tokens of a step with this many other rows; None: not limited."""
+        """Return the maximum prompt tokens with so many other rows, if limited."""
         if not rows or not self.prompt_tokens:
             return None
         return self.prompt_tokens[min(rows, len(self.prompt_tokens)) - 1]
 
     def of_step(self, batch: int, requests: int) -> int:
-        """Return the most nodes of a step in which this many of the batch's requests have trees."""
+        """Return the maximum nodes of a step with this many trees."""
         room = self.per_step if self.room is None else max(0, self.room - batch)
         return min(self.per_step, requests * self.per_request, room)
 
 
 def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
-    """Return nodes for each request, given its most useful number; equal shares, leftovers passed on.
+    """Divide nodes among requests: equal shares, leftovers passed on.
 
-    The sum never exceeds `budget.per_step`, a share never what was wanted nor `budget.per_request`.
+    The sum never exceeds `budget.per_step`, a share neither the wanted number nor `budget.per_request`.
     """
     return fair_shares(budget.per_step, [min(most, budget.per_request) for most in wanted])
 
 
 def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
-    """Return equal shares of a total; unused parts go to the others (max-min fairness)."""
+    """Return equal shares of a total, with leftovers redistributed (max-min fairness)."""
     shares = [0] * len(wanted)
     left = total
     # the most modest first, so that what they leave goes to the others
@@ -87,9 +90,9 @@ class CacheRoom:
     budget: NodeBudget
 
     def most_nodes(self, request: GenerationRequest, tokens: int) -> int:
-        """Return the most nodes that a tree behind this many tokens may have, root excluded.
+        """Return the maximum nodes of a tree, root excluded.
 
-        A tree takes what the cache has left: a request that fits without trees fits with them.
+        It follows `tokens` tokens. A tree uses free cache: a request that fits without trees fits with them.
         """
         if request.speculation is Speculation.OFF:
             return 0
@@ -113,14 +116,14 @@ class CacheRoom:
         return self.at(state.request, len(state.tokens))
 
     def to_admit(self, request: GenerationRequest, tokens: int) -> int:
-        """Return the cache tokens that must be free to admit a request that has this many tokens.
+        """Return the free cache tokens needed to admit a request.
 
         That is a block more than its next step needs, so that it is not preempted at once.
         """
         return self.at(request, tokens) + self.limits.kv_block_tokens
 
     def at(self, request: GenerationRequest, tokens: int) -> int:
-        """Return the cache tokens of a request once it has this many tokens: context, tree, whole blocks."""
+        """Return a request's cache tokens: context and tree, in whole blocks."""
         block = self.limits.kv_block_tokens
         return -(-(self._cached(tokens) + self.most_nodes(request, tokens)) // block) * block
 
@@ -132,16 +135,16 @@ class CacheRoom:
     def _cached(self, tokens: int) -> int:
         """Return how many of so many tokens of a request are cached."""
         block, window = self.limits.kv_block_tokens, self.limits.kv_window_tokens
-        if window:  # it may hold a block and the chunk it is reading beyond its window
+        if window:  # beyond its window it may store a block and the current chunk
             return min(tokens, window + block + self.limits.prefill_chunk)
         return tokens
 
     def could_hold(self, request: GenerationRequest) -> bool:
-        """Return whether positions and the whole cache are enough for the request at its longest."""
+        """Return whether positions and cache suffice for the request's maximum length."""
         return self.bound_met(request) is None
 
     def bound_met(self, request: GenerationRequest) -> str | None:
-        """Return the bound that the request exceeds at its longest; None if it can be served."""
+        """Return the bound exceeded by the request's maximum length, if any."""
         longest, capacity = len(request.prompt) + request.max_new_tokens, self.limits.kv_capacity_tokens
         if longest > self.limits.max_context_len:
             return f"the context of {self.limits.max_context_len}"

@@ -1,10 +1,10 @@
-"""Order of admission: priority first, then the caller with the fewest running requests. Pure.
+"""Order of admission: priority, then the caller with the fewest running requests.
 
 Promise: whenever a request is admitted, no caller with a waiting request of the same priority has fewer
-running requests than the admitted one's caller had. (Running requests of all priorities count.) Among
-callers with equally many, the one that was admitted least recently comes first; among its requests, the
-one that arrived first. So, within one priority, callers that have nothing running get the next free slots,
-one each, however many requests others have waiting.
+running requests than the admitted one's caller had. (Running requests of all priorities count.) Among callers
+with equally many, the one admitted least recently comes first; among its requests, the one that arrived
+first. So, within one priority, callers without running requests get the next free slots, one each, however
+many requests others have waiting. Pure.
 """
 
 import heapq
@@ -15,17 +15,17 @@ from typing import Generic, TypeAlias, TypeVar
 from specinfer.scheduling.request import RequestState
 
 Rank: TypeAlias = tuple[float, ...]
-"""Sort key of a member: the smallest comes first; of equal ranks the one that was placed first."""
+"""Sort key: the smallest is first, then the earliest placed."""
 Member = TypeVar("Member")
 _SLACK = 32
 """Outdated entries that may lie in the heap before it is rebuilt."""
 
 
 class Ranking(Generic[Member]):
-    """A heap whose members can be moved and removed.
+    """A heap with members that can be moved and removed.
 
-    Changes leave outdated entries behind; they are skipped when they come first, and there are never more
-    of them than members and `_SLACK`.
+    Changes leave outdated entries in the heap; they are skipped when they come first, and there are never
+    more of them than members and `_SLACK`.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Ranking(Generic[Member]):
             self._clean()
 
     def first(self) -> Member | None:
-        """Return the member with the smallest rank; None if there are no members."""
+        """Return the member with the smallest rank, if any."""
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
@@ -79,7 +79,7 @@ class FinishRate:
         self._finishes: deque[float] = deque(maxlen=_REMEMBERED)
 
     def begin(self, now: float) -> None:
-        """Restart the count: a time without work says nothing of the rate of work."""
+        """Restart the count: idle time does not measure the rate."""
         self._since = now
         self._finishes.clear()
 
@@ -90,20 +90,22 @@ class FinishRate:
         self._finishes.append(now)
 
     def hint(self, now: float) -> float:
-        """Return the seconds between finishes, each of which frees a place in the queue."""
+        """Return the seconds between finishes, each of which frees a place."""
         passed = now - self._since
         interval = passed / len(self._finishes) if self._finishes else max(_FIRST_HINT_S, passed)
         return min(max(interval, LEAST_HINT_S), MOST_HINT_S)
 
 
 QUEUE_SHARE = 4
-"""A named caller may have this times the number of free places waiting (a dynamic threshold, Choudhury and
-Hahne 1998). So one caller alone can take four fifths of the queue, several share it evenly, and some places
-are always left for others."""
+"""Maximum ratio of a named caller's waiting requests to free places.
+
+This is a dynamic threshold (Choudhury and Hahne 1998): one caller alone can take four fifths of the queue,
+several share it evenly, and some places are always left for others.
+"""
 
 
 class WaitingQueue:
-    """Requests that wait for admission, and the number of running ones by caller."""
+    """Waiting requests, and the number of running ones by caller."""
 
     def __init__(self) -> None:
         self._states: dict[str, RequestState] = {}
@@ -113,8 +115,10 @@ class WaitingQueue:
         """Ids of each caller's waiting requests, by priority and arrival."""
         self._running: Counter[str] = Counter()
         self._admitted: dict[str, int] = {}
-        """Number of each caller's latest admission. Kept for callers without requests, too: a returning
-        caller must not count as new. As large as the number of API keys."""
+        """Number of each caller's latest admission, also without requests.
+
+        A returning caller must not count as new. As large as the number of API keys.
+        """
         self._admissions = 0
 
     def __len__(self) -> int:
@@ -129,7 +133,7 @@ class WaitingQueue:
         return self._running[caller]
 
     def full_for(self, caller: str, places: int) -> str:
-        """Return why the caller's next request may not wait in a queue of this many places, or ""."""
+        """Return why the caller's next request may not wait, or ""."""
         free, own = places - len(self), len(self._own.get(caller, ()))
         if free <= 0:
             return f"queue full: {len(self)} requests are waiting"
@@ -151,7 +155,7 @@ class WaitingQueue:
         return None if caller is None else self._head(caller)
 
     def last(self, most: int) -> list[str]:
-        """Return ids of the requests that would be admitted last: lowest priority, then latest arrival."""
+        """Return the last ids in order of admission."""
         ranked = sorted(self, key=lambda state: (-state.request.priority, *state.place), reverse=True)
         return [state.request.request_id for state in ranked[:most]]
 

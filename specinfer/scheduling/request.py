@@ -1,4 +1,4 @@
-"""One request: its parameters (`GenerationRequest`), its state (`RequestState`) and its speculation.
+"""A request: parameters (`GenerationRequest`), state (`RequestState`), speculation.
 
 Pure data; knows no clock, no network and no model.
 """
@@ -17,7 +17,7 @@ from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
-"""Most tokens reported beside each generated one, as in OpenAI's API."""
+"""Maximum alternatives reported per generated token, as in OpenAI's API."""
 
 
 class Speculation(IntEnum):
@@ -42,22 +42,22 @@ class GenerationRequest:
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
-    """Token ids that end generation, the model's own end-of-sequence ids included unless ignored."""
+    """Token ids that end generation, including the model's unless ignored."""
     priority: int = 0
     speculation: Speculation = Speculation.TREE
     logprobs: bool = False
     top_logprobs: int = 0
-    """Number of most probable tokens to report beside each generated one."""
+    """Number of most probable tokens to report per generated token."""
     caller: str = ""
-    """Name of the caller's API key; empty where there are no keys. Callers share the verifier fairly."""
+    """Name of the caller's API key; empty without keys. Callers share fairly."""
     deadline_s: float | None = None
-    """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
+    """Seconds from arrival to the end of generation; None for no limit."""
     constraint: Constraint | None = None
     """Constraint on the text."""
     no_training: bool = False
     """True if no speculator may keep the text to learn from it."""
     references: tuple[tuple[int, ...], ...] = ()
-    """Texts that the answer may copy from; empty if no speculator drafts from them."""
+    """Texts for drafts by copying; empty if no speculator uses them."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -104,7 +104,7 @@ class GenerationRequest:
         return InvalidInputError("prompt + max_new_tokens", lengths, why)
 
     def drawn_for(self, draws: bool) -> bool:
-        """Return whether speculators may draw for it, if any of them draws for requests that are sampled."""
+        """Return whether speculators may sample drafts for it."""
         return draws and not self.sampling.greedy and self.speculation is not Speculation.OFF
 
 
@@ -118,14 +118,16 @@ class RequestState:
     arrival: int
     """Order of submission at this gateway."""
     sampling: Sampling
-    """Sampling of the target: the request's, with a seed of its own if speculators may draw."""
+    """Sampling of the target. Its seed is separate if drafts are sampled."""
     tokens: list[int]
-    """The committed sequence: prompt and generated tokens. This is its only authoritative copy."""
+    """The committed sequence, prompt included. The only authoritative copy."""
     drawn_for: bool = False
-    """True if speculators may draw for it. Then none of them is shown the noise by which the target
-    chooses."""
+    """True if speculators may sample drafts for it.
+
+    Then none of them may know the noise of the target's choices.
+    """
     verifier_len: int = 0
-    """Number of committed tokens that the verifier holds."""
+    """Number of committed tokens in the verifier's cache."""
     cached_tokens: int = 0
     """Tokens of the prompt that the verifier found in its cache."""
     admitted_at: float | None = None
@@ -135,11 +137,11 @@ class RequestState:
     finish: FinishReason | None = None
     error: str = ""
     retryable: bool = True
-    """True if the same request may succeed later, if it ended with an error."""
+    """True if the same request may succeed later, after an error."""
     invalid: bool = False
     """True if it ended with an error of its caller's."""
     put_off_at: float | None = None
-    """Time at which the verifier last put it off; None if it did not in the last step."""
+    """Time at which the last step deferred it; None if not deferred."""
     put_off_s: float = 0.0
     """Seconds for which it has done so in every step."""
     cancelled: bool = False
@@ -160,7 +162,7 @@ class RequestState:
         drawn_for: bool,
         generated: Sequence[int] = (),
     ) -> "RequestState":
-        """Return the state of a request that begins, or that goes on after tokens generated for it."""
+        """Create the state of a new or a continued request."""
         sampling = request.sampling
         if drawn_for:
             sampling = replace(sampling, seed=request_seed(sampling.seed, request.request_id))
@@ -178,12 +180,12 @@ class RequestState:
 
     @property
     def pending(self) -> int:
-        """Number of committed tokens that the verifier does not hold."""
+        """Number of committed tokens missing in the verifier's cache."""
         return len(self.tokens) - self.verifier_len
 
     @property
     def place(self) -> tuple[float, int]:
-        """Its place in the order of arrival, which it keeps when another gateway goes on with it."""
+        """Its place in the order of arrival, kept at other gateways."""
         return self.queued_at, self.arrival
 
     @property
@@ -210,7 +212,7 @@ class RequestState:
         return self.matcher
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
-        """Commit tokens up to the first that ends the request, and return them; others are dropped."""
+        """Commit tokens up to the request's end, and return them."""
         kept = list(tokens[: self.remaining])
         stop = next((i for i, t in enumerate(kept) if t in self.request.stop_token_ids), None)
         if stop is not None:

@@ -1,4 +1,4 @@
-"""Requests between submission and finish: by id, by deadline, and the cancelled ones. Pure."""
+"""Unfinished requests: by id, by deadline, and the cancelled ones. Pure."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -44,7 +44,7 @@ class RequestTable:
         return self._states[request_id]
 
     def has(self, state: RequestState) -> bool:
-        """Return whether this very request is held under its id."""
+        """Return whether this very request is in the table."""
         return self._states.get(state.request.request_id) is state
 
     def add(self, state: RequestState) -> None:
@@ -55,7 +55,7 @@ class RequestTable:
             self._deadlines.place(request_id, (state.deadline_at,))
 
     def remove(self, state: RequestState) -> None:
-        """Remove a request that has finished, or that another gateway goes on with."""
+        """Remove a request that has finished or moved to another gateway."""
         del self._states[state.request.request_id]
         self._deadlines.remove(state.request.request_id)
 
@@ -63,7 +63,7 @@ class RequestTable:
         """Mark a request as cancelled.
 
         Raises:
-            NotFoundError: if it is not held.
+            NotFoundError: if it is not in the table.
         """
         state = self.get(request_id)
         if not state.cancelled:
@@ -71,12 +71,12 @@ class RequestTable:
             self._cancelled.append(state)
 
     def take_cancelled(self) -> list[RequestState]:
-        """Return the requests cancelled since the last call that are still held."""
+        """Return the requests cancelled since the last call and still unfinished."""
         cancelled, self._cancelled = self._cancelled, []
         return [state for state in cancelled if self.has(state)]
 
     def overdue(self, now: float) -> RequestState | None:
-        """Return the request whose deadline passed first; None if no deadline has passed."""
+        """Return the request with the earliest passed deadline, if any."""
         first = self._deadlines.first()
         if first is None or self._states[first].deadline_at > now:
             return None

@@ -1,16 +1,16 @@
-"""Choice of the requests of each step. A pure state machine: time is an argument, nothing is awaited.
+"""Chooses the requests of each step. A pure state machine, without clock.
 
     submit -> waiting --plan--> running --commit--> running | finished
                  |   <-preempt--   |
                  +- cancel, time --+--> finished (at the next reap)
                  +----- drop ------+--> another gateway's
 
-Iteration-level ("continuous") batching: every plan takes all running requests, admits waiting ones
-while there is space (`specinfer.scheduling.queue` says in which order), and gives prompts at most one chunk of
-prefill per step. Space is counted in cache blocks of what requests hold now, not of the worst case; when the
-running ones outgrow the cache, one of the lowest priority waits again and is computed again later.
-Invariant: what a step needs fits into the verifier's cache, and of the running requests the earliest of the
-highest priority is never preempted, so that it finishes.
+Iteration-level ("continuous") batching: every plan takes all running requests, admits waiting ones while
+there is space (in the order of `specinfer.scheduling.queue`), and gives prompts at most one chunk of prefill
+per step. Space is counted in cache blocks of present use, not of the worst case; when the running ones
+outgrow the cache, one of the lowest priority waits again and is computed again later. Invariant: what a step
+needs fits into the verifier's cache, and of the running requests the earliest of the highest priority is
+never preempted, so that it finishes.
 """
 
 import logging
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Holds every request between submission and finish."""
+    """Manages every request between submission and finish."""
 
     def __init__(self, limits: SchedulerLimits, budget: NodeBudget, stops: StopStrings | None = None) -> None:
-        """Start empty; `stops` finds the stop strings that end requests, None finds none."""
+        """Start empty; `stops` finds the stop strings of requests."""
         self._limits, self._room, self._stops = limits, CacheRoom(limits, budget), stops
         self._batch = RunningBatch(self._room)
         self._held = RequestTable()
@@ -60,12 +60,12 @@ class Scheduler:
 
     @property
     def spare(self) -> int:
-        """Number of further requests that could run at once, if they were like the present ones."""
+        """Number of further typical requests that could run."""
         return self._batch.spare
 
     @property
     def states(self) -> Mapping[str, RequestState]:
-        """Every request that is waiting or running, by id, in order of submission. Read-only."""
+        """Waiting and running requests by id, in order of submission. Read-only."""
         return self._held.states
 
     def submit(
@@ -78,9 +78,9 @@ class Scheduler:
         drawn_for: bool | None = None,
         arrived_ago_s: float = 0.0,
     ) -> RequestState:
-        """Queue a request: a new one, or one that another gateway began.
+        """Queue a request: a new one, or another gateway's.
 
-        If its generated tokens end it, it is not held, and the state that is returned has its `finish` set.
+        If its generated tokens end it, it is not queued, and the returned state has its `finish` set.
 
         Args:
             draws: whether any speculator draws for requests that are sampled.
@@ -108,11 +108,11 @@ class Scheduler:
         return state
 
     def could_hold(self, request: GenerationRequest) -> bool:
-        """Return whether the verifier has positions and, all in all, cache enough for a request."""
+        """Return whether the verifier's positions and cache suffice for a request."""
         return self._room.could_hold(request)
 
     def has_room(self, request: GenerationRequest, generated: int = 0) -> bool:
-        """Return whether a request that has so many generated tokens would be admitted at the next plan."""
+        """Return whether the next plan would admit a request."""
         return self.could_hold(request) and self._batch.has_room(request, generated)
 
     def cancel(self, request_id: str) -> None:
@@ -124,7 +124,7 @@ class Scheduler:
         self._held.cancel(request_id)
 
     def drop(self, request_id: str) -> RequestState:
-        """Take a request out without finishing it: another gateway goes on with it.
+        """Remove an unfinished request: another gateway continues it.
 
         Later answers of the verifier for it are ignored; it still has to be released there.
 
@@ -140,7 +140,7 @@ class Scheduler:
         return self._batch.queue.last(most)
 
     def reap(self, now: float) -> list[Progress]:
-        """Finish requests that were cancelled or whose deadline has passed; call before each plan."""
+        """Finish cancelled and overdue requests; call before each plan."""
         ended = self._held.take_cancelled()
         for state in ended:
             self.finish(state, FinishReason.CANCELLED, now)
@@ -164,11 +164,11 @@ class Scheduler:
         }
 
     def plan(self, now: float, most_nodes: int | None = None, worth: TreeWorth = FREE) -> list[StepEntry]:
-        """Return the entries of the next step; empty if there is nothing to do.
+        """Return the entries of the next step; empty without work.
 
         Args:
-            most_nodes: most nodes of one request's tree or chain in this step; None leaves it to the budget.
-            worth: least that nodes and levels of trees must bring in this step.
+            most_nodes: maximum nodes of a request's tree or chain in this step; None: the budget's.
+            worth: minimum gain of nodes and levels of trees in this step.
         """
         self._batch.admit(now)
         self._batch.preempt()
@@ -179,11 +179,11 @@ class Scheduler:
         return unplannable(self._held.states.values(), self._room)
 
     def take_preempted(self) -> list[str]:
-        """Return requests preempted since the last call: the verifier must forget them before a step."""
+        """Return newly preempted requests. The verifier must release them first."""
         return self._batch.take_preempted()
 
     def take_admitted(self) -> list[RequestState]:
-        """Return new requests admitted since the last call; not those that another gateway began."""
+        """Return newly admitted requests, except another gateway's."""
         return [state for state in self._batch.take_admitted() if not state.new_tokens]
 
     def commit(
@@ -210,7 +210,7 @@ class Scheduler:
     def _apply(
         self, entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
     ) -> Progress | None:
-        """Apply a verdict; a fault of ours in it ends that request, and the progress of the others is kept."""
+        """Apply a verdict. An internal fault ends only that request."""
         try:
             return apply_verdict(entry, tree, verdict, now)
         except Exception as error:
@@ -220,7 +220,7 @@ class Scheduler:
             return Progress(entry.state, [], [], entry.state.new_tokens, True)
 
     def _stop_at_string(self, progress: Progress, now: float) -> None:
-        """End a request at its first stop string; one whose text cannot be read ends with a fault of ours."""
+        """End a request at its first stop string, or at a fault."""
         if self._stops is None:
             return
         try:
@@ -241,9 +241,9 @@ class Scheduler:
     def fail(
         self, states: Sequence[RequestState], message: str, now: float, retryable: bool = True
     ) -> list[Progress]:
-        """End requests with an error; `retryable` if the same request may succeed later.
+        """End requests with an error; `retryable` if a repetition may succeed.
 
-        Those that it does not hold any more (finished, dropped) are left as they are.
+        Requests that are gone (finished, dropped) stay unchanged.
         """
         failed = [state for state in states if self._held.has(state)]
         for state in failed:
@@ -252,7 +252,7 @@ class Scheduler:
         return [Progress(state, [], [], state.new_tokens, True) for state in failed]
 
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
-        """Record the reason of a request's end, and remove it if it is still held."""
+        """Record the reason of a request's end, and remove it."""
         state.end(reason, now)
         if self._held.has(state):
             self._finished(state, now)

@@ -1,4 +1,4 @@
-"""The counts of speculation: of a verified tree, a step, a request, a server; all are added with `+=`. Pure."""
+"""Counts of speculation, of trees up to servers, added with `+=`. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class SpeculatorCounts:
     """Verified nodes that another speculator proposed, too."""
     accepted: int = 0
     wins: int = 0
-    """Trees of which it proposed the whole accepted path, of at least one node."""
+    """Trees with its proposals on the whole accepted path."""
 
     def __iadd__(self, other: "SpeculatorCounts") -> "SpeculatorCounts":
         self.drafts += other.drafts
@@ -107,7 +107,7 @@ def count_tree(tree: TokenTree, accepted: Sequence[int]) -> SpeculationCounts:
 
 
 def count_all(trees: Sequence[SpeculationCounts], proposed: Mapping[int, int]) -> SpeculationCounts:
-    """Count the trees of a step, and the nodes that speculators proposed for it."""
+    """Count a step's trees, and the nodes proposed by speculators."""
     counts = SpeculationCounts()
     for tree in trees:
         counts += tree

@@ -1,4 +1,4 @@
-"""Hidden states and predictions of the target, from verified trees to the drafters that read them. Pure.
+"""The target's hidden states and predictions, for drafters. Pure.
 
 A step returns what any drafter wants and lacks; it is kept until each drafter got it. Where no drafter reads any,
 none is requested.
@@ -21,12 +21,14 @@ from specinfer.scheduling.request import Speculation
 from specinfer.tree import TokenTree
 
 MOST_KEPT_BYTES = 2**24
-"""Most bytes kept of one request: a service that reads none for long lacks them until it requests them
-again."""
+"""Maximum cached bytes of a request.
+
+A service that reads none for long must request them again.
+"""
 
 
 class Returned(Protocol):
-    """The part of a verifier's answer for one request that is read here."""
+    """Relevant fields of a verifier's answer for one request."""
 
     held_len: int
     features: bytes
@@ -95,15 +97,15 @@ class FeatureRelay:
             self.layers = wanted
             self._kept.clear()
 
-    def wanted_from(self, request_id: str, held: Sequence[int]) -> int | None:
-        """Return the position from which features are to be requested, or None for no features.
+    def wanted_from(self, request_id: str, sent: Sequence[int]) -> int | None:
+        """Return the first position of requested features; None for no request.
 
         Args:
-            held: per service that wants them, the position up to which it got them.
+            sent: end position of its features, per service that wants them.
         """
-        if not self.layers or not held:
+        if not self.layers or not sent:
             return None
-        least = max(min(held), self._floor.get(request_id, 0))
+        least = max(min(sent), self._floor.get(request_id, 0))
         kept = self._kept.get(request_id)
         if kept is None or not kept.start <= least <= kept.stop:
             self._kept.pop(request_id, None)
@@ -113,7 +115,7 @@ class FeatureRelay:
         return kept.stop
 
     def arrived(self, request_id: str, asked: int, start: int, data: bytes) -> None:
-        """Keep the features of a verdict, wanted from one position on and beginning at `start`."""
+        """Store features that begin at `start`; `asked` is the requested position."""
         states = np.frombuffer(data, np.int16).reshape(-1, len(self.layers), self.hidden)
         if start > asked:
             self._floor[request_id] = start
@@ -128,13 +130,13 @@ class FeatureRelay:
         return 2 * self.hidden * len(layers)
 
     def until(self, start: int, data: bytes, layers: Sequence[int]) -> int:
-        """Return the context position up to which a service has features after this data from `start` on."""
+        """Return the end position of features after this data."""
         return start + (len(data) // self.bytes_of(layers) if layers else 0)
 
     def take(self, request_id: str, held: int, layers: Sequence[int], most: int) -> tuple[int, bytes]:
-        """Return the features that a service lacks that got them up to a position.
+        """Return the features after position `held`, at most `most` bytes.
 
-        Returns their first position, and at most this many bytes of them.
+        Returns their first position, and the data.
         """
         kept = self._kept.get(request_id)
         if kept is None or not layers or held >= kept.stop:
@@ -172,7 +174,7 @@ class TopKRelay:
 
     def __init__(self) -> None:
         self.k = 0
-        """Most predictions that any service wants."""
+        """Maximum predictions wanted by any service."""
         self._latest: dict[str, Predicted] = {}
 
     def want(self, widths: Sequence[int]) -> None:
@@ -183,11 +185,11 @@ class TopKRelay:
             self._latest.clear()
 
     def arrived(self, request_id: str, tree: TokenTree, ids: Sequence[int]) -> None:
-        """Keep the predictions of a verdict for the nodes of a tree, [nodes * k] in one row."""
+        """Store a verdict's predictions [nodes * k] for a tree."""
         self._latest[request_id] = Predicted(tree, np.array(ids, np.int64).reshape(len(tree), -1))
 
     def take(self, request_id: str, k: int) -> "Predicted | None":
-        """Return predictions of the latest verified tree, k per node; None if there are none or k is 0."""
+        """Return k predictions per node of the latest tree, if any."""
         found = self._latest.get(request_id)
         return None if found is None or not k else Predicted(found.tree, found.top_k[:, :k])
 
@@ -205,7 +207,7 @@ class WantedOutputs(NamedTuple):
     """Wanted tokens per node by request; requests without an entry want none."""
 
     def contradiction(self, request_id: str, nodes: int, answer: Returned) -> str:
-        """Return the contradiction between an answer for this many nodes and the wanted outputs, or ""."""
+        """Return an answer's contradiction to the wanted outputs, or ""."""
         ids, wanted = len(answer.top_k_token_ids), nodes * self.top_k.get(request_id, 0)
         if ids and ids != wanted:
             return f"the verifier returned {ids} token ids of predictions instead of {wanted}"
@@ -228,7 +230,7 @@ class TargetOutputs:
         readers: Sequence[Reader],
         reads: Callable[[int, str], bool] = lambda _place, _request_id: True,
     ) -> WantedOutputs:
-        """Return the outputs of the target that a step is to return for these readers.
+        """Return the target's outputs to request for these readers.
 
         Args:
             reads: whether the reader in a place drafts for the request of an id.

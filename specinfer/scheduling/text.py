@@ -1,6 +1,6 @@
-"""Text of requests as it grows, and the stop strings that end it.
+"""The growing text of requests, and the stop strings.
 
-Incomplete characters and possible beginnings of stop strings are held back.
+Incomplete characters and possible prefixes of stop strings are delayed.
 """
 
 from collections.abc import Sequence, Set
@@ -17,12 +17,12 @@ class TextPiece:
 
     text: str
     used: int
-    """Number of pushed tokens that count; fewer than pushed only if a stop string ended the text."""
+    """Number of counted tokens; less than pushed after a stop string."""
     stopped: bool
 
 
 class TextStream:
-    """The text of one request as it grows. The text never contains a stop string.
+    """The growing text of a request, without any stop string.
 
     A stop string that is a special token, which is no part of the text, ends it too.
     """
@@ -34,7 +34,7 @@ class TextStream:
         prompt: Sequence[int] | None = None,
         ends: Set[int] = frozenset(),
     ) -> None:
-        """Begin behind the tokens of a prompt; None: it is not known, and has a text.
+        """Start after the tokens of a prompt; None: an unknown text.
 
         `ends` are tokens that end a request: they are no part of the text, special or not.
         """
@@ -49,7 +49,7 @@ class TextStream:
         """True once a stop string has ended the text."""
 
     def skip(self, token_ids: Sequence[int]) -> bool:
-        """Read a beginning that is not returned; return whether it has a stop string."""
+        """Read tokens without output; return whether there is a stop string."""
         self._held += self._detokenizer.push(self._told(token_ids))
         self._over = (
             self._over or self._find_stop(0) is not None or not self._stop_tokens.isdisjoint(token_ids)
@@ -58,7 +58,7 @@ class TextStream:
         return self._over
 
     def push(self, token_ids: Sequence[int], last: bool) -> TextPiece:
-        """Add tokens; `last` gives out everything held back."""
+        """Add tokens; `last` returns all delayed text."""
         if self._over:
             return TextPiece("", 0, True)
         if not self._stops:
@@ -87,7 +87,7 @@ class TextStream:
         return [token for token in token_ids if token not in self._ends] if self._ends else token_ids
 
     def _add(self, text: str) -> int | None:
-        """Add to the held text; return the start of the first stop string that this completes."""
+        """Add to the delayed text; return the first stop string's start."""
         searched = max(0, len(self._held) - self._longest + 1)
         self._held += text
         return self._find_stop(searched)
@@ -97,12 +97,12 @@ class TextStream:
         return min(found, default=None)
 
     def _make_room(self) -> str:
-        """Return held text that is too far back to be in a stop string, if much is held."""
+        """Return delayed text that is too long to be a stop string."""
         past = len(self._held) - self._longest
         return self._take(past) if past > self._longest + 256 else ""
 
     def _possible_stop(self) -> int:
-        """Return the length of the longest end of the held text that could begin a stop string."""
+        """Return the length of a possible stop string at the end."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
@@ -117,14 +117,14 @@ class TextStream:
 
 
 class StopStrings:
-    """The texts of requests that have stop strings, as far as they have been searched."""
+    """The searched texts of requests with stop strings."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[str, TextStream] = {}
 
     def begin(self, request: GenerationRequest, generated: Sequence[int]) -> bool:
-        """Search a request from now on; return whether its generated tokens end it already."""
+        """Start a search; return whether the generated tokens end the request."""
         if not request.stop_strings:
             return False
         self._texts[request.request_id] = text = TextStream(
@@ -133,11 +133,11 @@ class StopStrings:
         return text.skip(generated)
 
     def find(self, request_id: str, tokens: Sequence[int], last: bool) -> int | None:
-        """Return the number of newest tokens after which a stop string ends a request; None if none does."""
+        """Return the number of newest tokens before a stop string, if any."""
         text = self._texts.get(request_id)
         piece = text.push(tokens, last) if text is not None else None
         return piece.used if piece is not None and piece.stopped else None
 
     def forget(self, request_id: str) -> None:
-        """Forget a request that has ended, or that is another gateway's."""
+        """Forget an ended or released request."""
         self._texts.pop(request_id, None)

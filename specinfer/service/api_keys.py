@@ -1,7 +1,8 @@
-"""The file of API keys: one JSON object per line, with the SHA-256 of a key, never the key.
+"""The file of API keys: a JSON object per line, with hashes.
 
-A key is 256 random bits, so nobody can find it by trying, and a plain SHA-256 hides it well enough: slow
-hashes with salt are for passwords, which people choose. Whoever can write the file can make keys.
+It has the SHA-256 of a key, never the key. A key is 256 random bits, so it cannot be guessed, and a plain
+SHA-256 is enough: slow hashes with salt are for passwords, which people choose. Any user that can write the
+file can make keys.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from specinfer.errors import InvalidInputError, NotFoundError, SettingError
 
 KEY_PREFIX = "specinfer_"
-"""Beginning of every key, so that programs that look for secrets in the wrong places can find it."""
+"""Prefix of every key, for programs that search for leaked secrets."""
 SETTING = "api_keys"
 NEW_FILE_MODE = 0o600
 ID_CHARACTERS = 8
@@ -30,16 +31,16 @@ class ApiKey(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field(pattern="^[A-Za-z0-9_.@-]{1,64}$")
-    """Name of its owner. Several keys may have one name: that is how a key is replaced."""
+    """Name of its owner. Several keys may share it, for replacements."""
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     max_concurrent: int = Field(0, ge=0)
-    """Most unfinished requests at once; 0 for no limit."""
+    """Maximum unfinished requests; 0 for no limit."""
     tokens_per_minute: int = Field(0, ge=0)
-    """Most tokens generated within a minute; 0 for no limit."""
+    """Maximum tokens generated in a minute; 0 for no limit."""
     max_priority: int = Field(2**31 - 1, ge=-(2**31), le=2**31 - 1)
     """Highest priority that it may request."""
     no_training: bool = False
-    """True if speculators may keep none of its requests to learn from them."""
+    """True if speculators must not learn from its requests."""
     expires: AwareDatetime | None = None
     """Time when it ends, with time zone; None for never."""
 
@@ -50,7 +51,7 @@ class ApiKey(BaseModel):
 
     @property
     def key_id(self) -> str:
-        """The first characters of its hash, which distinguish it from others of its name."""
+        """The first characters of its hash, unique among equal names."""
         return self.sha256[:ID_CHARACTERS]
 
     def has_expired(self, now: datetime) -> bool:
@@ -59,10 +60,10 @@ class ApiKey(BaseModel):
 
 
 def make_key(name: str, **limits: Any) -> tuple[str, ApiKey]:
-    """Return a new key and its entry in the file; `limits` are fields of `ApiKey`.
+    """Return a new key and its entry; `limits` are fields of `ApiKey`.
 
     Raises:
-        InvalidInputError: naming the field that has a value it may not have.
+        InvalidInputError: for an invalid field.
     """
     secret = KEY_PREFIX + secrets.token_urlsafe(32)
     try:
@@ -95,7 +96,7 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replace a file of keys at once, so that no reader sees half of it. A new file is its owner's alone.
+    """Replace a key file atomically. A new file is private.
 
     Raises:
         SettingError: if it cannot be written.
@@ -114,12 +115,12 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 
 def limits_of(key: ApiKey) -> dict[str, Any]:
-    """Return the limits of a key, for another key of its name; not its end."""
+    """Return a key's limits, without its expiry, for another key."""
     return key.model_dump(include={"max_concurrent", "tokens_per_minute", "max_priority", "no_training"})
 
 
 def revoke(keys: Sequence[ApiKey], name: str, key_id: str | None = None) -> list[ApiKey]:
-    """Return the keys that are left without those of a name, or without the one of them that has this id.
+    """Return the keys without those of a name, or without one.
 
     Raises:
         NotFoundError: if there is no such key.
@@ -144,7 +145,7 @@ def _read_line(path: Path, number: int, line: str) -> ApiKey:
 
 
 def _keep_access(path: Path, new: Path) -> None:
-    """Give the new file the mode, and where it differs the owner, of the one that it replaces."""
+    """Copy the mode, and if needed the owner, of the old file."""
     if not path.exists():
         return
     old = path.stat()

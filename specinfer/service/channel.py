@@ -18,11 +18,11 @@ _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
 
 
 def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str, int]:
-    """Return host and port of `host:port`. An IPv6 host stands in brackets, which are taken off.
+    """Split `host:port`, and remove the brackets of an IPv6 host.
 
     Raises:
         SettingError: if it is no such address. gRPC would call port 443 instead of one that is missing,
-            and the remainder by 65,536 of one that is too large.
+            and the port modulo 65,536 if it is too large.
     """
     host, _, port = address.rpartition(":")
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -33,7 +33,7 @@ def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str
 
 
 def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
-    """Return a target of a channel: `host:port`, `dns:///host:port`, `unix:path`, `in-process:NAME`.
+    """Check a channel's target: `host:port`, `dns:///host:port`, `unix:path`, `in-process:NAME`.
 
     Raises:
         SettingError: if it is none.

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 async def start_and_wait_for_signal(start: Callable[[], Awaitable[object]]) -> None:
-    """Start a server and return when it is to drain: on the first SIGTERM or SIGINT."""
+    """Start a server; return on the first SIGTERM or SIGINT."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
@@ -36,7 +36,7 @@ def run_service(
     name_of: Callable[[Settings], str],
     serve: Callable[[Settings], Coroutine[Any, Any, None]],
 ) -> None:
-    """Serve until signalled. Exit code 2 for a bad setting or file, 1 if the service cannot start."""
+    """Serve until signalled; exit with 2 for bad settings, 1 for failures."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         settings = settings_class.load(program, arguments)

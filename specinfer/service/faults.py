@@ -1,7 +1,7 @@
-"""Surroundings of the methods of a server: faults, calls that need no key, messages that do not come.
+"""Guards around a server's methods: faults, keyless calls, late messages.
 
-By itself, gRPC writes the whole exception of a fault into its log and into the status that the caller gets and
-may log: here it is INTERNAL and the kind of the error, without what it quotes.
+By itself, gRPC writes the whole exception of a fault into its log and into the status that the caller gets
+and may log. Here it is INTERNAL with the error's type, without quotes.
 """
 
 import asyncio
@@ -21,23 +21,22 @@ from specinfer.wire.status import abort
 log = logging.getLogger(__name__)
 
 OURS = "/specinfer."
-"""Beginning of the names of our own methods; health and reflection are left as they are."""
+"""Prefix of our methods. Health and reflection are not guarded."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Method: TypeAlias = Callable[[Any, Any], Any]
 Places: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Takes a place for a call, or raises."""
 MESSAGE_S = 20.0
-"""Seconds in which the message of a stream must come once its headers have."""
+"""Timeout in seconds for a stream's message after its headers."""
 KEYLESS_STREAMS, _KEYLESS_PART = 64, 8
-"""Most calls of each method of health and of reflection at once, which need no key; and the part of all calls that
-they may be."""
+"""Maximum keyless calls per method of health and reflection; their maximum share."""
 KEYLESS_S = 3600.0
-"""Seconds after which such a stream ends; who watches health begins again."""
+"""Maximum seconds of such a stream. Clients may reconnect."""
 
 
 class KeylessInterceptor(grpc.aio.ServerInterceptor):
-    """Bounds the calls of health and reflection, so that they do not use up those of a server."""
+    """Limits the calls of health and reflection."""
 
     def __init__(self, max_calls: int | None = None) -> None:
         part = KEYLESS_STREAMS if max_calls is None else max(1, max_calls // _KEYLESS_PART)

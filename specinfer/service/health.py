@@ -1,6 +1,6 @@
-"""`python -m specinfer.service.health ADDRESS`: checks whether a service can work, for containers.
+"""`python -m specinfer.service.health ADDRESS`: checks a service, for containers.
 
-Loads no more than gRPC, since it is started every few seconds beside services that want the processor.
+It only loads gRPC, as it is started every few seconds next to busy services.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from specinfer.service.tls import ClientTls, channel_credentials
 
 PROGRAM = "python -m specinfer.service.health"
 FLAGS_VARIABLE = "SPECINFER_HEALTH_FLAGS"
-"""More flags, for where the command itself is fixed, as in an image: those of TLS."""
+"""Variable with further flags, like those of TLS, for images."""
 
 
 def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """End the process with the exit code; anything but 0 with one line that says why."""
+    """Check and exit; failures print the reason on one line."""
     added = shlex.split(os.environ.get(FLAGS_VARIABLE, ""))
     asked = _parser().parse_args([*(sys.argv[1:] if argv is None else argv), *added])
     try:

@@ -1,4 +1,4 @@
-"""`--help` of a service: its settings in groups, drawn as typer draws those of the command line."""
+"""`--help` of a service: settings in groups, in typer's style."""
 
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -18,7 +18,7 @@ HELP_FLAGS = frozenset({"-h", "--help"})
 
 
 def print_help(program: str, settings: type["ProcessSettings"]) -> None:
-    """Print usage, purpose and options of a service; the most specific group comes first."""
+    """Print a service's usage, purpose and options, specific groups first."""
     prefix = settings.model_config.get("env_prefix", "")
     about = f"{settings.__doc__}\n\nEvery option is also an environment variable: --log-level is {prefix}LOG_LEVEL."
     head = Text.assemble((" Usage: ", "yellow"), (f"{program} [OPTIONS]", "bold"))
@@ -52,7 +52,7 @@ def _panel(title: str, fields: dict[str, FieldInfo]) -> RenderableType:
 
 
 def _kind(annotation: Any) -> str:
-    """Return a word for the values of a setting: int, text, a|b."""
+    """Return the type of a setting: int, text, a|b."""
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
     parts = [part for part in get_args(annotation) if part is not NoneType]

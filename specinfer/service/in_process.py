@@ -1,4 +1,4 @@
-"""Services in this process: channels that call a servicer directly, in the place of gRPC over a socket.
+"""In-process channels that call a servicer directly, without gRPC.
 
     server = InProcessServer("verifier")
     add_VerifierServicer_to_server(servicer, server)
@@ -75,7 +75,7 @@ class InProcessChannel:
         return call
 
     def unary_stream(self, method: str, **_: Any) -> Any:
-        """Return a callable of a method with one request and a stream of replies."""
+        """Return a callable of a method with a stream of replies."""
 
         def call(request: Any, metadata: Metadata = ()) -> "_StreamCall":
             return self._open(lambda context: self._handler(method).unary_stream(request, context), metadata)
@@ -129,10 +129,10 @@ class _CallContext:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = tuple(metadata)
         self.replies: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
-        """The reply that was not read yet: a method waits for slow readers."""
+        """The unread reply: a method waits for slow readers."""
 
     def invocation_metadata(self) -> Metadata:
-        """Return what the caller sent beside the message."""
+        """Return the caller's metadata."""
         return self._metadata
 
     async def write(self, reply: Any) -> None:
@@ -167,7 +167,7 @@ class _StreamCall:
         self._requests.put_nowait(_ENDED)
 
     async def read(self) -> Any:
-        """Return the next reply; `grpc.aio.EOF` behind the last.
+        """Return the next reply, or `grpc.aio.EOF` at the end.
 
         Raises:
             AioRpcError: if the method has ended otherwise.
@@ -192,19 +192,19 @@ class _StreamCall:
             await replies
 
     def _end(self, task: "asyncio.Task[None]") -> None:
-        """Let the reader find the end, behind the last reply unless the call was cancelled."""
+        """Mark the end for the reader, after the last reply unless cancelled."""
         replies = self._context.replies
         if task.cancelled():
             while not replies.empty():
                 replies.get_nowait()
         else:
             task.exception()  # it is read, or nobody wants it
-        if not replies.full():  # else the reader waits for nothing, and sees the end behind the last reply
+        if not replies.full():  # else the reader does not wait, and sees the end after the last reply
             replies.put_nowait(_ENDED)
 
 
 async def _guarded(work: Any) -> Any:
-    """Return what a method returns; what it raises becomes a status, as a server makes it."""
+    """Return a method's result; exceptions become statuses, as in a server."""
     try:
         return await work
     except _AbortedError as error:

@@ -1,4 +1,4 @@
-"""Log lines to standard error, as text or as JSON, without what requests say.
+"""Log lines to standard error, text or JSON, without requests' content.
 
     text   2026-11-20 10:15:02,123 INFO    gateway gateway.app: gateway 5f0c
     json   {"time": "2026-11-20T10:15:02.123Z", "level": "INFO", "service": "gateway",
@@ -6,8 +6,8 @@
 
 JSON lines have `request_id` if they are about one request, `trace_id` if that is traced, and `exception`.
 
-Exceptions of other people's code may quote what they worked on, so by default only their type and the places
-that they came through are written. Our own errors say what was wrong, in `for_logs`, without the value.
+Exceptions of other people's code may quote what they worked on, so by default only their type and traceback
+are written. Our own errors have a description without the value, `for_logs`.
 """
 
 import json
@@ -34,12 +34,15 @@ class DiscreetFormatter(logging.Formatter):
     """Writes exceptions without what they quote."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line with the message of an exception that belongs to it, as far as it may be shown."""
+        """Return the line, with the permitted parts of its exception."""
         record.exc_text = None  # another handler may have written it out
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the first line of asyncio's messages: the others show tasks, with what their exceptions say."""
+        """Keep only the first line of asyncio's messages.
+
+        The others show tasks, with their exceptions.
+        """
         if record.name == "asyncio":
             record.message = record.message.partition("\n")[0]
         return super().formatMessage(record)
@@ -50,7 +53,7 @@ class DiscreetFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line; messages and exceptions are those of another formatter."""
+    """One JSON object per line, with another formatter's messages."""
 
     def __init__(self, service: str, inner: logging.Formatter) -> None:
         super().__init__()
@@ -85,8 +88,8 @@ def set_up_logs(service: str, level: str, quote_requests: bool = False, log_form
 
     Args:
         service: its name in the lines.
-        level: least level that is written.
-        quote_requests: True if exceptions are written as they are, with what they may quote of requests.
+        level: minimum level.
+        quote_requests: True if exceptions are written unchanged, with possible quotes of requests.
         log_format: "text" or "json".
     """
     handler = logging.StreamHandler()
@@ -112,7 +115,7 @@ class _WithoutHandlers(logging.Logger):
 
 
 def _take_foreign_lines() -> None:
-    """Log what others would write to standard error: warnings, faults of threads, libraries' own lines."""
+    """Log warnings, thread faults and libraries' lines instead of standard error."""
     logging.captureWarnings(True)
     sys.excepthook = _log_fault
     threading.excepthook = lambda fault: _log_fault(fault.exc_type, fault.exc_value, fault.exc_traceback)
@@ -137,7 +140,7 @@ def _utc(seconds: float) -> str:
 
 
 def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """Yield the causes of an exception, first to last, and the exception; of a group also those in it."""
+    """Yield an exception's causes in order, including groups, then itself."""
     if id(error) in seen:
         return
     seen.add(id(error))

@@ -28,20 +28,20 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def service_registry() -> CollectorRegistry:
-    """Return a registry with memory, processor time and open files of this process (`process_*`)."""
+    """Return a registry with this process' metrics (`process_*`)."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry
 
 
 def declare_build_info(registry: CollectorRegistry) -> None:
-    """The version of SpecInfer, as a label of a metric that is always 1."""
+    """Declare a metric with the version of SpecInfer as label."""
     info = Gauge("specinfer_build_info", "Version of SpecInfer; always 1.", ["version"], registry=registry)
     info.labels(__version__).set(1)
 
 
 def declare_model_info(registry: CollectorRegistry) -> Gauge:
-    """Return the large model and how it runs, as labels of a metric that is always 1."""
+    """Declare a metric with the target and its execution as labels."""
     return Gauge(
         "specinfer_model_info",
         "The large model and how it runs; always 1.",
@@ -51,9 +51,9 @@ def declare_model_info(registry: CollectorRegistry) -> Gauge:
 
 
 class Observing:
-    """Counts beside the work of a service: a fault in it costs a line in the log, and never what is counted.
+    """Counts for metrics. A fault only costs a log line.
 
-    Counters that hang on what was counted before belong to one thread: call it on the engine's.
+    Counters that depend on earlier counts belong to one thread: call it on the engine's.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +72,7 @@ class Observing:
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
-    """Serve `registry` at http://host:port/metrics from a thread; port 0 does nothing.
+    """Serve a registry's `/metrics` from a thread; port 0 disables it.
 
     Raises:
         SettingError: if the port is taken, or the host is no address of this machine.
@@ -94,7 +94,7 @@ TO_MINUTES_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
-"""Bounds in seconds for waits of requests: from a token of a small model to a queue of minutes."""
+"""Buckets in seconds for requests' waits, from milliseconds to minutes."""
 TO_SECONDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0),
@@ -117,7 +117,7 @@ class StepCounter(Collector):
         registry.register(self)
 
     def add(self, count: float, *labels: str) -> None:
-        """Add to the counter; 0 makes that there is something to be scraped."""
+        """Add to the counter; 0 makes it visible to scrapes."""
         self._values[labels] += count
 
     def describe(self) -> Iterator[CounterMetricFamily]:

@@ -1,4 +1,4 @@
-"""Handling of something that fails again and again: log lines, and the pause before the next attempt.
+"""Repeated failures: log lines, and the pause before a retry.
 
 The first failure is logged, and then a line every five seconds.
 """
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def backoff(first_s: float, failures: int, longest_s: float) -> float:
-    """Return the seconds to wait after so many failures before: doubled for each, up to a bound."""
+    """Return the pause after failures, doubled for each, up to a limit."""
     return min(longest_s, first_s * 2.0 ** min(failures, 64))
 
 
@@ -26,7 +26,7 @@ class Outage:
     _pace: LogPace | None = None
 
     def failed(self, error: Exception, now: float) -> float:
-        """Note a failure; return for how many seconds the service has been away."""
+        """Record a failure; return the seconds of the outage."""
         if self.since is None or self._pace is None:
             self.since, self._pace = now, LogPace()
         away = now - self.since

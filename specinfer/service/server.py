@@ -1,4 +1,4 @@
-"""Runs a gRPC server with health and reflection until SIGTERM or SIGINT, then drains it."""
+"""Runs a gRPC server with health and reflection, and drains it."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
 
 MOST_MESSAGE_BYTES = 16 * 2**20
-"""Largest gRPC message that a service takes: trees, features and prompts are divided to fit."""
+"""Maximum gRPC message of a service. Trees, features and prompts are split."""
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # an address that another process serves is an error, not a share
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a message is unpacked before its size is known
@@ -26,14 +26,16 @@ log = logging.getLogger(__name__)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INSTANCE_VARIABLE = "SPECINFER_INSTANCE"
-"""Variable with a word by which whoever starts a service recognises it among others at its address."""
+"""Variable with an identifier, by which starters recognise their service."""
 LIVENESS = "liveness"
-"""Health name that stays SERVING while the process answers at all, whatever it waits for: a supervisor that
-restarted a service because Redis is away would only add an outage."""
+"""Health name of the liveness check.
+
+It ignores Redis and the verifiers: restarting the gateway would not repair them.
+"""
 
 
 def instance_service(instance: str) -> str:
-    """Return the name under which the health service answers for the service that was started with this word."""
+    """Return the health service's name for this instance identifier."""
     return f"instance/{instance}"
 
 
@@ -47,7 +49,7 @@ class ServiceServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_calls: int | None = None,
     ) -> None:
-        """Make a server of these services; `max_calls` bounds calls at once, None does not."""
+        """Make a server; `max_calls` bounds concurrent calls, None does not."""
         self._settings = settings
         self._names = list(service_names)
         self._serving = True
@@ -101,7 +103,7 @@ class ServiceServer:
                 await self._health.set(name, SERVING if serving else NOT_SERVING)
 
     async def stop(self) -> None:
-        """Report NOT_SERVING, let running calls finish for the drain time, then end them."""
+        """Report NOT_SERVING, and end running calls after the drain time."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._settings.drain_seconds)
 

@@ -1,7 +1,7 @@
-"""Settings of a service: one object; flags (--kebab-case) and environment names derive from its fields.
+"""Settings of a service, from flags and environment variables.
 
-An unknown flag, an unknown variable with the service's prefix or a bad value is an error that names
-key and value, on one line, with exit code 2.
+Names of flags (--kebab-case) and variables derive from fields. An unknown flag, an unknown variable with the
+service's prefix or a bad value is an error that names key and value, on one line, with exit code 2.
 """
 
 import os
@@ -22,7 +22,7 @@ from specinfer.service.tls import ServerTls
 
 KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
 _UNRECOGNIZED = "unrecognized arguments: "
-"""How argparse begins its message."""
+"""Beginning of argparse's message."""
 
 
 class ProcessSettings(BaseSettings):
@@ -64,7 +64,7 @@ class ProcessSettings(BaseSettings):
 
     @property
     def tls(self) -> ServerTls:
-        """Files that the server shows, and of the clients that it serves."""
+        """The server's TLS files."""
         return ServerTls(*map(as_path, (self.tls_certificate, self.tls_key, self.tls_client_ca)))
 
     @classmethod
@@ -94,7 +94,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def _wrong_arguments(cls, argv: Sequence[str], message: str) -> SettingError:
-        """Return the error for arguments that cannot be parsed: for an unknown flag, with the one that was meant."""
+        """Return the error for wrong arguments, with a suggested flag."""
         _, unknown, rest = message.partition(_UNRECOGNIZED)
         if not unknown:
             return SettingError("arguments", list(argv), message)
@@ -105,7 +105,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def as_given(cls, error: SettingError, argv: Sequence[str]) -> SettingError:
-        """Return an error about a field that names its environment variable if that was set, else its flag."""
+        """Return a field's error with its variable or flag."""
         if error.field not in cls.model_fields:
             return error
         flag = f"--{error.field.replace('_', '-')}"
@@ -114,10 +114,10 @@ class ProcessSettings(BaseSettings):
         return error.renamed(variable if variable in os.environ and flag not in flags else flag)
 
     def check(self) -> None:
-        """Check, before a model is loaded, what a field's type does not say.
+        """Check values beyond their types, before a model is loaded.
 
         Raises:
-            SettingError: naming key and value.
+            SettingError: for an invalid field.
         """
         check_target("listen", self.listen, lowest_port=0)
         self.tls.check()
@@ -147,6 +147,6 @@ def as_path(text: str) -> Path | None:
 
 
 def exit_with(error: SettingError, program: str) -> None:
-    """End the process as every command of ours ends on a bad setting."""
+    """Print a bad setting, and exit with 2."""
     print(f"{program}: error: {error}", file=sys.stderr)
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""Long-lived bidirectional streams, used as request and reply, and the bytes that they carry.
+"""Long-lived bidirectional streams for requests and replies, with byte counts.
 
 A stream opens when first used and again after any failure. A round trip on an open stream costs half of a unary call
 (docs/findings.md#streams).
@@ -49,7 +49,7 @@ class WireMeter:
 
 
 class MeteredChannel:
-    """The part of a channel that a generated stub needs, counted; closing is the channel's own matter."""
+    """A channel for a generated stub, with counted bytes. It cannot close."""
 
     def __init__(self, channel: grpc.aio.Channel, meter: WireMeter) -> None:
         self._channel, self._meter = channel, meter
@@ -81,7 +81,7 @@ Channel: TypeAlias = grpc.aio.Channel | MeteredChannel
 
 
 class MeterInterceptor(grpc.aio.ServerInterceptor):
-    """Counts the messages of a server's own methods; not those of health and reflection."""
+    """Counts bytes of a server's methods, except health and reflection."""
 
     def __init__(self, meter: WireMeter) -> None:
         self._meter = meter

@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 class EngineThread:
-    """Runs calls one after another, in order of arrival, on one thread of its own."""
+    """Runs calls on one thread, in order of arrival."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class LoopThread:
     """Runs coroutines for other threads."""
 
     def __init__(self, name: str, stopped: str = "the event loop has ended") -> None:
-        """Start the loop; `stopped` is the message for whoever still calls after `stop`."""
+        """Start the loop; `stopped` is the error of calls after `stop`."""
         self._message = stopped
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)

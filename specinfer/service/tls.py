@@ -1,4 +1,4 @@
-"""TLS on every hop: its files, checks that they fit together, and credentials of gRPC and Redis made of them.
+"""TLS on every hop: files, checks, and credentials of gRPC and Redis.
 
 All files are PEM. Without any file a connection is plaintext. This is the only place that makes credentials.
 """
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 FileStamp: TypeAlias = tuple[int, int, int] | None
-"""Inode, time of change in ns, size in bytes; None where there is no file."""
+"""Inode, time of change in ns, bytes; None without a file."""
 
 
 def stamp_of(path: Path) -> FileStamp:
@@ -31,7 +31,7 @@ def stamp_of(path: Path) -> FileStamp:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Files that a client trusts and shows. With any of the files the connection is TLS."""
+    """A client's TLS files. Any of them enables TLS."""
 
     ca: Path | None = None
     """Authorities that may have signed the server's certificate."""
@@ -40,9 +40,9 @@ class ClientTls:
     key: Path | None = None
     """Private key of that certificate."""
     server_name: str = ""
-    """Name that the server's certificate must have; empty: the host of the address."""
+    """Expected name in the server's certificate; empty: the address' host."""
     prefix: str = "tls"
-    """Beginning of the settings' names, for errors: `tls` stands for `tls_ca` and so on."""
+    """Prefix of the settings' names, for errors: `tls` for `tls_ca`."""
 
     @property
     def wanted(self) -> bool:
@@ -65,14 +65,14 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """Files that a server shows, and of the clients that it serves. With a certificate the port is TLS."""
+    """A server's TLS files. A certificate enables TLS."""
 
     certificate: Path | None = None
     """The server's certificate, and those between it and its authority."""
     key: Path | None = None
     """Private key of that certificate."""
     client_ca: Path | None = None
-    """Authorities of clients; with them a client without a certificate of theirs is refused."""
+    """Authorities of clients: others, and clients without certificate, are refused."""
 
     @property
     def wanted(self) -> bool:
@@ -112,7 +112,7 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Return the credentials of a server. Files that change are read again, at the next connection.
+    """Return a server's credentials. Changed files are read again when connecting.
 
     Raises:
         SettingError: if a file is missing, cannot be read or does not fit.
@@ -129,7 +129,7 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 def redis_tls(
     url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> dict[str, Any]:
-    """Return keyword arguments for `Redis.from_url(url)`: the trusted server, and the client's files.
+    """Return TLS arguments for `Redis.from_url(url)`.
 
     Raises:
         SettingError: if a file is missing, cannot be read or does not fit, or if the URL is not `rediss://`.
@@ -154,7 +154,7 @@ class ServerCertificates:
         """Files that were last read and fitted together."""
 
     def refresh(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the new files; None, which keeps the old ones, where nothing changed or they do not fit."""
+        """Return changed files; None, which keeps the old ones, otherwise."""
         now = [stamp_of(path) for path in self._tls.files]
         if now == self._seen:
             return None
@@ -178,7 +178,7 @@ def _configuration(tls: ServerTls) -> grpc.ServerCertificateConfiguration:
 
 
 def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None:
-    """Check that a private key belongs to a certificate, or that there is neither."""
+    """Check that a key belongs to a certificate, or both are missing."""
     if certificate is None and key is None:
         return
     if certificate is None or key is None:
@@ -194,7 +194,7 @@ def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None
 
 
 def _no_password() -> str:
-    """Return no password: otherwise the TLS library would ask the terminal for that of an encrypted key."""
+    """Return no password, so that TLS does not prompt for one."""
     return ""
 
 

@@ -1,7 +1,7 @@
-"""Traces of OpenTelemetry, for services that have an endpoint; its packages are loaded only then.
+"""OpenTelemetry traces of services with an endpoint, loaded only for them.
 
-Spans carry ids, counts and times, never text or tokens. A trace is wanted if the caller says so by
-`traceparent` (W3C Trace Context, https://www.w3.org/TR/trace-context/), else by the ratio of the settings.
+Spans carry ids, counts and times, never text or tokens. The caller's `traceparent` (W3C Trace Context,
+https://www.w3.org/TR/trace-context/) selects traces, else the ratio of the settings.
 """
 
 import threading
@@ -24,11 +24,11 @@ HEADER = "traceparent"
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 _NO_ATTRIBUTES: Attributes = {}
 _CLOSE_S = 2.0
-"""A service that ends waits no longer than this for a collector that is away."""
+"""Maximum wait for an unavailable collector when a service ends."""
 
 
 class Tracer:
-    """Makes spans. Times are those of `time.monotonic` and `time.perf_counter`, which are one clock here."""
+    """Makes spans. `time.monotonic` and `time.perf_counter` count as one clock."""
 
     def __init__(self, provider: "TracerProvider") -> None:
         self._provider, self._tracer = provider, provider.get_tracer("specinfer")
@@ -43,7 +43,7 @@ class Tracer:
         links: "Sequence[Span]" = (),
         attributes: Attributes = _NO_ATTRIBUTES,
     ) -> "Span | None":
-        """Return a span that begins at a time, below the one of the trace context; None if it is not wanted."""
+        """Return a span below the trace context's; None if not wanted."""
         from opentelemetry.trace import Link
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -78,7 +78,7 @@ class Tracer:
         span.end(self._ns(at))
 
     def close(self) -> None:
-        """Send what has not been sent; what a collector does not take in two seconds is lost."""
+        """Send the remaining spans, for at most two seconds."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(_CLOSE_S)
@@ -131,7 +131,7 @@ def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -
 def service_step(
     tracer: Tracer | None, name: str, traceparent: str, requests: int
 ) -> AbstractContextManager[None]:
-    """Return the span of a step in a service; it does nothing unless the step is traced."""
+    """Return the span of a service's step, if it is traced."""
     if tracer is None or not traceparent:
         return nullcontext()
     return _service_step(tracer, name, traceparent, requests)

@@ -1,4 +1,4 @@
-"""Work in a process of its own, whose memory is free again when it ends.
+"""Work in a separate process, whose memory is free after its end.
 
 The module that runs there ends with `sys.exit(finish(work))`, where `work` returns its output.
 """
@@ -13,12 +13,12 @@ from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.system.parent_process import ending_with_us
 
 _REFUSED, _NOT_STORED = 3, 4
-"""Exit codes: one of our errors, an error of the file system; standard output has the message."""
+"""Exit codes of our errors and of file system errors."""
 
 
 @contextmanager
 def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
-    """Start a module of ours; the yielded function waits for its end and returns its output.
+    """Start a module; the yielded function waits for its output.
 
     It is killed if it has not ended with the block.
 
@@ -50,7 +50,7 @@ def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
 
 
 def finish(work: Callable[[], str]) -> int:
-    """Run the work of a module; print its output, or the reason of its failure; return the exit code."""
+    """Run a module's work; print output or error; return the exit code."""
     gc.disable()  # the process ends soon
     try:
         print(work())

@@ -1,7 +1,7 @@
-"""Append whole records to a file: a line each, which is there after `append` has returned, or not at all.
+"""Appends records to a file: one line each, whole or absent.
 
-Records survive the process, not the machine. A write that fails is cut off before the next one, so nothing is
-written after a part of a record; what a killed process left of one is cut off when the file is opened.
+Records survive the process, not the machine. A failed write is cut off before the next one, so nothing is
+written after a part of a record; partial records of a killed process are cut off when the file is opened.
 """
 
 import os
@@ -13,7 +13,7 @@ class AppendFile:
     """A file of records without line breaks."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file, or make it; a last record without its line break is cut off.
+        """Open or make a file; cut off a partial last record.
 
         Raises:
             OSError: if it cannot be opened.
@@ -30,7 +30,7 @@ class AppendFile:
         self._torn = False
         """True while there may be bytes after the last whole record."""
         self._refused = 0
-        """Bytes of the record that could not be written last; 0 if it could be."""
+        """Bytes of the last record if its write failed, else 0."""
 
     def append(self, record: bytes) -> None:
         """Append a record.
@@ -50,7 +50,7 @@ class AppendFile:
         self._refused = 0
 
     def check(self) -> None:
-        """Check that a record that failed could be written now; costs nothing if none has failed.
+        """Check that a failed record would succeed now; free without failures.
 
         Raises:
             OSError: if not.
@@ -106,7 +106,7 @@ class AppendFile:
 
 
 def read_records(path: Path) -> tuple[list[bytes], bytes]:
-    """Return the records of a file, and what there is of one that was not written whole.
+    """Return the records of a file, and a partial last one.
 
     Raises:
         OSError: if it cannot be read.

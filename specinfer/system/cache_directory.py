@@ -1,4 +1,4 @@
-"""Directory of all that is fetched or built once: pulled models and compiled kernels."""
+"""Directory of fetched or built files: pulled models and compiled kernels."""
 
 import os
 from pathlib import Path
@@ -12,12 +12,14 @@ CACHE_HELP = (
 
 
 def cache_directory() -> Path:
-    """Return $SPECINFER_CACHE, else specinfer/ in $XDG_CACHE_HOME, else in ~/.cache; it may not exist.
+    """Return the cache directory, which may not exist.
 
-    A relative $XDG_CACHE_HOME is ignored, as the XDG specification requires.
+    It is $SPECINFER_CACHE, else specinfer/ in $XDG_CACHE_HOME, else in ~/.cache. A relative $XDG_CACHE_HOME
+    is ignored, as the XDG specification requires.
 
     Raises:
-        SettingError: if none of them is known: a user without $HOME and without an entry in the system's list.
+        SettingError: if none of them is known: a user without $HOME and without an entry in the system's
+            list.
     """
     explicit, base = os.environ.get("SPECINFER_CACHE", ""), Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

@@ -1,7 +1,7 @@
-"""Log lines: their request and trace, and the pace of repeated ones.
+"""Log lines: their request and trace, and rate limits.
 
-Request and trace are set where a call or a step begins; a line about another request than that says so by `about`.
-What happens again and again is logged the first time, then every five seconds.
+Request and trace are set where a call or a step begins; a line about another request names it by `about`.
+Repeated events are logged the first time, then every five seconds.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
 
 
 def about(request_id: str, trace_id: str = "") -> dict[str, str]:
-    """Return the request and the trace of a log line, as its `extra`."""
+    """Return `extra` of a log line, with its request and trace."""
     return {"request_id": request_id, "trace_id": trace_id}
 
 

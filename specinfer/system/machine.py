@@ -1,4 +1,4 @@
-"""This machine: its processor, whose name and instruction sets select kernels, and the memory that is left."""
+"""This machine: processor with instruction sets, and free memory."""
 
 import os
 import platform
@@ -14,7 +14,10 @@ _VECTORS = (  # usable by the kernels, best first
 
 
 def processor_name() -> str:
-    """Return for example "AMD EPYC (family 25, model 1) with AVX2": virtual machines hide the exact EPYC."""
+    """Return for example "AMD EPYC (family 25, model 1) with AVX2".
+
+    Virtual machines hide the exact EPYC.
+    """
     name = _field("model name") or platform.processor() or platform.machine()
     family, model = _field("cpu family"), _field("model")
     if family and model:
@@ -55,7 +58,7 @@ def _of_machine(root: Path) -> int:
 
 
 def _of_cgroup(folder: Path) -> int:
-    """Return what the limit of a container leaves; caches of files give way and do not count."""
+    """Return a container's free memory. Cached files count as free."""
     limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
     if not limit.isdigit() or not used.isdigit():  # no limit, or cgroup v1
         return _UNLIMITED

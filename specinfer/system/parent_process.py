@@ -1,4 +1,4 @@
-"""End of a process together with the process that started it, however that ends (Linux).
+"""Ends a process together with its parent, for any reason (Linux).
 
 As a program it runs another one so: `python -m specinfer.system.parent_process PARENT COMMAND...`. The kernel keeps
 the signal through the change of programs. So nothing of ours runs between fork and exec in a parent that may
@@ -16,13 +16,13 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have this process receive a signal when the thread that started it ends."""
+    """Send this process a signal when its parent thread ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def ending_with_us(command: Sequence[str]) -> list[str]:
-    """Return the command as a child of this process that gets SIGTERM when the thread that starts it ends."""
+    """Return a command that gets SIGTERM when the calling thread ends."""
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 

@@ -1,4 +1,4 @@
-"""Reports work that takes seconds, as log lines of one logger: `packing weights: 40 %`.
+"""Logs progress of slow work with one logger: `packing weights: 40 %`.
 
 Services write them to their logs; the command line shows them while it waits.
 """
@@ -26,7 +26,7 @@ class Report(Protocol):
 
 @contextmanager
 def progress(what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
-    """Log the beginning of some work and its progress; its seconds if it took more than one."""
+    """Log the start and progress of work, and its duration if long."""
     started = last = clock()
     log.info("%s", what)
 

@@ -1,9 +1,9 @@
-"""Number of threads for a model, and priorities of work that may wait for the processor.
+"""Number of threads for a model, and priorities of background work.
 
-The number is what affinity and the quotas of cgroups leave to this process. A quota limits processor time, not
-processors: more threads than it has seconds of them per second wait for each other while the kernel holds the whole
-process back. Passes and the event loop come before background work: Linux has priorities of threads; elsewhere all have
-the same.
+The number follows affinity and the quotas of cgroups. A quota limits processor time, not processors: with
+more threads than seconds of it per second, threads wait for each other while the kernel pauses the whole
+process. Passes and the event loop have priority over background work: Linux has priorities of threads;
+elsewhere all have the same.
 """
 
 import os
@@ -31,7 +31,7 @@ class _Mount(NamedTuple):
 
 
 def thread_count(threads: int) -> int:
-    """Return the number of threads that a setting stands for; 0 means as many as the process may use.
+    """Return the number of threads; 0 means all usable processors.
 
     Raises:
         SettingError: if there are fewer than 0 or more than the machine has processors.
@@ -54,7 +54,7 @@ def default_threads() -> int:
 
 
 def usable_processors(root: Path = Path("/"), affinity: int | None = None) -> int:
-    """Return the minimum of CPU affinity and cgroup quotas, rounded down, at least 1.
+    """Return the minimum of CPU affinity and cgroup quotas, at least 1.
 
     Args:
         root: directory that has `proc` and `sys`.
@@ -71,7 +71,7 @@ def _affinity() -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quotas, in processors, of this process's groups and of their ancestors."""
+    """Yield the quotas, in processors, of this process's groups and ancestors."""
     for mount in _mounts(root):
         group = _own_group(root, mount.unified)
         if group is None:
@@ -126,7 +126,7 @@ def _read(path: Path) -> str:
 
 
 LATER, LAST = 10, 19
-"""Niceness of work that somebody waits for, and of work that is dear."""
+"""Niceness of awaited work, and of expensive work."""
 
 
 def give_way(niceness: int) -> None:

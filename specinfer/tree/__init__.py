@@ -1,4 +1,4 @@
-"""Token trees: plain data in numpy arrays, and pure functions on it (paper, section 3)."""
+"""Token trees: data in numpy arrays, and pure functions (paper, section 3)."""
 
 from specinfer.tree.builder import TreeBuilder
 from specinfer.tree.check import check_draft, check_tree

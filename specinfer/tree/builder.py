@@ -1,6 +1,6 @@
-"""Growth of a `TokenTree` node by node; `build` puts it into depth-first order.
+"""Grows a `TokenTree` node by node; `build` sorts it depth first.
 
-A (parent, token) pair is one node however often it is proposed: computed once, tried once per proposal.
+A (parent, token) pair is one node for any number of proposals: computed once, tried once per proposal.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ class TreeBuilder:
         return self._index.get((parent, token_id))
 
     def add(self, parent: int, token_id: int, score: float = 1.0) -> int:
-        """Return the child of `parent` with this token, made if missing; the higher score is kept.
+        """Return the parent's child with this token, with the higher score.
 
-        `propose_points` and `propose_samples` leave the score of a node that is there already: what is
-        proposed later may follow from a draw, and a candidate's score must not hang on what comes after it.
+        A missing child is made. `propose_points` and `propose_samples` do not change the score of an existing
+        node: a later proposal may follow from a draw, and a candidate's score must not depend on later ones.
         """
         node = self._index.get((parent, token_id))
         if node is not None:
@@ -76,9 +76,9 @@ class TreeBuilder:
         q: tuple[Int32, Float32],
         speculator: int = 0,
     ) -> list[int]:
-        """Add children drawn from `q` in draw order and their proposal; return their distinct nodes.
+        """Add a sampled proposal with its children; return their distinct nodes.
 
-        Their scores state what is known of draws before they are drawn (`specinfer.tree.draws`).
+        `draws` are in draw order. Scores are the draws' chances before they are drawn (`specinfer.tree.draws`).
         """
         probability = dict(zip(q[0].tolist(), q[1].tolist(), strict=True))
         left, nodes = Draws(q[1].tolist(), kind), []
@@ -89,7 +89,7 @@ class TreeBuilder:
         return list(dict.fromkeys(nodes))
 
     def build(self, order: Sequence[int] = ()) -> TokenTree:
-        """Return the tree, depth first, siblings in insertion order; `order` is that of its candidates."""
+        """Return the tree depth first; `order` is that of its candidates."""
         nodes = depth_first(self.parents)
         place = [0] * len(nodes)
         for new, old in enumerate(nodes):
@@ -106,7 +106,7 @@ class TreeBuilder:
 def point_tree(
     tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], nodes: Sequence[int]
 ) -> TokenTree:
-    """Return the tree of deterministically chosen nodes, given in ascending order, parents first."""
+    """Return the tree of deterministic nodes, given in ascending order."""
     builder, place = TreeBuilder(tokens[0]), {0: 0}
     kids: dict[int, list[int]] = {}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Checks that a token tree from outside keeps the rules that merging, cutting and verifying rely on."""
+"""Checks the rules of a token tree from outside."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,18 @@ from specinfer.tree.token_tree import Proposal, ProposalKind, TokenTree
 
 _SUM_TOLERANCE = 1e-3
 CANDIDATES_PER_NODE, SUPPORT_PER_NODE = 8, 1024
-"""Most candidates, and most tokens of all q, for every node that a tree may have: repeated draws, several
-speculators, and q of 1,024 tokens fit; a message that outgrows the batch's does not."""
+"""Maximum candidates, and maximum tokens of all q, per allowed node.
+
+Repeated draws, several speculators, and q of 1,024 tokens fit; a message that outgrows the batch's does not.
+"""
 
 
 def check_tree(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
-    """Check a tree that came from outside.
+    """Check a tree from outside.
 
     Args:
         vocab_size: token ids must be smaller.
-        max_nodes: most nodes allowed, root included.
+        max_nodes: maximum nodes, root included.
 
     Raises:
         MalformedTreeError: naming the first broken invariant.
@@ -94,7 +96,7 @@ def _check_sizes(tree: TokenTree, max_nodes: int) -> None:
 
 
 def _check_order(tree: TokenTree) -> None:
-    """Check that the order holds each candidate once, after one that leads to its parent."""
+    """Check that the order has each candidate once, after its parent's."""
     counts = [0] * len(tree.proposals)
     for index in tree.order:
         if not 0 <= index < len(counts):
@@ -133,7 +135,7 @@ def _check_proposal(tree: TokenTree, parents: Sequence[int], index: int, vocab_s
 
 
 def _check_distribution(name: str, proposal: Proposal, drawn: Sequence[int], vocab_size: int) -> None:
-    """Check a proposal's distribution, in plain Python: q is too short for arrays to be quicker."""
+    """Check a proposal's short distribution, in plain Python for speed."""
     ids, q = proposal.q_token_ids.tolist(), proposal.q_probabilities.tolist()
     if len(ids) == 0 or len(ids) != len(q):
         raise MalformedTreeError(f"{name}.q", (len(ids), len(q)), "needs as many ids as probabilities")

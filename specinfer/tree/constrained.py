@@ -1,7 +1,7 @@
-"""Trees of requests whose text must follow a constraint: drafts that it forbids go, what it forces comes.
+"""Trees of constrained requests: forbidden drafts are removed, forced tokens added.
 
-      the-+-cat-+-sat       allowed behind "the": cat, dog       the-+-cat-+-sat
-          |     +-xyz       forced behind "the dog": ran home        +-dog---ran---home
+      the-+-cat-+-sat       allowed after "the": cat, dog       the-+-cat-+-sat
+          |     +-xyz       forced after "the dog": ran home        +-dog---ran---home
           +-dog
           +-xyz
 
@@ -25,14 +25,14 @@ Bool = NDArray[np.bool_]
 
 
 class TokenMatcher(Protocol):
-    """A reader of tokens that knows which may come next."""
+    """A reader of tokens, for example of a constraint."""
 
     @property
     def finished(self) -> bool:
         """True if nothing may follow."""
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Read tokens up to the first that may not follow; return how many were read."""
+        """Read tokens up to the first forbidden one; return their number."""
 
     def take_back(self, count: int) -> None:
         """Forget the last tokens."""
@@ -74,12 +74,12 @@ def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
 def with_forced(
     tree: TokenTree, matcher: TokenMatcher, most: int, depth: int, chain: bool = False
 ) -> TokenTree:
-    """Return the tree with up to `most` further nodes of tokens that must follow its nodes.
+    """Return the tree with up to `most` further nodes of forced tokens.
 
-    Those behind the likeliest nodes come first. `matcher` has read the root, and is left as it was.
+    Those after the likeliest nodes come first. `matcher` has read the root, and is not changed.
 
     Args:
-        chain: whether the tree is to stay a single path.
+        chain: whether the tree must stay a single path.
     """
     offers = sorted(_offers(tree, matcher, depth, chain), key=lambda offer: -offer.probability)
     builder = _grown_from(tree)
@@ -94,7 +94,7 @@ def with_forced(
 
 
 def _grown_from(tree: TokenTree) -> TreeBuilder:
-    """Return a builder with the nodes of a tree, under their numbers, and its proposals."""
+    """Return a builder with a tree's nodes and proposals."""
     builder = TreeBuilder(tree.root_token_id)
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
     for token, parent, score in list(numbers)[1:]:
@@ -112,7 +112,7 @@ class _Offer(NamedTuple):
 
 
 def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> Iterator[_Offer]:
-    """Return the forced tokens behind nodes that are not in the tree."""
+    """Yield the forced tokens after nodes, if missing in the tree."""
     parents, tokens, scores = tree.parents.tolist(), tree.token_ids.tolist(), tree.scores.tolist()
     edges, inner = set(zip(parents, tokens, strict=True)), set(parents)
     reached: dict[int, tuple[int, float]] = {}
@@ -128,7 +128,7 @@ def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> 
 
 
 def _walk(tree: TokenTree, matcher: TokenMatcher) -> Iterator[int]:
-    """Yield nodes that may follow, parents first; `matcher` has read up to the one that is yielded."""
+    """Yield allowed nodes, parents first; `matcher` has read each one's path."""
     tokens, parents, path = tree.token_ids.tolist(), tree.parents.tolist(), [0]
     reached = {0}
     yield 0

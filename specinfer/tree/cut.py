@@ -1,4 +1,4 @@
-"""Cuts of merged trees to a node budget that leave the distribution of the output unchanged.
+"""Cuts merged trees to a node budget, without changing the output's distribution.
 
 The verifier tries the draws below a node one after another; a rejected draw x from q leaves the residual
 norm(max(0, P - q)) (paper, Algorithm 2). That gives the target's distribution if, at the moment a draw is
@@ -6,8 +6,8 @@ tried, its token is distributed as q. So whether a draw is kept may depend on wh
 on its own token or on what is tried after it. Three rules keep that:
 
 1. Draws are tried in the order in which the cut kept them, across speculators (`TokenTree.order`).
-2. A draw's priority is fixed before its token is looked at (`specinfer.tree.draws`), and so is the decision
-   to go on: the cut stops when the budget is used up, even if the next draw would repeat a kept node.
+2. A draw's priority is fixed before its token is looked at (`specinfer.tree.draws`), and so is the
+   decision to continue: the cut stops when the budget is used up, even if the next draw would repeat a kept node.
 3. The candidates of a speculator that draws are taken in the order in which it lists them: a candidate may
 exist,
    or have its score, only because of the tokens listed before it, so it must not be kept before them. The
@@ -33,14 +33,14 @@ Beliefs = Mapping[int, Belief]
 """Speculator -> belief about its draws, for speculators that were measured."""
 
 Keeps = Callable[[int, float], bool]
-"""(nodes kept so far in all trees, priority of the next) -> True to keep that node, too."""
+"""Decides by kept nodes and priority whether to keep a node."""
 
 _Offer = tuple[float, Candidate]
 """A candidate that may be kept next, after its priority."""
 
 
 def truncate(tree: TokenTree, max_nodes: int, beliefs: Beliefs = MappingProxyType({})) -> TokenTree:
-    """Return the best part of `tree` with at most `max_nodes` nodes, root included (see `cut_trees`)."""
+    """Return the best part of a tree, as in `cut_trees`."""
     return cut_trees([tree], [max_nodes], beliefs)[0]
 
 
@@ -50,16 +50,14 @@ def cut_trees(
     beliefs: Beliefs = MappingProxyType({}),
     keeps: Keeps = lambda kept, priority: True,
 ) -> list[TokenTree]:
-    """Return the best parts of several merged trees, from one ranking over all of them.
-
-    Nodes go where they are likeliest to be accepted.
+    """Return the best parts of merged trees, by one ranking of nodes.
 
     A candidate's priority is the product along its path (Sequoia, EAGLE-2) of the scores of points and of the
-    chances of draws, which are known before a draw's token is and are corrected by `beliefs`.
+    chances of draws. These are known before the token of a draw, and corrected by `beliefs`.
 
     Args:
         trees: each merged from trees that were not merged before.
-        max_nodes: per tree, most nodes kept, root included.
+        max_nodes: per tree, maximum nodes kept, root included.
         keeps: called with one node after another, best first; the first False ends the cut.
     """
     cuts = [_Cut(tree, most, beliefs) for tree, most in zip(trees, max_nodes, strict=True)]
@@ -78,7 +76,7 @@ def cut_trees(
 
 
 def keep(tree: TokenTree, candidates: Sequence[Candidate]) -> TokenTree:
-    """Return the part of `tree` that these candidates make, to be tried in this order.
+    """Return the part of a tree with these candidates, in this order.
 
     Args:
         candidates: parents before children, and of each proposal's children the first ones.
@@ -156,14 +154,14 @@ class _Cut:
         return offers
 
     def build(self) -> TokenTree:
-        """Return the kept part as a tree, its nodes in their old order: parents still come first."""
+        """Return the kept part as a tree, its nodes in unchanged order."""
         everything = sum([len(proposal.children) for proposal in self._tree.proposals])
         if len(self._kept) == everything and not self._listed:
             return self._tree
         return keep(self._tree, self._kept)
 
     def _uncovered(self, node: int, speculator: int) -> list[_Offer]:
-        """Return the candidates that a speculator offers once its candidate for a node is kept."""
+        """Return a speculator's next candidates, after one for this node."""
         if speculator not in self._listed:
             return [self._offer((index, 0)) for index in self._below.pop((node, speculator), ())]
         left = self._listed[speculator]
@@ -174,7 +172,10 @@ class _Cut:
         return self._path_probability[parent] * self._chance(*candidate), candidate
 
     def _chance(self, index: int, draw: int) -> float:
-        """Return the chance that a candidate is accepted if its parent is; blind to the token of a draw."""
+        """Return a candidate's chance if its parent is accepted.
+
+        For a draw it is independent of the token.
+        """
         proposal = self._tree.proposals[index]
         if proposal.kind is ProposalKind.POINT:
             return proposal.scores[draw] if proposal.scores else float(self._scores[proposal.children[draw]])

@@ -1,13 +1,13 @@
-"""Acceptance of the draws of a sampled proposal, estimated before their tokens are looked at.
+"""Estimates the acceptance of draws before their tokens are known.
 
 Trees grow and are cut best first. Where a sampled candidate stands in that order must not depend on its own
 token: keeping likely draws and dropping unlikely ones would change the distribution they come from, and the
-output with it. So a draw is ranked by what is known before it: the distribution it will come from.
+output with it. So a draw is ranked by the distribution it will come from.
 
-If q is all that is known, a draw x is accepted with probability sum(min(P, q)). A draft does not know P,
-but where it is sure of what comes next it is right more often: on text the sum follows the norm of q
-(docs/findings.md#best-first-draws). A draw that is rejected leaves q without x, and P without what q had
-of it: then the next one is worse, and it is tried only if those before it failed.
+Given only q, a draw x is accepted with probability sum(min(P, q)). A draft does not know P, but a more
+certain draft is right more often: on text the sum follows the norm of q (docs/findings.md#best-first-draws).
+A rejected draw removes x from q, and q's share from P: the next one is worse, and it is tried only if all
+before it failed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +16,13 @@ from math import sqrt
 from specinfer.tree.token_tree import Proposal, ProposalKind
 
 Belief = Callable[[int, float], float]
-"""(place in the draw order, expected acceptance of a draw that is tried) -> the belief that replaces it."""
+"""Corrects an expected acceptance; the other argument is the draw's place."""
 
 AGREEMENT = (0.85, 0.45, 0.3)
-"""Expected acceptance, over the norm of q, of the first draw, the second, and all that follow, each if those
-before it were rejected. Measured with the shipped SSM (docs/findings.md#best-first-draws)."""
+"""Expected acceptance of the first, the second, and later draws.
+
+Each is relative to the norm of q, after rejections of those before it (docs/findings.md#best-first-draws).
+"""
 
 
 def take_at_word(place: int, acceptance: float) -> float:
@@ -36,11 +38,13 @@ class Draws:
     place: int
     """Place of the next draw in the draw order."""
     chance: float
-    """Probability that the next draw is the accepted one if its parent is accepted. Falls from draw to
-    draw."""
+    """Probability that the next draw is accepted, given its parent.
+
+    It falls from draw to draw.
+    """
 
     def __init__(self, q: Sequence[float], kind: ProposalKind, belief: Belief = take_at_word) -> None:
-        """Start before the first draw; `q` are the probabilities of the tokens that can be drawn."""
+        """Start before the first draw; `q` are the drawable tokens' probabilities."""
         self._replace, self._belief = kind is ProposalKind.WITH_REPLACEMENT, belief
         self._sum, self._squares, self._left = sum(q), sum([p * p for p in q]), len(q)
         self.place, self._alive = 0, 1.0
@@ -48,7 +52,7 @@ class Draws:
 
     @property
     def acceptance(self) -> float:
-        """Expected probability that the next draw is accepted if it is tried, without any measurement."""
+        """Expected acceptance of the next draw if tried, without any measurement."""
         if self._left == 0 or self._sum <= 0:
             return 0.0
         agreement = AGREEMENT[min(self.place, len(AGREEMENT) - 1)]
@@ -68,7 +72,7 @@ class Draws:
 def draws_of(
     proposal: Proposal, token_ids: Sequence[int], belief: Belief = take_at_word
 ) -> Iterator[tuple[int, Draws]]:
-    """Return every child of a sampled proposal in draw order, with its estimates before it is drawn.
+    """Yield a sampled proposal's children with estimates, in draw order.
 
     Args:
         token_ids: of the tree's nodes.

@@ -1,7 +1,7 @@
-"""Merges of the trees of several speculators (paper, Definition 3.2): the trie of all root-to-node paths.
+"""Merges speculators' trees (paper, Definition 3.2): the trie of all paths.
 
 Every proposal keeps the distribution it was drawn from, so that the verifier can try each candidate against
-the q of the speculator that proposed it. A token that two speculators propose is one node and two candidates.
+its speculator's q. A token from two speculators is one node and two candidates.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,13 @@ def merge_trees(
     """Merge (speculator index, tree) pairs that share their root.
 
     The candidates of the first tree come first, then those of the second, each in their own order;
-    `cut_trees` interleaves them. A node's score is the highest that any speculator gave it. Only where
-    a speculator draws, each point keeps the score of its own speculator: another's may follow from a token that
-    was drawn.
+    `cut_trees` interleaves them. A node's score is the highest that any speculator gave it. If any speculator
+    draws, each point keeps the score of its own speculator: another's may follow from a token that was drawn.
 
     Args:
         trees: at least one; proposals are relabelled with the speculator's index, but for None: such a tree is a
             merged one, whose proposals keep theirs.
-        max_nodes: most nodes of the result, root included; None for no limit.
+        max_nodes: maximum nodes of the result, root included; None for no limit.
         beliefs: see `cut_trees`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shapes of trees: expansion vectors and limits, and what follows from the parents alone.
+"""Shapes of trees: expansion vectors, limits, and functions of the parents.
 
 Depths, children and depth-first order are pure functions of `parents` ([N], -1 for the root, parents before
 children). Trees are small: plain lists are quicker than arrays. One rule limits the depth for planning, drafting and
@@ -26,15 +26,15 @@ class TreeLimits:
     """Limits of one tree."""
 
     nodes: int
-    """Most nodes besides the root; 0 means no tree."""
+    """Maximum nodes besides the root; 0 means no tree."""
     depth: int
     """Depth of the deepest node; the root has depth 0."""
     width: int | None = None
-    """Most children of a node; 1 is sequence speculation, None is no limit."""
+    """Maximum children of a node; 1 is sequence speculation, None unlimited."""
     min_path_probability: float = 0.0
-    """Nodes whose path is less probable will hardly be verified, so a tree need not go on below them."""
+    """Minimum path probability: nodes below it are hardly ever verified."""
     tokens_per_second: float = 0.0
-    """Speed of the whole step. A drafter that pays by the level stops where a level brings fewer; 0: unknown."""
+    """Minimum speed of further levels, equal to the step's; 0: unknown."""
 
     @property
     def empty(self) -> bool:
@@ -43,7 +43,7 @@ class TreeLimits:
 
 
 class TreeWorth(NamedTuple):
-    """The last two fields of `TreeLimits`: the least that nodes and levels must bring."""
+    """Last fields of `TreeLimits`: the minimum gain of nodes and levels."""
 
     min_path_probability: float = 0.0
     tokens_per_second: float = 0.0
@@ -54,7 +54,10 @@ FREE = TreeWorth()
 
 @dataclass(frozen=True, slots=True)
 class ExpansionVector:
-    """The paper's static tree <k1, ..., km>: at step i every leaf expands its top k_i tokens."""
+    """The paper's static tree <k1, ..., km>.
+
+    At step i, every leaf expands its top k_i tokens.
+    """
 
     widths: tuple[int, ...]
 
@@ -110,10 +113,10 @@ def depth_first(parents: Sequence[int]) -> list[int]:
 
 
 def most_depth(base_len: int, delta_len: int, max_context_len: int) -> int:
-    """Return the greatest depth of a tree whose root is the last token of the context.
+    """Return the maximum depth of a tree below the context's last token.
 
     Args:
-        base_len: context tokens that are held.
+        base_len: cached context tokens.
         delta_len: context tokens that are added.
         max_context_len: positions that there are.
     """
@@ -121,10 +124,10 @@ def most_depth(base_len: int, delta_len: int, max_context_len: int) -> int:
 
 
 def best_path(tree: TokenTree, most: int) -> list[int]:
-    """Return the tokens of the path of at most `most` nodes below the root that has the highest worth.
+    """Return the tokens of the best path of at most `most` nodes.
 
-    A token counts if it and all before it are accepted, whose probability is the product of their scores s.
-    So the worth of a node v is w(v) = s(v) * (1 + max of w(c) over its children c), and the path follows the
+    A token counts if it and all before it are accepted; that probability is the product of their scores s. So
+    the worth of a node v is w(v) = s(v) * (1 + max of w(c) over its children c), and the path follows the
     highest worth.
     """
     parents, scores, depth = tree.parents.tolist(), tree.scores.tolist(), depths(tree.parents).tolist()

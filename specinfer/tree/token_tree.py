@@ -25,17 +25,17 @@ _NO_TOKENS: Int32 = np.zeros(0, np.int32)
 _NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
 
 NOBODY = 2**32 - 1
-"""Speculator number of forced nodes, where a constraint leaves no choice (`specinfer.tree.constrained`)."""
+"""Speculator number of nodes forced by constraints (`specinfer.tree.constrained`)."""
 
 Candidate = tuple[int, int]
-"""One child of one proposal: (index of the proposal, place among its children)."""
+"""A proposal's child: (index of the proposal, place among its children)."""
 
 
 class ProposalKind(IntEnum):
-    """Way in which the children of one node were chosen; the numbers are those of the wire."""
+    """The way of choosing a node's children, with the wire's numbers."""
 
     POINT = 1
-    """Deterministic choice (top-k, n-gram, retrieval): q is a point mass on each child in turn."""
+    """Deterministic choice (top-k, n-gram, retrieval): q has each child as point mass."""
     WITH_REPLACEMENT = 2
     """Independent draws from q; a token may have been drawn several times."""
     WITHOUT_REPLACEMENT = 3
@@ -65,12 +65,12 @@ class Proposal(NamedTuple):
         speculator: int | None = None,
         count: int | None = None,
     ) -> "Proposal":
-        """Return the same proposal in a tree in which node v is called place[v].
+        """Return the proposal with each node v renumbered to place[v].
 
         Args:
             place: names at least the parent and the children that are kept.
-            speculator: whose it is from now on; None leaves that.
-            count: how many of the children are kept; None keeps all.
+            speculator: its new speculator; None keeps the old one.
+            count: number of children to keep; None keeps all.
         """
         parent, own, kind, children, q_token_ids, q_probabilities, scores = self
         return Proposal(
@@ -91,15 +91,13 @@ class TokenTree:
     token_ids: Int32
     """[N] token of each node."""
     parents: Int32
-    """[N] parent of each node; -1 for the root, smaller than the node's own index otherwise."""
+    """[N] parent of each node, a smaller index; -1 for the root."""
     proposals: tuple[Proposal, ...]
     """Proposals, each with its speculator and its children."""
     scores: Float32
-    """[N] estimated probability that a node is accepted given that its parent is. A hint, never a q."""
+    """[N] estimated acceptance of nodes given their parents. Never a q."""
     order: tuple[int, ...] = ()
-    """Order of all candidates: indices of proposals, each occurrence standing for the proposal's next child.
-    Draws below a node are tried in this order, across speculators. Empty: proposal by proposal.
-    """
+    """Order of candidates: a proposal's index stands for its next child."""
 
     @classmethod
     def root_only(cls, token_id: int) -> "TokenTree":
@@ -143,7 +141,7 @@ class TokenTree:
             places[index] += 1
 
     def draws_by_parent(self) -> dict[int, list[Candidate]]:
-        """Return the drawn candidates below each node that has any, in the order in which they are tried."""
+        """Return the drawn candidates below each node, in the order of trials."""
         result: dict[int, list[Candidate]] = {}
         if self.has_draws:
             for index, place in self.candidates():
@@ -152,7 +150,7 @@ class TokenTree:
         return result
 
     def path_to(self, node: int) -> list[int]:
-        """Return nodes from the root's child down to `node`; empty for the root."""
+        """Return nodes from the root's child down to `node`; empty for root."""
         path: list[int] = []
         while node > 0:
             path.append(node)

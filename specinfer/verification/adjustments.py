@@ -1,15 +1,15 @@
 """Adjustments: changes of the target's logits by a request's parameters.
 
-They come before temperature, top-k and top-p, and so before any acceptance rule: P is what is left of the
-changed logits, and tree, chain and plain decoding follow the same P. They look at what was generated, so a
-node's change hangs on the tokens of its path; only the nodes that a rule visits are changed.
+They come before temperature, top-k and top-p, and so before any acceptance rule: P results from the changed
+logits, and tree, chain and plain decoding follow the same P. They depend on generated tokens, so a node's
+change depends on the tokens of its path; only the nodes that a rule visits are changed.
 
     prompt | generated, committed | root's child, ... , node
            | `Adjustment.read`    | `path` of `Adjustment.change`
 
-A request's adjustment is held beside its cache and reads the tokens that the cache reads, so it is rebuilt
-whenever the cache is (base_len 0). The constraint comes last: it needs masks that the engine's threads make, and may
-end the text.
+A request's adjustment is stored with its cache and reads the same tokens, so it is rebuilt
+whenever the cache is (base_len 0). The constraint comes last: it needs masks that the engine's threads make,
+and may end the text.
 """
 
 from collections import Counter
@@ -33,9 +33,9 @@ class Adjustment(Protocol):
         """Read generated tokens that are committed now: the next ones, in order."""
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change in place the logits [V] behind the committed tokens and those of a path.
+        """Change in place the logits [V] after committed tokens and path.
 
-        -infinity forbids a token. Paths come in any order; what `change` learns of one must be undone.
+        -infinity forbids a token. Paths come in any order, so `change` must undo its state of a path.
         """
 
 
@@ -45,7 +45,7 @@ class Biases:
         logit(x) := logit(x) + bias(x) - presence_penalty [c(x) > 0] - frequency_penalty c(x)
 
     c(x) counts how often x was generated, tokens on the path included, those of the prompt not.
-    Invariant: `_added[x]` is a function of the count of x alone, computed anew at each change. So it has the
+    Invariant: `_added[x]` is a function of the count of x alone, computed again at each change. So it has the
     same bits whether x was committed or lies on a path, and greedy speculation stays exact.
     """
 
@@ -63,7 +63,7 @@ class Biases:
             self._count(token, 1)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] behind a path in place."""
+        """Change the logits [V] after a path in place."""
         for token in path:
             self._count(token, 1)
         row += self._added
@@ -77,7 +77,7 @@ class Biases:
 
 
 class Repetition:
-    """The repetition penalty of CTRL (Keskar and others, 2019), as `transformers` and vLLM have it.
+    """The repetition penalty of CTRL (Keskar et al., 2019), as in vLLM.
 
         logit(x) := logit(x) / r  if it is positive, else logit(x) r,  for every x of prompt, answer and path
     Invariant: a changed logit is a function of the logit and of whether its token occurs. So it has the same
@@ -93,7 +93,7 @@ class Repetition:
         self._occurs[list(tokens)] = True
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] behind a path in place."""
+        """Change the logits [V] after a path in place."""
         new = [token for token in path if not self._occurs[token]]
         self._occurs[new] = True
         found = row[self._occurs]
@@ -102,12 +102,12 @@ class Repetition:
 
 
 class Constrained:
-    """Forbids tokens that cannot lead to a text that the request's constraint describes.
+    """Forbids tokens that break the request's constraint.
 
         logit(x) := -infinity  unless x may follow the generated tokens
 
-    Where the text is complete and nothing may follow, nothing is changed: what is chosen there is cut off (`end`), so
-    that a model without an end-of-sequence token ends all the same.
+    If the text is complete and nothing may follow, nothing is changed: later tokens are cut off (`end`), so
+    that a model without an end-of-sequence token ends, too.
     """
 
     def __init__(self, masks: RequestMasks) -> None:
@@ -118,20 +118,20 @@ class Constrained:
         self.masks.read(tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] behind a path in place.
+        """Change the logits [V] after a path in place.
 
         Raises:
             MaskLateError: if its mask is not made in time.
-            ConstraintError: if the constraint is too complex or too dear, or was not followed.
+            ConstraintError: if the constraint is too complex or too expensive, or was not followed.
         """
         allowed = self.masks.mask(path)
         if allowed is not None:
             row[~allowed] = -np.inf
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """Count the tokens up to the one that completes the text; None if none does.
+        """Count the tokens up to the text's end; None if it continues.
 
-        These tokens may follow, and nothing may follow the one that completes it.
+        All tokens may follow, and none may follow the one that completes the text.
         """
         return self.masks.end(tokens)
 
@@ -170,7 +170,7 @@ class RequestAdjustment:
         return generated_of(self._prompt_len, position, tokens)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Change the logits [V] behind a path in place.
+        """Change the logits [V] after a path in place.
 
         Raises:
             ConstraintError, MaskLateError: see `Constrained.change`.
@@ -181,7 +181,7 @@ class RequestAdjustment:
             part.change(row, path)
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """Count the tokens up to the end of the constrained text; None if it goes on."""
+        """Count the tokens up to the constrained text's end, if any."""
         return None if self._constrained is None else self._constrained.end(tokens)
 
 
@@ -193,10 +193,10 @@ def generated_of(prompt_len: int, position: int, tokens: Sequence[int]) -> Seque
 def adjustment_of(
     job: VerifyJob, vocab_size: int, masks: RequestMasks | None = None
 ) -> RequestAdjustment | None:
-    """Return a request's adjustments from its first job; None if it has none. `masks`: of its constraint.
+    """Return a request's adjustments from its first job, if any.
 
     Raises:
-        InvalidInputError: naming the field and its value.
+        InvalidInputError: for an invalid field.
     """
     job.sampling.check_tokens(vocab_size)
     parts = [Biases(job.sampling, vocab_size)] if job.sampling.adjusts else []

@@ -1,7 +1,7 @@
-"""Constraints of a verifier's requests: compiled beside the steps, their masks made while passes run.
+"""Constraints of a verifier's requests: compilation, and masks during passes.
 
-A step takes a request only once the mask behind its committed tokens is made, and that begins with the verdict of
-the step before. So a request whose masks are dear waits beside the steps of others.
+A step takes a request only after the mask of its next token is made, which begins with the verdict of the
+previous step. So a request with expensive masks waits while others run.
 """
 
 from collections import OrderedDict
@@ -16,20 +16,25 @@ from specinfer.verification.adjustments import RequestAdjustment, generated_of
 from specinfer.verification.jobs import VerifyJob
 
 _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
-"""Seconds for which a step waits for constraints to be compiled, beside other requests and for one alone.
-Most take a millisecond; for others the gateway comes again."""
+"""Seconds for which a step waits for compilations, with others or alone.
+
+Typical ones take a millisecond; for others the gateway repeats its call.
+"""
 _LEAST_MASKS_S, _MASKS_S = 0.002, BUDGET_S / THREADS
-"""Seconds for which a step waits for masks before its pass, and again behind it: at least, and for each request that
-has some. Those of dear requests are not waited for, and the others' budgets need no longer."""
+"""Seconds of waiting for masks before a pass, and again after it.
+
+The first is the minimum, the second counts for each constrained request. Masks of expensive requests are not
+waited for, and the others' budgets need no longer.
+"""
 _MASKS_ALONE_S = 0.05
-"""Seconds for which a step waits where all of its requests lack masks."""
+"""Seconds for which a step without any ready request waits."""
 _LIKELY = 0.5
-"""Least score of a node whose mask is made before it is known whether it is needed."""
+"""Minimum score of a node for a mask in advance."""
 _REMEMBERED = 1024
 
 
 class Constraining:
-    """Opens the masks of requests, and decides how long a step waits for them."""
+    """Opens the masks of requests, and limits the wait for them."""
 
     def __init__(
         self, compiler: Compiler | None, threads: MaskThreads | None, clock: Callable[[], float]
@@ -41,10 +46,10 @@ class Constraining:
         """Masks of requests that no step has taken yet."""
         self._late: list[Future[Behind | None]] = []
         self._line: list[str] = []
-        """Requests with dear masks that are made, in the order in which steps take them."""
+        """Requests with pending expensive masks, in the order of steps."""
         self._turn: str | None = None
         self._waiting = self._constrained = 0
-        """Dear requests whose turn it is not, and requests of the latest pass that have masks."""
+        """Expensive requests that wait, and constrained requests of the latest pass."""
         self._compiling_until = 0.0
 
     def begin_step(self, jobs: Sequence[VerifyJob]) -> None:
@@ -56,11 +61,11 @@ class Constraining:
         self._wait()
 
     def open(self, job: VerifyJob) -> RequestMasks | None:
-        """Return the masks of the constraint with which a request starts over; None if it has none.
+        """Return the masks of a request that starts over, if constrained.
 
         Raises:
             ConstraintError: if it cannot be compiled.
-            ExhaustedError: while it is being compiled: the other jobs do not wait for it.
+            ExhaustedError: while it is being compiled; other jobs continue.
         """
         constraint = job.constraint
         if constraint is None or job.base_len:
@@ -85,12 +90,12 @@ class Constraining:
     def check(
         self, job: VerifyJob, opened: RequestMasks | None, adjustment: RequestAdjustment | None
     ) -> None:
-        """Check that a step may take a job: one that starts over with `opened`, or is held with its adjustment.
+        """Check that a step may take a job, `opened` or known.
 
-        A step takes one with dear masks, since reading its tokens is dear, too.
+        A step takes one with expensive masks, as reading its tokens is expensive, too.
 
         Raises:
-            ExhaustedError: while the mask of its root is being made: the other jobs do not wait for it.
+            ExhaustedError: while its root's mask is being made; other jobs continue.
         """
         if job.tree is None:
             return
@@ -114,7 +119,7 @@ class Constraining:
         self._line.remove(request_id)
 
     def wait_for_late(self, jobs: Sequence[VerifyJob]) -> bool:
-        """Wait a little for the first mask that was late; return whether there is one."""
+        """Wait briefly for a late mask; return whether there is one."""
         late = self._late
         if late:
             wait_for_any(late, _MASKS_ALONE_S)
@@ -122,7 +127,7 @@ class Constraining:
         return bool(late)
 
     def begin_pass(self, jobs: Sequence[VerifyJob], adjustments: Sequence[RequestAdjustment | None]) -> None:
-        """Make masks behind the likely nodes of the trees of a pass beside it, and count those that wait."""
+        """Start masks of likely nodes during a pass; count waiting requests."""
         self.threads.put_off += len(self._late) + self._waiting
         self._constrained = sum([found is not None and found.masks is not None for found in adjustments])
         for job, adjustment in zip(jobs, adjustments, strict=True):
@@ -140,14 +145,14 @@ class Constraining:
         self.threads.wait_for(max(_LEAST_MASKS_S, _MASKS_S * self._constrained))
 
     def settle(self, masks: RequestMasks, bonus: int) -> None:
-        """Begin the mask of the next step of a request, which goes on with this token."""
+        """Start the next step's mask of a request, after this bonus token."""
         if masks.very_dear and self._compiler is not None:
             self._compiler.note_dear(masks.constraint)
         masks.end_step()
         masks.want([bonus])
 
     def taken(self, request_id: str) -> None:
-        """Note that a step has taken a request: whoever has it has its masks."""
+        """Note that a step has taken a request, with its masks."""
         self._opened.pop(request_id, None)
 
     def forget(self, request_ids: Sequence[str]) -> None:

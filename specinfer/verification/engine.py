@@ -1,7 +1,7 @@
-"""Domain of the verifier: context deltas and trees in, verdicts out. No gRPC here.
+"""The verifier's core: context deltas and trees in, verdicts out.
 
-One path for everything: append a delta, score a tree, accept; once the verdicts are out, compact the cache. A wrong or
-failing entry gets its own error; the rest of the batch is served.
+It has no gRPC. There is one path for everything: append a delta, score a tree, accept; after the verdicts are
+sent, compact the cache. A wrong or failing entry gets its own error; the rest of the batch is served.
 """
 
 import logging
@@ -39,7 +39,7 @@ class _Held:
 
 
 class VerifierEngine:
-    """The model and every request's cache. Used by one thread at a time."""
+    """The model and all caches. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class VerifierEngine:
         compiler: Compiler | None = None,
         masks: MaskThreads | None = None,
     ) -> None:
-        """Start with empty caches; without `compiler` constraints are refused. `masks` makes their masks."""
+        """Start empty; without `compiler` constraints are refused. `masks` makes masks."""
         self.runner, self.limits = runner, limits or EngineLimits()
         self._trees = TreeVerifier(acceptance, self.runner.chooser)
         self._held: dict[str, _Held] = {}
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
-        """Sequences of the last step, each with the tentative nodes that it keeps."""
+        """Sequences of the last step, with their accepted tentative nodes."""
         self.evicted_tokens = 0
         """Context tokens dropped from windowed caches since the start."""
         self._passes, self._faults = Passes(runner, self._trees), 0
@@ -104,7 +104,7 @@ class VerifierEngine:
             job = jobs[index]
             try:
                 if job.base_len == 0:
-                    self._drop([job.request_id])  # whatever was held, this starts over
+                    self._drop([job.request_id])  # it starts over, whatever was cached
                 held_len = self._held_len(job.request_id)
                 if held_len != job.base_len:
                     outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
@@ -118,7 +118,7 @@ class VerifierEngine:
                 room -= len(job.delta) + len(segments[index].nodes)
 
     def settle(self) -> None:
-        """Keep in the cache what the last step accepted, and drop the rest.
+        """Commit the last step's accepted nodes to the cache; drop the others.
 
         The next call does it, too; called before, it takes no time from a step.
         """
@@ -127,7 +127,7 @@ class VerifierEngine:
             try:
                 self.runner.cache.commit(sequence, kept)
                 self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
-            except Exception:  # this request resynchronises, the others go on
+            except Exception:  # this request resynchronises, the others continue
                 self._faults += 1
                 log.exception("could not keep what a step accepted")
                 self.abandon([name for name, held in self._held.items() if held.sequence is sequence])
@@ -163,7 +163,7 @@ class VerifierEngine:
         return self.release(list(self._held))
 
     def abandon(self, request_ids: Sequence[str]) -> None:
-        """Forget requests after a fault in the middle of their step, whatever state their caches are in."""
+        """Forget requests after a fault within their step, in any cache state."""
         broken = [self._held[name].sequence for name in request_ids if name in self._held]
         self._unsettled = [item for item in self._unsettled if not any(item[0] is s for s in broken)]
         self.release(request_ids)
@@ -174,7 +174,7 @@ class VerifierEngine:
 
     @property
     def passes(self) -> list[tuple[int, float]]:
-        """Tokens and nodes of each pass of the last step, and its seconds."""
+        """Tokens and nodes of each pass of the last step, and seconds."""
         return self._passes.done
 
     @property
@@ -197,7 +197,7 @@ class VerifierEngine:
         return held.sequence.length if held else 0
 
     def _admit(self, job: VerifyJob, room: int) -> Segment:
-        """Check a job, reserve its cache and return its part of the pass."""
+        """Check a job, reserve its cache and return its segment."""
         check_job(job, room, self.runner.config.vocab_size, self.limits)
         held, opened = self._held.get(job.request_id), self._constraining.open(job)
         adjustment = held.adjustment if held is not None else None
@@ -252,9 +252,9 @@ class VerifierEngine:
         )
 
     def features(self, request_id: str, since: int, most: int = MESSAGE_BYTES) -> FeatureSpan:
-        """Return the hidden states of a request from a context position on, after a step and before `settle`.
+        """Return a request's hidden states from a context position.
 
-        Those of the nodes that the step accepted are included; at most so many bytes.
+        Call it after a step and before `settle`. States of accepted nodes are included; at most `most` bytes.
         """
         sequence = self._held[request_id].sequence
         accepted = next((kept for other, kept in self._unsettled if other is sequence), [])
@@ -270,7 +270,7 @@ class VerifierEngine:
     def _read_features(
         self, sequence: KVSequence, accepted: Sequence[int], since: int, most: int
     ) -> FeatureSpan:
-        """Return the states of the context and of these tentative nodes, from a context position on."""
+        """Return states of the context and of these nodes, from a position."""
         store = self.runner.features
         if not store.layers:
             return NO_FEATURES
@@ -284,7 +284,7 @@ class VerifierEngine:
         return VerifyOutcome(job.request_id, _status_of(error), error.for_logs, held_len=held_len)
 
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
-        """Return the outcome of a job that meets a fault of ours, and drop its cache in any state."""
+        """Return the outcome of an internal fault, and drop the cache."""
         self._faults += 1
         log.exception("an entry failed", extra=about(job.request_id))
         self.abandon([job.request_id])
@@ -299,14 +299,14 @@ class VerifierEngine:
 
 
 def _status_of(error: SpecInferError) -> EntryStatus:
-    """Return the status of an entry that is refused with an error, or fails with it."""
+    """Return the status of an entry with this error."""
     if isinstance(error, (ExhaustedError, UnavailableError)):
         return EntryStatus.EXHAUSTED
     return EntryStatus.INVALID if isinstance(error, ConstraintError) else EntryStatus.ERROR
 
 
 def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:
-    """Return tokens and parents of the nodes below the root, numbered as the cache's tentative nodes."""
+    """Return tokens and parents below the root, with the cache's numbering."""
     if tree is None:
         return [], []
     return tree.token_ids[1:].tolist(), (tree.parents[1:] - 1).tolist()

@@ -1,4 +1,4 @@
-"""Hidden states of a verdict: their first position, and their number in one message."""
+"""Hidden states of a verdict: first position and number per message."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 
 MESSAGE_BYTES = 2**23
-"""Most bytes of features in one message, half of its limit of 16 MiB."""
+"""Maximum bytes of features per message, half of the 16 MiB limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,11 @@ def features_of(
     since: int,
     most: int,
 ) -> FeatureSpan:
-    """Return the features from a context position on, as far as the store knows them.
+    """Return the known features from a context position.
 
     Args:
         accepted: tentative nodes that become context, in order.
-        since: context position.
-        most: bytes; what is left is for the next message.
+        since: context position. most: maximum bytes of a message.
     """
     first = max(since, _first_position(cache, sequence))
     slots = sequence.slots(first - sequence.evicted, sequence.cached) if first < sequence.length else []
@@ -52,7 +51,7 @@ def features_of(
 
 
 def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -> FeatureSpan:
-    """Return a span of the states after `kept` layers with those after the `wanted` ones only."""
+    """Reduce a span from `kept` layers to the `wanted` ones."""
     if not span.data or tuple(kept) == tuple(wanted):
         return span
     states = np.frombuffer(span.data, np.int16).reshape(-1, len(kept), span.hidden)
@@ -61,7 +60,10 @@ def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -
 
 
 def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:
-    """Return the start of the context that is held without a gap: a window drops tokens behind the sinks."""
+    """Return the start of the cached context without a gap.
+
+    A window drops tokens after the sinks.
+    """
     if cache.window is None or not sequence.evicted:
         return 0
     return sequence.evicted + cache.window.sink_blocks * cache.block_tokens

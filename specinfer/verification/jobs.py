@@ -1,4 +1,4 @@
-"""Jobs of a verification step, their outcomes, and the checks of jobs that come from outside. Pure."""
+"""Jobs of a verification step, their outcomes and checks. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class EngineLimits:
 
 
 def checked_context(field: str, wanted: int, positions: int) -> int:
-    """Return the longest context that is served: `wanted` tokens, or as many as the model has positions (0).
+    """Return the maximum context: `wanted` tokens, or all positions for 0.
 
     Raises:
-        SettingError: naming the field, if the model has fewer.
+        SettingError: for the field, if the model has fewer positions.
     """
     if wanted > positions:
         raise SettingError(field, wanted, f"the model has {positions} positions")
@@ -47,16 +47,16 @@ class VerifyJob:
     sampling: Sampling
     logprobs: bool = False
     top_logprobs: int = 0
-    """Number of most probable tokens to return beside each returned one."""
+    """Number of most probable tokens to return per returned token."""
     top_k: int = 0
     features_from: int | None = None
     """First context position whose features are wanted."""
     prompt_len: int = 0
-    """Context tokens that were not generated; set by jobs that start over (base_len 0)."""
+    """Number of prompt tokens; set by jobs that start over."""
     constraint: Constraint | None = None
     """Constraint on the text; set by jobs that start over."""
     cache_scope: str = ""
-    """Only requests of the same scope share cached prompts; set by jobs that start over."""
+    """Only equal scopes share prompts; set by jobs that start over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ class VerifyOutcome:
     finished: bool = False
     """True if the bonus token completes the constrained text."""
     cached_tokens: int = 0
-    """Tokens of the delta that were found in the cache instead of computed."""
+    """Tokens of the delta found in the cache."""
 
 
 MOST_TOP_K = 256
-"""Most token ids returned per node: the reply must stay within the size of a message."""
+"""Maximum token ids returned per node, by the message size."""
 
 
 def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) -> None:

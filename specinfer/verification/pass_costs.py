@@ -1,4 +1,4 @@
-"""Warm-up steps and seconds of passes by their tokens, before serving: the start of the gateway's planner.
+"""Warm-up, and measurement of passes by tokens, for the gateway's planner.
 
 The first steps take several times as long as later ones.
 """
@@ -21,23 +21,32 @@ from specinfer.verification.jobs import VerifyJob
 log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
-"""Measured sizes: dense kernels take six rows at a time, so the seventh and the thirteenth cost most."""
-_CONTEXT, _FIRST = 256, 16
-"""Tokens of the context, and of its part before the first pass, which may be all if passes are heavy."""
-_MOST_ROUNDS, _LARGE, _ROUNDS_OF_LARGE = 8, 32, 2
-"""Size from which fewer rounds are measured: such passes take long, and steps are rarely that large."""
-_HEAVY_S, _POWERS = 0.01, (1, 2, 4, 8, 16, 32)
-"""Seconds of a pass from which fewer sizes are measured: starting must not take long."""
-_SLOW_S, _FEW = 0.5, (1, 16, 64)
-"""Seconds of a pass from which each of a few sizes is measured once: starting must not take minutes."""
+"""Measured sizes.
+
+Dense kernels take six rows at a time, so sizes 7 and 13 are the most expensive.
+"""
+_CONTEXT = 256
+"""Tokens of the context."""
+_FIRST = 16
+"""Context tokens before the first pass; all if passes are slow."""
+_MOST_ROUNDS = 8
+_LARGE = 32
+"""Minimum size with fewer rounds: such passes are slow and rare."""
+_ROUNDS_OF_LARGE = 2
+_HEAVY_S = 0.01
+"""Seconds of a pass from which only `_POWERS` are measured."""
+_POWERS = (1, 2, 4, 8, 16, 32)
+_SLOW_S = 0.5
+"""Seconds of a pass from which only `_FEW` sizes are measured."""
+_FEW = (1, 16, 64)
 _CHEAP = 2.0
-"""Times a pass over one token up to which larger passes are measured: a GPU's 512 nodes may cost as much as
-one."""
-_MOVED, _FELL = 4 / 3, 0.8
-"""Factors by which two measurements of a size may differ, and by which a larger pass may be faster than a
-smaller one, before both count as disturbed."""
+"""Maximum time of measured passes, relative to a pass over one token."""
+_MOVED = 4 / 3
+"""Maximum ratio of two undisturbed measurements of a size."""
+_FELL = 0.8
+"""Minimum ratio of a larger size's time to a smaller size's."""
 _AGAIN = 3
-"""Most measurements behind the first."""
+"""Maximum repetitions of the measurement."""
 
 Costs = dict[int, float]
 """Seconds by tokens."""
@@ -49,17 +58,15 @@ def measure_passes(
     clock: Callable[[], float] = time.perf_counter,
     most_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
-    """Return (tokens, seconds) of passes after a context of 256 tokens, or of less where passes are heavy.
+    """Measure (tokens, seconds) of passes after a context of 256 tokens.
 
-    All is measured twice, in half the time each, and again while that differs by more than a third or falls
-    with more tokens, a few times at most: a neighbour was busy. Disturbances only prolong, so the least of
-    each size counts. Beyond 64 tokens sizes are doubled up to `most_tokens`, the most that the verifier
-    accepts in a step, as long as passes stay cheap; that many is measured last. Where a pass is slow, as with
-    offloaded weights, it is one round of few sizes.
+    The context is shorter if passes are slow. All is measured twice, in half the time each, and again, a few
+    times at most, while results differ by more than a third or fall with more tokens: another process was
+    busy. Disturbances only prolong, so the minimum of each size counts. Beyond 64 tokens sizes are doubled up
+    to `most_tokens`, the verifier's maximum of a step, while passes stay cheap; that maximum is measured
+    last. If a pass is slow, as with offloaded weights, there is one round of few sizes.
 
-    A second is enough: its medians came within 2 % of those of two seconds, those of half a second within 5 %
-    (default model, bfloat16, two cores with AVX-512). What it misses the gateway finds out while it serves
-    (`specinfer.planning.pass_curve`).
+    The gateway corrects remaining errors while it serves (`specinfer.planning.pass_curve`).
     """
     with progress("measuring passes"):
         costs = list(_measure(runner, budget_s, clock, most_tokens).items())
@@ -98,7 +105,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
 
 
 def undisturbed(measure: Callable[[], Costs]) -> Costs:
-    """Return the least of several measurements; the last two agree unless there were too many."""
+    """Return minimums of repeated measurements, until the last two agree."""
     least = latest = measure()
     for number in range(_AGAIN):
         before, latest = latest, measure()
@@ -124,9 +131,10 @@ def _falls(costs: Costs) -> bool:
 def _in_turns(
     one_pass: Callable[[int], float], sizes: Sequence[int], budget_s: float, clock: Callable[[], float]
 ) -> Costs:
-    """Return the medians of rounds in which the sizes take turns, so that a slow moment hits all of them.
+    """Return medians of rounds over all sizes.
 
-    At least one round is run, and no further one once the time is up.
+    Sizes take turns, so that disturbances hit all alike. At least one round is run, and no further one after
+    the time is up.
     """
     found: dict[int, list[float]] = {size: [] for size in sizes}
     until = clock() + budget_s
@@ -145,7 +153,10 @@ def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
 
 
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
-    """Return the seconds of a pass that leaves no trace in the cache; a fetched logit waits for a device."""
+    """Return the seconds of a pass that leaves the cache unchanged.
+
+    A fetched logit waits for the device.
+    """
     started = clock()
     runner.forward([segment])[0][-1, :1].cpu()
     seconds = clock() - started

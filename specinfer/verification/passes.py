@@ -1,4 +1,4 @@
-"""Passes of a step: all of its entries at once, or one after another where one of them breaks a pass."""
+"""Passes of a step: all entries together, or separate after a fault."""
 
 import logging
 import time
@@ -24,16 +24,16 @@ class Passes:
         self.done: list[tuple[int, float]] = []
         """Tokens and nodes of each pass since `begin_step`, and its seconds."""
         self.faults = 0
-        """Number of passes that failed since the start for want of no layer."""
+        """Number of failed passes, except for unreadable layers."""
 
     def begin_step(self) -> None:
         """Measure the passes of another step."""
         self.done = []
 
     def forward(self, segments: list[Segment]) -> list[Rows]:
-        """Run one pass over all segments; if it fails, one pass each, so that only the culprit fails.
+        """Run one pass over all segments, or one each if it fails.
 
-        A layer that cannot be read is missing to all of them alike.
+        So only the culprit fails. An unreadable layer fails all of them.
         """
         if not segments:
             return []
@@ -60,7 +60,7 @@ class Passes:
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | Exception | None]:
-        """Return the outcomes of the acceptance rules; the wait for a device counts as time of the pass."""
+        """Return the acceptance rules' targets; the pass includes waiting for devices."""
         started = time.perf_counter()
         targets = self._trees.targets(jobs, logits, adjustments)
         if self.done:

@@ -1,8 +1,8 @@
-"""The target's predictions at the nodes of a tree, from the logits of a pass, for the acceptance rules.
+"""The target's predictions at a tree's nodes, for the acceptance rules.
 
-From logits on the host each node is computed when a rule visits it: most are never visited, and rows are long.
-On a device that can choose (`specinfer.model.sampling.choices`) all nodes of all requests are chosen for at
-once, and the logits stay there.
+With logits on the host, each node is computed when a rule visits it: many are never visited, and rows are
+long. On a device that can choose (`specinfer.model.sampling.choices`) all nodes of all requests are chosen
+for at once, and the logits stay there.
 """
 
 import logging
@@ -36,7 +36,7 @@ class BrokenModelError(SpecInferError):
 
 
 class LateNodeError(SpecInferError):
-    """The target of a node is not known in time; that of the nodes above it is."""
+    """A node's target is late; those above it are known."""
 
     def __init__(self, node: int) -> None:
         super().__init__("its masks are being made")
@@ -44,7 +44,7 @@ class LateNodeError(SpecInferError):
 
 
 class LogitsTarget:
-    """Predictions from logits [N, V] of a tree, computed for a node on request."""
+    """Predictions from logits [N, V] of a tree, computed on request."""
 
     def __init__(self, logits: torch.Tensor, sampling: Sampling) -> None:
         self.logits, self._sampling = logits, sampling
@@ -84,12 +84,12 @@ class LogitsTarget:
             raise BrokenModelError(_NOT_FINITE) from error
 
     def row(self, node: int) -> torch.Tensor:
-        """Return the logits [V] behind a node."""
+        """Return the logits [V] after a node."""
         return self.logits[node]
 
 
 class AdjustedTarget(LogitsTarget):
-    """Predictions from logits that a request's adjustments change, behind each node's own path."""
+    """Predictions from adjusted logits, by each node's path."""
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class AdjustedTarget(LogitsTarget):
         """Changed logits by node: rules may request a node twice."""
 
     def row(self, node: int) -> torch.Tensor:
-        """Return the logits [V] behind a node.
+        """Return the logits [V] after a node.
 
         Raises:
-            LateNodeError: if the mask behind it is not made in time.
-            ConstraintError: if the constraint cannot be followed on.
+            LateNodeError: if its mask is not made in time.
+            ConstraintError: if the constraint cannot be followed further.
         """
         if node not in self._rows:
             row = self.logits[node].cpu().numpy().copy()
@@ -121,7 +121,7 @@ class AdjustedTarget(LogitsTarget):
 
 
 class ChosenTarget:
-    """Predictions chosen for every node beforehand, under the request's sampling parameters and noise."""
+    """Precomputed choices for every node, with the request's sampling and noise."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -134,12 +134,12 @@ class ChosenTarget:
         return token
 
     def probabilities(self, node: int) -> Excerpt:
-        """Return the distribution at the tokens drawable below the node; only for nodes with draws."""
+        """Return probabilities of the tokens drawable below a node with draws."""
         self.best(node)
         return self._choices.excerpts[node]
 
     def choose(self, node: int, noise: Noise) -> int:
-        """Draw a token from the probabilities behind a node."""
+        """Sample a token after a node."""
         token, excerpt = self.best(node), self._choices.excerpts.get(node)
         return token if excerpt is None else noise.choose(excerpt)
 
@@ -150,9 +150,9 @@ def targets_of(
     adjustments: Sequence[RequestAdjustment | None],
     chooser: Chooser | None,
 ) -> list[Target | Exception | None]:
-    """Return the target of each job; an error where its pass or choice failed, None where it has no tree.
+    """Return each job's target, its error, or None without a tree.
 
-    If that fails for all jobs together, it is done for each by itself, so that only the culprit fails.
+    If it fails for all jobs together, it is done for each by itself, so that only the culprit fails.
     """
     try:
         return _targets_of(jobs, logits, adjustments, chooser)

@@ -1,4 +1,4 @@
-"""Verification of the trees of one pass: logits in, verdicts out. No caches here.
+"""Verifies the trees of a pass: logits in, verdicts out.
 
 Log-probabilities of returned tokens are the model's own, before adjustments, temperature, top-k and top-p (as vLLM's
 by default): so they do not depend on the request, and at the node that emitted a token they equal those of plain
@@ -24,7 +24,7 @@ from specinfer.verification.target import BrokenModelError, LateNodeError, Rows,
 
 
 def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[LogprobRow]:
-    """Return the log-probabilities of accepted and bonus tokens, by the logits [N, V] of a tree's nodes."""
+    """Return log-probabilities of accepted and bonus tokens, from logits [N, V]."""
     nodes = [0, *verdict.accepted]
     tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
     logp = rows[nodes].log_softmax(-1)
@@ -41,7 +41,7 @@ def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int)
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a pass for a job; no verdict if it had no tree."""
+    """Result of a pass for a job; no verdict without a tree."""
 
     verdict: Verdict | None = None
     logprobs: Sequence[LogprobRow] = ()
@@ -56,7 +56,7 @@ class TreeVerifier:
     """Applies the acceptance rules to the logits of a pass."""
 
     def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
-        """Take the rule's name; `chooser` chooses where the logits lie, if they are not on the host."""
+        """Create it; `chooser` chooses tokens on the logits' device."""
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
         self._chooser = chooser
 
@@ -66,7 +66,7 @@ class TreeVerifier:
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | Exception | None]:
-        """Return the rules' results, one per job; wait for logits on a device."""
+        """Return the targets of jobs; wait for logits on a device."""
         return targets_of(jobs, logits, adjustments, self._chooser)
 
     def verify(
@@ -76,7 +76,7 @@ class TreeVerifier:
         target: Target | Exception | None,
         adjustment: RequestAdjustment | None = None,
     ) -> Verification | SpecInferError:
-        """Verify one job by its logits; return an error where that is not possible. Changes nothing."""
+        """Verify a job by its logits, or return an error. Pure."""
         if isinstance(target, UnavailableError):
             return target
         if isinstance(target, Exception):
@@ -106,9 +106,10 @@ class TreeVerifier:
 
 
 def _up_to(tree: TokenTree, node: int) -> Verdict:
-    """Return the verdict that ends with a node which the rule has reached: its token becomes the bonus token.
+    """Return the verdict up to a node. Its token becomes the bonus.
 
-    A rule has accepted a node once this reaches us, so the text has the same distribution: the next step begins there.
+    The rule has already accepted that node, so the text has the same distribution: the next step begins
+    there.
     """
     assert node, "a pass takes no request whose root has no mask"
     *accepted, last = tree.path_to(node)
@@ -118,9 +119,9 @@ def _up_to(tree: TokenTree, node: int) -> Verdict:
 def _up_to_end(
     tree: TokenTree, verdict: Verdict, adjustment: RequestAdjustment | None
 ) -> tuple[Verdict, bool]:
-    """Cut the verdict at the token that completes the constrained text, which becomes its bonus token.
+    """Cut a verdict at the token that completes the constrained text.
 
-    Returns the verdict, and True if there is such a token.
+    That becomes the bonus token. Returns the verdict, and True if there is such a token.
     """
     if adjustment is None:
         return verdict, False

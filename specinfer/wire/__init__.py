@@ -1,1 +1,1 @@
-"""Conversions between domain objects and protobuf messages, and between our errors and gRPC status codes."""
+"""Converts domain objects to protobuf messages, and errors to gRPC status codes."""

@@ -1,4 +1,4 @@
-"""Sampling and constraints of a request <-> `specinfer.v1`: the defaults of unset fields are here."""
+"""Codec of sampling and constraints, with the defaults of unset fields."""
 
 import json
 from functools import lru_cache
@@ -34,12 +34,12 @@ def encode_sampling(
 
 
 def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> Sampling:
-    """Return the parameters of a message. An unset temperature is 1, not greedy.
+    """Decode sampling parameters. An unset temperature is 1, not greedy.
 
-    Every step of a request brings the same message: those that were read are kept.
+    Every step of a request has the same message, so results are cached.
 
     Raises:
-        InvalidInputError: naming the field and its value.
+        InvalidInputError: for an invalid field.
     """
     return _decoded(message.SerializeToString(), default_seed)
 

@@ -19,7 +19,7 @@ from specinfer.errors import (
 )
 
 RETRY_HINT_KEY = "grpc-retry-pushback-ms"
-"""Trailing metadata of RESOURCE_EXHAUSTED and UNAVAILABLE: when to try again, as retry policies read it."""
+"""Trailing metadata of retryable errors: milliseconds to wait, for retry policies."""
 
 _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -36,7 +36,7 @@ _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
 
 
 def status_of(error: SpecInferError) -> grpc.StatusCode:
-    """Return the code of the most specific mapped class; INTERNAL if none is."""
+    """Return the code of the most specific class, INTERNAL by default."""
     for cls in type(error).__mro__:
         if cls in _CODES:
             return _CODES[cls]
@@ -44,7 +44,7 @@ def status_of(error: SpecInferError) -> grpc.StatusCode:
 
 
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: SpecInferError) -> NoReturn:
-    """End the call with the error's status, message and retry hint. Does not return."""
+    """End the call with the error's status, message and retry hint."""
     metadata: tuple[tuple[str, str], ...] = ()
     if isinstance(error, (ExhaustedError, UnavailableError)):
         metadata = ((RETRY_HINT_KEY, str(round(error.retry_after_s * 1000))),)

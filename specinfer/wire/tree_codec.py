@@ -12,9 +12,9 @@ from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeLimits
 from specinfer.v1 import speculator_pb2, tree_pb2, verifier_pb2
 
 _NODE, _CANDIDATE, _SUPPORT = 5 + 10 + 4, 5 + 5, 5 + 4
-"""Bytes of a node: token, parent, score; of a candidate; of a token of q and its probability."""
+"""Bytes of a node, a candidate, and a token of q."""
 _PROPOSAL, _TREE = 40, 64
-"""Bytes of the rest of a proposal, and of a tree: small numbers, tags and lengths."""
+"""Further bytes of a proposal, and of a tree."""
 _ROOT_PARENTS, _ROOT_SCORES = np.array([-1], np.int32), np.ones(1, np.float32)
 _ROOT_PARENTS.flags.writeable = _ROOT_SCORES.flags.writeable = False  # shared by all trees of plain decoding
 
@@ -37,9 +37,10 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
 
 
 def most_bytes(tree: TokenTree) -> int:
-    """Return the most bytes that a tree can add to a message, alone or merged with others.
+    """Return the maximum bytes that a tree can add to a message.
 
-    Numbers take five bytes at most; candidates stand in a proposal and in the order.
+    It may be alone or merged with others. Numbers take five bytes at most; candidates occur in a proposal and
+    in the order.
     """
     candidates = sum([len(proposal.children) for proposal in tree.proposals])
     support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
@@ -53,7 +54,7 @@ def most_bytes(tree: TokenTree) -> int:
 
 
 def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> TokenTree:
-    """Return the tree of a message, its proposals those of `speculator` unless that is None.
+    """Decode a tree; `speculator` replaces those of its proposals if given.
 
     Raises:
         MalformedTreeError: if a number does not fit its type or a proposal kind is unknown.
@@ -95,7 +96,7 @@ def _decode_proposal(message: tree_pb2.Proposal, speculator: int | None) -> Prop
 
 
 def decode_limits(message: speculator_pb2.DraftEntry | verifier_pb2.TreePlan) -> TreeLimits:
-    """Return the limits of a tree; it is no deeper than it has nodes, so drafters need not look further."""
+    """Decode a tree's limits. The depth never exceeds the nodes."""
     width = 1 if message.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
     depth = min(message.max_depth, message.node_budget)
     worth = message.min_path_probability, message.tokens_per_second

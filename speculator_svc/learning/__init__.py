@@ -1,1 +1,1 @@
-"""Learning from traffic: what a speculator service keeps of requests, and how it takes better weights."""
+"""Learning from traffic: collected requests and offered weights."""

@@ -1,4 +1,4 @@
-"""The directory of a service that learns: a checkpoint that is being offered, and the versions that draft."""
+"""The directory of a learning service: an offered checkpoint and served versions."""
 
 import fcntl
 import shutil
@@ -8,14 +8,14 @@ from specinfer.errors import InvalidInputError, SettingError
 
 FILES = ("config.json", "model.safetensors")
 MOST_BYTES, MOST_PART_BYTES = 2**30, 2**20
-"""Most bytes of an offered checkpoint, and of a part of it."""
+"""Maximum bytes of an offered checkpoint, and of a part of it."""
 
 
 class Checkpoints:
     """Files of offered weights, and of those that were taken."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep checkpoints in a directory, which is made if it is not there.
+        """Keep checkpoints in a directory, which is made if missing.
 
         Raises:
             SettingError: if it cannot be made or written, or another service has it.
@@ -43,7 +43,7 @@ class Checkpoints:
 
     @property
     def current(self) -> int:
-        """Number of the version that drafted last; 0 for the weights of the start."""
+        """Number of the last served version; 0 for the weights at start."""
         path = self._directory / "current"
         text = path.read_text() if path.is_file() else "0"
         return int(text) if text.strip().isdecimal() else 0

@@ -1,10 +1,10 @@
-"""`specinfer train follow`: trains the SSM of a running speculator service on the requests that it drafts for.
+"""`specinfer train follow`: trains a running speculator service's SSM on its requests.
 
-    fetch the texts that are new -> train for a round -> offer the weights -> again
+    fetch new texts -> train for a round -> offer the weights -> again
 
-The service judges what is offered by texts that it does not give away, and drafts with it if it is better. Training is
-plain distillation with the target's own choices as labels, at the lowest priority. The draft vocabulary grows by tokens
-that the texts have and the SSM could not guess.
+The service judges offered weights by texts that it keeps to itself, and drafts with better ones. Training is
+plain distillation with the target's own choices as labels, at the lowest priority. The draft vocabulary grows
+by tokens of the texts that the SSM could not guess.
 """
 
 import asyncio
@@ -49,12 +49,17 @@ from speculator_svc.training.student import Student
 TOKENS_PER_BATCH = 1024
 LEAST_TEXTS = 16
 """Texts without which no round is trained."""
-MOST_NEW_TOKENS, LEAST_OCCURRENCES = 2048, 4
-"""Most tokens by which the draft vocabulary grows, and how often a text must have chosen one."""
+MOST_NEW_TOKENS = 2048
+"""Maximum tokens added to the draft vocabulary."""
+LEAST_OCCURRENCES = 4
+"""Minimum occurrences of an added token."""
 REPLAY_TOKENS = 1_000_000
-"""Most tokens of texts that are kept here, the newest."""
+"""Maximum tokens of the newest texts kept here."""
 CALLS_S = 900.0
-"""Seconds that the service may take for an answer: it decodes a hundred texts for it, at the lowest priority."""
+"""Timeout of the service's answer in seconds.
+
+For each offer it decodes a hundred texts at the lowest priority.
+"""
 MOMENTARY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -63,7 +68,7 @@ MOMENTARY = (
 """Statuses of calls that are made again."""
 PART_BYTES = 2**20
 REFUSALS = 5
-"""Offers refused one after another behind which training begins anew at the last weights that were taken."""
+"""Consecutive refusals after which training restarts at the last accepted weights."""
 
 
 def train_follow(
@@ -84,9 +89,10 @@ def train_follow(
     device: Device = "auto",
     threads: Threads = 0,
 ) -> None:
-    """Train the SSM of a running speculator service on its requests, and offer what comes of it.
+    """Train the SSM of a running speculator service on its requests.
 
-    Needs a service that was started with --learn. Runs at the lowest priority; another machine will do, too.
+    Offers the service its results. Needs a service that was started with --learn. Runs at the lowest
+    priority; another machine will do, too.
     """
     check_target("ADDRESS", address)
     place = place_for(device, threads)
@@ -106,7 +112,7 @@ def train_follow(
 
 
 def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, seconds: float) -> str:
-    """Fetch what is new, train for so many seconds, offer what comes of it; return a line about it.
+    """Fetch new texts, train, offer the weights; return a line about it.
 
     Raises:
         UnavailableError: if the service does not answer.
@@ -135,7 +141,7 @@ class LearningLink:
     tls: ClientTls
 
     async def model(self, given: str) -> str:
-        """Return the name of the SSM that the service started with; of the one that is given, if it is.
+        """Return the given SSM, or the one of the service's start.
 
         Raises:
             SettingError: if it does not learn.
@@ -162,7 +168,7 @@ class LearningLink:
                 return [each async for each in stub.Replay(request, timeout=CALLS_S)]
 
     async def offer(self, directory: Path) -> learning_pb2.OfferReply:
-        """Offer a checkpoint; return what the service says of it.
+        """Offer a checkpoint; return the service's answer.
 
         Raises:
             UnavailableError: if the service does not answer.
@@ -194,7 +200,7 @@ def parts_of(directory: Path) -> Iterator[learning_pb2.CheckpointPart]:
 
 
 class OnlineTraining:
-    """The SSM that learns, and the texts that it learns from."""
+    """The trained SSM and its training texts."""
 
     def __init__(self, name: str, out: Path, learning_rate: float, place: str) -> None:
         """Begin at a trained SSM; `place` is the device to train on.
@@ -208,21 +214,21 @@ class OnlineTraining:
         self._name, self._out, self._rate, self._place = name, out, learning_rate, place
         self._first = load_ssm(directory, self._target)
         self._taken: dict[int, DraftModel] = {}
-        """Offers that the service took, by its number of them: the last two, as it takes back one."""
+        """The last two accepted offers by version: the service may revert one."""
         self._version: int | None = None
-        """Number of the weights that it drafts with, once it has said so."""
+        """Version of the served weights, once known."""
         self._draft = self._first
         self._most_tokens = len(self._first.token_ids) + MOST_NEW_TOKENS
         self.texts: list[Continuation] = []
         self._expire: list[float] = []
-        """Times at which the texts are forgotten, as the service forgets them."""
+        """Times of the texts' expiry, equal to the service's."""
         self.newest = 0
         self._rng = np.random.default_rng(0)
         self._refusals = self._seen = 0
         self._begin()
 
     def add(self, episodes: Sequence[learning_pb2.Episode]) -> None:
-        """Add texts, and drop the oldest of too many, and those whose time is over."""
+        """Add texts; drop expired ones, and the oldest of too many."""
         for each in episodes:
             tokens = tuple(each.token_ids)
             self.texts.append(Continuation(tokens[: each.prompt_len], tokens[each.prompt_len :]))
@@ -235,7 +241,7 @@ class OnlineTraining:
             size -= len(oldest.prompt) + len(oldest.output)
 
     def train(self, seconds: float) -> tuple[float, int]:
-        """Train for so many seconds; return the mean loss, and the tokens of answers seen so far."""
+        """Train for so many seconds; return mean loss and tokens of answers."""
         grown = with_frequent_tokens(self._current(), self.texts, self._target, self._most_tokens)
         if len(grown.token_ids) > len(self._draft.token_ids):
             self._draft = grown
@@ -258,9 +264,10 @@ class OnlineTraining:
         save_ssm(self._out, tensors, token_ids, config, self._target, self._target_name, trained)
 
     def note(self, taken: bool, version: int) -> None:
-        """Note what the service says of what was saved last, and the number of the weights that it drafts with.
+        """Note the service's answer to the last offer, and its version.
 
-        Training begins anew at those where they were taken back, or several offers in a row were refused.
+        If weights were reverted, or several consecutive offers refused, training restarts at the served
+        weights.
         """
         if taken:
             self._taken = dict([*self._taken.items(), (version, self._current())][-2:])
@@ -273,7 +280,7 @@ class OnlineTraining:
             self._begin()
 
     def _begin(self) -> None:
-        """Make student and optimizer anew, at the weights of the draft."""
+        """Create student and optimizer from the draft's weights."""
         self._student = Student.from_draft(self._draft).to(self._place)
         self._optimizer = torch.optim.AdamW(
             self._student.parameters(), self._rate, weight_decay=0.01, fused=True
@@ -286,7 +293,7 @@ class OnlineTraining:
 
 
 def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Examples:
-    """Return texts with the target's choices as labels; `vocabulary` [draft vocabulary] is ascending."""
+    """Label texts with the target's choices; `vocabulary` [draft vocabulary] is ascending."""
     labels = [
         Labels(np.array(text.output, np.int32)[:, None], np.ones((len(text.output), 1), np.float16))
         for text in texts
@@ -297,9 +304,9 @@ def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Ex
 def with_frequent_tokens(
     draft: DraftModel, texts: Sequence[Continuation], target: Path, most: int
 ) -> DraftModel:
-    """Return an SSM whose draft vocabulary has the tokens that texts have often, too, `most` tokens in all.
+    """Extend an SSM's draft vocabulary by frequent tokens, to at most `most`.
 
-    Their rows of the head begin as the target's.
+    New rows of the head are the target's.
     """
     known = set(draft.token_ids.tolist())
     counts = Counter(token for text in texts for token in text.output if token not in known)

@@ -1,4 +1,4 @@
-"""Comparison of offered weights with those that draft: by callers, on the same held-out texts. Pure."""
+"""Comparison of offered weights with served ones, on held-out texts. Pure."""
 
 import math
 from collections import defaultdict
@@ -8,13 +8,19 @@ from typing import NamedTuple
 LEAST_TEXTS = 16
 """Held-out texts below which nothing is judged."""
 MOST_TEXTS = 96
-"""Held-out texts, the newest, by which weights are judged: some 3,000 drafts."""
+"""Maximum held-out texts of a judgement: about 3,000 drafts."""
 LEAST_GAIN = 0.01
-"""Part of the tokens a step that all callers together must gain: a swap has the new weights read all contexts again."""
+"""Minimum relative gain in tokens per step, over all callers.
+
+After a swap the new weights must read all contexts again.
+"""
 MOST_LOSS = 0.02
 """Part of its tokens a step that a caller may lose."""
 LEAST_TEXTS_OF_CALLER = 4
-"""Held-out texts below which a caller's own loss says nothing; callers with fewer are looked at together."""
+"""Minimum held-out texts for a caller's own loss.
+
+Callers with fewer are judged together.
+"""
 
 
 class Trial(NamedTuple):
@@ -24,13 +30,13 @@ class Trial(NamedTuple):
     tokens: int
     """Tokens of the answer."""
     start_steps: int
-    """Steps with the weights of the start, so that small losses do not add up."""
+    """Steps with the weights at start, against a sum of small losses."""
     served_steps: int
     offered_steps: int
 
 
 class Judgement(NamedTuple):
-    """Tokens a step, averaged over callers, and the reason against the offered weights."""
+    """Tokens per step, averaged over callers, and the reason for a refusal."""
 
     served: float
     offered: float
@@ -44,7 +50,10 @@ class Judgement(NamedTuple):
 
 
 def judge(trials: Sequence[Trial]) -> Judgement:
-    """Judge offered weights: better over all callers, each with one voice, and worse for none of them."""
+    """Judge offered weights.
+
+    They must be better on average over callers, with equal weight, and worse for none of them.
+    """
     own = _by_caller(trials)
     served = _mean([_rate(each, [t.served_steps for t in each]) for each in own])
     offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in own])
@@ -60,7 +69,7 @@ def judge(trials: Sequence[Trial]) -> Judgement:
 
 
 def loses(trials: Sequence[Trial]) -> bool:
-    """Return whether the offered weights are worse than the served ones: over all callers, or for one of them."""
+    """Return whether the offered weights are worse, overall or for a caller."""
     back = [t._replace(served_steps=t.offered_steps, offered_steps=t.served_steps) for t in trials]
     return judge(back).better or (len(trials) >= LEAST_TEXTS and _costs_a_caller(_by_caller(trials)))
 
@@ -73,7 +82,10 @@ def _by_caller(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 
 def _costs_a_caller(own: Sequence[Sequence[Trial]]) -> bool:
-    """Return whether a caller loses more than it may, against the weights of the start or those that draft."""
+    """Return whether a caller loses more than allowed.
+
+    The comparison is with the weights at start and with those served.
+    """
     small = [trial for each in own if len(each) < LEAST_TEXTS_OF_CALLER for trial in each]
     return any(
         _loses(each, before)
@@ -84,7 +96,7 @@ def _costs_a_caller(own: Sequence[Sequence[Trial]]) -> bool:
 
 
 def _loses(trials: Sequence[Trial], before: Sequence[int]) -> bool:
-    """Return whether steps exceed those before by more than they may, beyond one standard error over texts."""
+    """Return whether steps increase beyond the allowance plus a standard error."""
     excess = [t.offered_steps - steps / (1 - MOST_LOSS) for t, steps in zip(trials, before, strict=True)]
     mean = _mean(excess)
     variance = sum((each - mean) ** 2 for each in excess) / max(1, len(excess) - 1)

@@ -1,10 +1,10 @@
-"""Takes offered weights if they are better on held-out texts, and takes them back if newer texts say otherwise.
+"""Serves offered weights if better on held-out texts, and reverts bad ones.
 
-    Offer -> DIR/offered -> trials beside the weights that draft -> better? -> swap between two drafts
-    every half minute: held-out texts that came after the swap -> trials beside the weights before -> worse? -> back
+    Offer -> DIR/offered -> trials next to the served weights -> better? -> swap between two drafts
+    every half minute: held-out texts since the swap -> trials with the previous weights -> worse? -> back
 
-Requests are not disturbed: what drafts is replaced between two steps, and the new weights read a context when it is
-first drafted for. Whatever they guess, the verifier's text stays the same.
+Requests are not disturbed: drafts are swapped between two steps, and the new weights read a context when it
+is first drafted for. The verifier's text stays the same for any drafts.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ LOOK_EVERY_S = 30.0
 RECEIVE_S = 120.0
 """Seconds in which the parts of an offer must come."""
 IDLE_S = 300.0
-"""Seconds without tokens after which a request counts as ended, as for the engine."""
+"""Timeout of a request without tokens, as in the engine."""
 Trials = Callable[[str, DrafterOptions, Sequence[str], Sequence[Episode]], Awaitable[list[Sequence[int]]]]
 
 
@@ -58,7 +58,7 @@ class Weights:
 
 
 class Learner:
-    """Holds the replay, and the weights that draft with those before them."""
+    """Owns the replay, the served weights and the previous ones."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Learner:
         checkpoints: Checkpoints,
         run_trials: Trials,
     ) -> None:
-        """Learn for the drafter at `place` of the engine, whose options these are."""
+        """Learn for the drafter at `place` of the engine, with its options."""
         self.replay, self.counts = replay, LearningCounts()
         self._engine, self._thread, self._place = engine, thread, place
         self._options, self._checkpoints, self._run_trials = options, checkpoints, run_trials
@@ -80,7 +80,7 @@ class Learner:
         """Number of the newest episode at the last swap."""
         self._newest_version = max(checkpoints.versions, default=0)
         self.held_out_rate = 0.0
-        """Tokens a step of the weights that draft, when they were last judged."""
+        """Tokens per step of the served weights at their last judgement."""
         self._busy = asyncio.Lock()
         self._target_name = verifier_of(resolve_model(options.model))
 
@@ -132,17 +132,17 @@ class Learner:
             )
 
     async def watch(self) -> None:
-        """Take weights back where texts that came after the swap say that those before were better. Never returns."""
+        """Revert weights that newer texts show to be worse. Never returns."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.replay.end_idle(IDLE_S)
             try:
                 await self.look_back()
-            except Exception:  # whatever the weights do, the service goes on, and looks again
+            except Exception:  # whatever the weights do, the service continues, and compares later
                 log.exception("the weights could not be compared with those before them")
 
     async def look_back(self) -> None:
-        """Compare the weights that draft with those before, once enough held-out texts have come since the swap."""
+        """Compare served and previous weights on enough texts since the swap."""
         async with self._busy:
             before, newer = self._before, self.replay.held_out(self._swapped_at, MOST_TEXTS)
             if before is None or len(newer) < judgement.LEAST_TEXTS:
@@ -174,9 +174,9 @@ class Learner:
         await asyncio.to_thread(self._check, checkpoints.offered)
 
     def _check(self, offered: Path) -> None:
-        """Check that a checkpoint is an SSM for the target of the one that drafts, and name this target in it.
+        """Check that a checkpoint is an SSM for our target.
 
-        The trainer's name of it may be a path of another machine.
+        It also replaces the target's name, which may be a path of another machine.
         """
         path = offered / "config.json"
         try:
@@ -200,7 +200,7 @@ class Learner:
         return found
 
     async def _trials(self, served: str, offered: str, texts: Sequence[Episode]) -> list[Trial]:
-        """Decode texts with the weights of the start, with those that draft, and with those that are offered."""
+        """Decode texts with the initial, the served and the offered weights."""
         models = list(dict.fromkeys([self._options.model, served, offered]))
         rows = await self._run_trials(LEARNT, self._options, models, texts)
         places = [models.index(model) for model in (self._options.model, served, offered)]
@@ -232,12 +232,12 @@ class Learner:
         self._checkpoints.close()
 
     def resume(self) -> None:
-        """Draft with the weights with which an earlier service ended in this directory, if it learnt any.
+        """Serve the last version in this directory, if any.
 
-        On the engine's thread, before anything is drafted.
+        On the engine's thread, before any draft.
 
         Raises:
-            SettingError: if they cannot be loaded, as when the target was replaced.
+            SettingError: if the weights cannot be loaded, for example after the target was replaced.
         """
         number = self._checkpoints.current
         if not number:
@@ -265,7 +265,7 @@ class Learner:
 
 
 async def unbroken(work: Coroutine[Any, Any, None]) -> None:
-    """Do work to its end, whether or not who waits for it is cancelled meanwhile."""
+    """Finish work even if its waiter is cancelled."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

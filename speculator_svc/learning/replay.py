@@ -1,8 +1,8 @@
-"""Texts that a speculator service keeps to learn from: in memory, bounded, for a limited time. Pure.
+"""Cache of texts for training: in memory, bounded and expiring. Pure.
 
-One text in five is held out, at random: candidates are judged by it, and it is never given away, so weights are judged
-by what they were not trained on. When there is no more room, the caller with the most tokens loses its oldest text,
-so a caller that sends much does not displace the others.
+One text in five is held out, at random: candidates are judged by it, and it is never given away, so weights
+are judged by texts outside their training. If the cache is full, the caller with the most tokens loses its
+oldest text, so that no caller displaces the others.
 """
 
 import random
@@ -20,10 +20,10 @@ from speculator_svc.clients import own_id
 HELD_OUT = 0.2
 """Part of the texts that is held out."""
 MOST_LENGTH = 1024
-"""Most tokens of a text; of a longer one the last are kept."""
+"""Maximum tokens of a text. Only the last are kept."""
 EXPIRE_EVERY_S = 1.0
 LEAST_OUTPUT = 8
-"""Least tokens of an answer that is kept: shorter ones are mostly an end."""
+"""Minimum tokens of a kept answer: shorter ones are mostly an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Episode:
 
 @dataclass(slots=True)
 class _Open:
-    """A request that goes on."""
+    """A request that has not ended."""
 
     caller: int
     prompt_len: int
@@ -58,13 +58,13 @@ class _Shelf:
     tokens: int = 0
 
     def oldest(self) -> deque[Episode]:
-        """Return the part whose first episode is the oldest; they are not both empty."""
+        """Return the part with the oldest episode. One must not be empty."""
         filled = [part for part in (self.training, self.held_out) if part]
         return min(filled, key=lambda part: part[0].number)
 
 
 class Replay:
-    """Collects the texts of requests while they are drafted for. Threads may share it."""
+    """Collects texts of requests during drafting. Threads may share it."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class Replay:
         begins: int = 0,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """Keep `most_tokens` tokens of ended requests, and none longer than `keep_s` seconds.
+        """Keep at most `most_tokens` tokens of ended requests, for `keep_s` seconds.
 
-        Numbers go on from `begins`: above those of an earlier process, so that a training that knows these asks on.
+        Numbers start at `begins`, above those of an earlier process, so that a running training can continue.
         `draw` returns numbers from 0 to 1 by which texts are held out.
         """
         self._most, self._keep_s, self._clock = most_tokens, keep_s, clock
@@ -94,12 +94,15 @@ class Replay:
             self._open[request_id] = _Open(caller, prompt_len, list(tokens), self._clock())
 
     def forget(self, request_id: str) -> None:
-        """Drop what was noted of a request that goes on."""
+        """Drop an unfinished request's tokens."""
         with self._lock:
             self._open.pop(request_id, None)
 
     def go_on(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
-        """Append tokens of a request that began here; of others, and behind a gap, nothing is kept."""
+        """Append tokens of a known request.
+
+        Requests with a gap are dropped.
+        """
         with self._lock:
             found = self._open.get(request_id)
             if found is None:
@@ -121,20 +124,20 @@ class Replay:
                 self._expire()
 
     def end_idle(self, seconds: float) -> None:
-        """End requests that got no tokens for so long: their gateway may be gone."""
+        """End requests idle for so long: their gateway may be gone."""
         before = self._clock() - seconds
         with self._lock:
             idle = [name for name, each in self._open.items() if each.touched < before]
         self.end(idle)
 
     def training(self, after: int) -> list[Episode]:
-        """Return the episodes that may be trained on and have higher numbers, oldest first."""
+        """Return later episodes for training, oldest first."""
         return self._newer(after, lambda shelf: shelf.training)
 
     def held_out(self, after: int, most: int) -> list[Episode]:
-        """Return the newest held-out episodes with higher numbers, `most` at most, as many of each caller as there are.
+        """Return up to `most` newest held-out episodes with higher numbers.
 
-        Oldest first.
+        Callers have equal shares if they have enough. Oldest first.
         """
         own = defaultdict[int, list[Episode]](list)
         for each in self._newer(after, lambda shelf: shelf.held_out):
@@ -195,11 +198,11 @@ class Replay:
 
 
 MOST_TEMPERATURE = 1.0
-"""Texts drawn at higher temperatures are not kept: they are noise rather than what the target thinks."""
+"""Maximum temperature of kept texts: above it they are noise."""
 
 
 def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Sequence[DraftOutcome]) -> None:
-    """Note the context tokens of entries that were served and whose callers allow it."""
+    """Record context tokens of served entries, if their callers allow it."""
     served = {outcome.request_id for outcome in outcomes if outcome.status is EntryStatus.OK}
     for entry in request.entries:
         own = own_id(request.client, entry.request_id)

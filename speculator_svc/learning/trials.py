@@ -1,7 +1,7 @@
-"""`python -m speculator_svc.learning.trials`: decodes held-out texts with checkpoints, in a process of its own.
+"""`python -m speculator_svc.learning.trials`: decodes held-out texts with checkpoints.
 
-A process, because a thread that holds Python's lock while it waits for a core would hold up the drafts. It reads one
-JSON object from standard input and writes one list to standard output.
+It is a process because a thread would delay drafts whenever it keeps Python's lock while it waits for a core.
+It reads one JSON object from standard input and writes one list to standard output.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from speculator_svc.learning.replay import Episode
 LIMITS = TreeLimits(nodes=8, depth=6)
 """Trees by which weights are compared."""
 SPARE_TOKENS = 64
-"""Tokens of the cache beside a text: a tree, and what is left of blocks."""
+"""Cache tokens in addition to a text: a tree and partial blocks."""
 
 
 async def run_trials(
@@ -55,7 +55,7 @@ async def run_trials(
 
 
 def parts_of_room(texts: Sequence[tuple[Sequence[int], int]], room: int) -> Iterator[list[int]]:
-    """Yield the places of texts that fit into a cache of so many tokens together, in order; at least one at a time."""
+    """Yield indices of consecutive texts that fit the cache, at least one."""
     part, taken = list[int](), 0
     for place, (tokens, _) in enumerate(texts):
         needed = len(tokens) + SPARE_TOKENS
@@ -69,9 +69,9 @@ def parts_of_room(texts: Sequence[tuple[Sequence[int], int]], room: int) -> Iter
 
 
 def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> list[int]:
-    """Return the number of greedy steps in which each answer would be decoded; texts are tokens and prompt length.
+    """Return the greedy steps to decode each answer.
 
-    All texts take their steps together.
+    Texts are tokens and prompt length. All texts take their steps together.
     """
     steps, places = [0] * len(texts), [prompt_len for _, prompt_len in texts]
     while open_texts := [i for i, (tokens, _) in enumerate(texts) if places[i] < len(tokens)]:
@@ -87,7 +87,7 @@ def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> li
 
 
 def matched(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """Return how many of the tokens behind the root the tree has on one path."""
+    """Return the length of the tokens' longest path from the root."""
     node, depth = 0, 0
     for token in tokens:
         children = [

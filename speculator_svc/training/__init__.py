@@ -1,1 +1,1 @@
-"""Training SSMs: a corpus of the target's own continuations, its distributions as labels, a small decoder."""
+"""Training of SSMs: the target's continuations, its labels, a small decoder."""

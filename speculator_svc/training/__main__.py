@@ -1,4 +1,4 @@
-"""`python -m speculator_svc.training speculator|corpus|ssm|follow|eagle|medusa|blockwise`: `specinfer train`."""
+"""`specinfer train`: commands that train speculators."""
 
 import signal
 import sys
@@ -35,7 +35,7 @@ app.command("blockwise", help=f"{BLOCKWISE}\n\n{ENDING}")(train_blockwise)
 
 
 def main() -> None:
-    """Run a command; exit code 130 if a signal ended the work, 2 for bad input."""
+    """Run a command; exit with 130 after signals, 2 for bad input."""
     for number in SIGNALS:  # also where a shell has started us in the background with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:

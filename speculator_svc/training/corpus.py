@@ -24,21 +24,21 @@ from specinfer.system.append_file import AppendFile, read_records
 from specinfer.tokenizer import Tokenizer
 
 _MARK = "\u2063"
-"""Placeholder of the user's text while the template is cut open (an invisible separator: no template has
-it)."""
+"""Placeholder of the user's text in a template: an invisible separator."""
 
 
 def whole_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Return token ids of one user turn, ready for the answer; for a base model those of the text."""
+    """Encode one user turn, or the plain text for a base model."""
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode(text))
     return tuple(tokenizer.encode_chat([{"role": "user", "content": text}]))
 
 
 def open_prompt(tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Return token ids up to where a prompt begins: the model continues them with an invented one.
+    """Encode an open prompt, to be continued by the model.
 
-    Of a conversation up to the user's text; of a base model what texts begin with, or what lies between them.
+    For a conversation it ends before the user's text; for a base model it is the start of texts, or their
+    separator.
     """
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode("") or stop_tokens[:1])
@@ -49,20 +49,23 @@ def open_prompt(tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[int, 
 
 
 def usable(tokenizer: Tokenizer, tokens: Sequence[int], stop_tokens: Sequence[int]) -> bool:
-    """Return whether an invented prompt is a whole user turn with a text; a document may be cut anywhere."""
+    """Return whether an invented prompt is a complete user turn with text.
+
+    A document may be cut anywhere.
+    """
     return len(tokens) > 4 and (tokens[-1] in stop_tokens or not tokenizer.has_chat_template)
 
 
 HELD_OUT = 200
-"""Most continuations that are held out of training."""
+"""Maximum continuations held out of training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Labels of a continuation of n output tokens: the target's K most probable tokens at each."""
+    """Labels of n output tokens: the target's K most probable tokens each."""
 
     ids: NDArray[np.int32]
-    """[n, K] token ids of the target in a corpus, indices into the draft vocabulary in training."""
+    """[n, K] target ids in a corpus, draft vocabulary indices in training."""
     probabilities: NDArray[np.float16]
     """[n, K] the target's probabilities, renormalised over these tokens."""
 
@@ -102,7 +105,7 @@ def _parse(line: str, place: str) -> Continuation:
 
 
 def _decoded(text: str, tokens: int) -> Labels:
-    """Return labels from base64: all ids (4 bytes each), then all probabilities (2 bytes each)."""
+    """Decode base64 labels: all ids (4 bytes), then all probabilities (2 bytes)."""
     data = base64.b64decode(text, validate=True)
     ids = np.frombuffer(data[: len(data) // 6 * 4], np.int32)
     probabilities = np.frombuffer(data[len(data) // 6 * 4 :], np.float16)
@@ -126,7 +129,7 @@ def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) ->
 
 
 def finished_jobs(path: Path) -> dict[str, Continuation]:
-    """Return the results of an earlier run by id, without labels and without one that was cut short."""
+    """Return an earlier run's results by id, without labels or cut records."""
     if not path.is_file():
         return {}
     records, _ = read_records(path)
@@ -137,7 +140,7 @@ def finished_jobs(path: Path) -> dict[str, Continuation]:
 def split_corpus(
     corpus: Sequence[Continuation], held_out: int
 ) -> tuple[list[Continuation], list[Continuation]]:
-    """Split off every n-th continuation, `held_out` of them, so that both parts hold all kinds."""
+    """Split off every n-th continuation, `held_out` in all, for a fair sample."""
     step = max(1, len(corpus) // max(held_out, 1))
     chosen = set(range(0, len(corpus), step)[:held_out])
     training = [item for i, item in enumerate(corpus) if i not in chosen]
@@ -145,10 +148,12 @@ def split_corpus(
 
 
 def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[Continuation]]:
-    """Return training data by file, and held-out data of the first, whose prompts are used nowhere else.
+    """Return training data by file, and held-out data of the first.
+
+    Held-out prompts are used nowhere else.
 
     Raises:
-        InvalidInputError: naming file and line, or a first file of which nothing would be left.
+        InvalidInputError: for a bad line, or a first file without enough continuations.
     """
     whole = read_corpus(paths[0])
     first, held_out = split_corpus(whole, min(HELD_OUT, -(-len(whole) // 10)))
@@ -160,13 +165,13 @@ def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[
 def without_prompts_of(
     held_out: Iterable[Continuation], corpus: Iterable[Continuation]
 ) -> list[Continuation]:
-    """Return the part of a corpus without held-out prompts, which may be trained on."""
+    """Return a corpus without held-out prompts."""
     prompts = {item.prompt for item in held_out}
     return [item for item in corpus if item.prompt not in prompts]
 
 
 def frequent_tokens(corpus: Iterable[Continuation], size: int) -> NDArray[np.int64]:
-    """Return the `size` most frequent output tokens, in order of id: the draft vocabulary (FR-Spec)."""
+    """Return the `size` most frequent output tokens, in order of id (FR-Spec)."""
     counts = Counter(token for item in corpus for token in item.output)
     chosen = [token for token, _ in counts.most_common(size)]
     filler = (token for token in range(size * 2) if token not in counts)
@@ -180,7 +185,7 @@ class Teaching(Protocol):
 
     @property
     def next_tokens(self) -> torch.Tensor:
-        """[R] tokens of the target's output: as many as the batch teaches."""
+        """[R] next tokens of the target for the batch's rows."""
 
     def to(self, device: torch.device) -> Any:
         """Return the batch on a device."""
@@ -217,7 +222,7 @@ class TrainingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Training data: continuations, the target's labels at every output token, and the tokens that count."""
+    """Training data: continuations, labels at output tokens, and counted tokens."""
 
     corpus: Sequence[Continuation]
     labels: Sequence[Labels]
@@ -232,7 +237,10 @@ class Examples:
 
 
 def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Iterator[tuple[list[int], B]]:
-    """Yield one epoch: sequences of similar length together, batches in random order, with their indices."""
+    """Yield an epoch's batches in random order, with their indices.
+
+    A batch has sequences of similar length.
+    """
     corpus = examples.corpus
     lengths = np.array([len(c.prompt) + len(c.output) - 1 for c in corpus])
     order = np.argsort(lengths + rng.uniform(0, 16, len(corpus)))

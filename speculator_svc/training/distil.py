@@ -1,8 +1,8 @@
-"""Runs of training: a schedule by time, steps, and the state of a run that was interrupted.
+"""Training runs: a schedule by time, steps, and saved state.
 
-The schedule follows time, not steps: a run has a given number of minutes and its learning rate
-ends at zero just then. State is saved every few minutes, on SIGINT or SIGTERM, and at the end; the same
-command goes on where it stopped.
+The schedule follows time, not steps: a run has a given number of minutes, and its learning rate ends at zero
+with them. State is saved every few minutes, on SIGINT or SIGTERM, and at the end; the same command continues
+from it.
 """
 
 import itertools
@@ -50,11 +50,11 @@ class Labelled(Protocol):
 
 
 def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
-    """Return the mean of cross-entropy minus log acceptance, of logits [R, draft vocabulary] over the rows of a batch.
+    """Return cross-entropy minus log acceptance, averaged over rows.
 
-    The cross-entropy of Q under P measures all of P. Minus log sum(min(P, Q)) measures the accepted part of Q
-    (an LK loss, arXiv 2602.23881): a model too small for all of P is to spend itself on that. Where the
-    draft vocabulary has nothing of P there is nothing to learn.
+    `logits` are [R, draft vocabulary]. The cross-entropy of Q under P measures all of P. Minus log sum(min(P,
+    Q)) measures the accepted part of Q (an LK loss, arXiv 2602.23881): a model too small for all of P should
+    concentrate on that. Rows without any of P in the draft vocabulary have no loss.
     """
     p = batch.label_probabilities
     log_q = logits.gather(-1, batch.label_ids) - logits.logsumexp(-1, keepdim=True)
@@ -69,20 +69,20 @@ def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
 
 
 def ssm_logits(student: Student, batch: TrainingBatch) -> torch.Tensor:
-    """Return the logits [R, draft vocabulary] at the output positions of a batch."""
+    """Return logits [R, draft vocabulary] at a batch's output positions."""
     with rough(student.device):
         logits: torch.Tensor = student(batch.token_ids, batch.rows)
     return logits
 
 
 def rough(device: torch.device) -> torch.autocast:
-    """Return a context that computes in bfloat16 where that is no slower."""
+    """Return an autocast to bfloat16 if that is no slower."""
     return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_is_fast(device))
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """Frequencies with which the true next token is among a draft's most probable ones."""
+    """Frequencies of the true next token among a draft's top k."""
 
     top: dict[int, float]
     """k -> share of tokens within the top k."""
@@ -99,9 +99,9 @@ class Success:
 def ranks(
     student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5
 ) -> list[NDArray[np.int64]]:
-    """Return per continuation each output token's place among the draft's `most` best, or `most`.
+    """Return each output token's rank among the draft's best, at most `most`.
 
-    Tokens outside the draft vocabulary have no place.
+    Tokens outside the draft vocabulary rank last.
     """
     found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(examples.corpus)
     whole = Examples(examples.corpus, examples.labels)
@@ -117,10 +117,10 @@ def ranks(
 
 
 def success_by_depth(places: Sequence[NDArray[np.int64]], depths: int = 4, most: int = 5) -> list[Success]:
-    """Return the success at each depth of a draft: of tokens before which its first guesses were right.
+    """Return the success at each depth, after correct first guesses.
 
     Args:
-        places: of every output token of each continuation among the draft's `most` best, as `ranks` returns them.
+        places: rank of every output token of each continuation, as `ranks` returns them.
         depths: number of tokens ahead.
         most: number of guesses.
     """
@@ -135,11 +135,12 @@ def success_by_depth(places: Sequence[NDArray[np.int64]], depths: int = 4, most:
 
 
 SAVE_EVERY_S = 120.0
-SCORE_SHARE, PATIENCE = 0.05, 5
-"""Least part of the time between scores, and scores that are no better behind which training ends: a quarter of the
-time, as a draft that learns fast is not yet better where it will be."""
+SCORE_SHARE = 0.05
+"""Scoring interval as a share of the training time."""
+PATIENCE = 5
+"""Number of scores without improvement after which training stops."""
 LONGEST_STEP_S = 120.0
-"""Most seconds for which a step counts, so that a suspended run loses nothing."""
+"""Maximum seconds of a step. A suspended run thus loses no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class DistilOptions:
     minutes: float
     learning_rate: float = 1e-3
     tokens_per_batch: int = 1024
-    """Small, as trainings see few tokens: many steps are worth more than exact ones."""
+    """Small: with few tokens in all, many steps beat exact ones."""
     warmup_share: float = 0.02
     weight_decay: float = 0.01
     seed: int = 0
@@ -166,9 +167,9 @@ def distil(
 ) -> int:
     """Train in place until the time is over; return the tokens seen.
 
-    `report(minutes, loss, tokens seen)` is called after every step; `loss_of` is of a student
-    and a batch. With a `score` of the student on held-out data, which is called behind
-    epochs, the student ends as it was when it scored best, and training ends where it gets no better.
+    `report(minutes, loss, tokens seen)` is called after every step; `loss_of` gets a student and a batch.
+    With a `score` of the student on held-out data, called after epochs, the best student is restored at the
+    end, and training stops early without improvement.
 
     Raises:
         InterruptionError: if a signal came; the state is saved.
@@ -237,7 +238,7 @@ def train_step(
 
 
 def _schedule(done: float, warmup: float) -> float:
-    """Return the factor of the learning rate: linear warm-up, then a cosine to zero."""
+    """Return the learning rate's factor: linear warm-up, then cosine to zero."""
     if done < warmup:
         return done / warmup
     return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
@@ -254,9 +255,9 @@ def progress_bar() -> Progress:
 
 @contextmanager
 def finishing(state: Path, out: Path) -> Iterator[None]:
-    """Write a checkpoint within: whole or not at all; then drop the state of the training.
+    """Write a checkpoint within, atomically; then drop the training's state.
 
-    A later training begins anew.
+    A later training starts again.
     """
     with deferred_signals():
         yield
@@ -272,7 +273,7 @@ def distil_with_bar(
     loss_of: Callable[[Any, Any], Tensor],
     score: Callable[[], float] | None = None,
 ) -> int:
-    """Call `distil` with a bar that shows the mean loss of the latest fifty steps."""
+    """Call `distil` with a progress bar and the mean of fifty losses."""
     with progress_bar() as bar:
         task = bar.add_task("training", total=options.minutes)
         average: list[float] = []

@@ -1,4 +1,4 @@
-"""EAGLE as a trainable module: one decoder layer that reads the target's hidden states, in EAGLE-3's layout.
+"""EAGLE-3 as a trainable module: a decoder layer on hidden states.
 
     hidden_0 = fc [f_low, f_middle, f_high]               of token j, from the target
     out_k    = layer([norm(embedding(t_{j+1+k})), norm(hidden_k)]), with hidden_k as the residual
@@ -32,12 +32,12 @@ _LAYER = "model.layers.0."
 
 
 class EagleStudent(FeatureStudent):
-    """Maps hidden states and tokens to logits over the draft vocabulary, step after step."""
+    """Maps hidden states and tokens to draft logits, step by step."""
 
     def __init__(
         self, config: ModelConfig, embedding: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Take the target's `config`; `embedding` [V, hidden] stays as it is, `tensors` are trained."""
+        """Create it; `embedding` [V, hidden] is frozen, `tensors` are trained."""
         super().__init__(tensors, {EMBEDDING: embedding})
         vocabulary = len(tensors["lm_head.weight"])
         self.config = replace(config, layers=1, vocab_size=vocabulary, tied_embeddings=False)
@@ -67,12 +67,12 @@ class EagleStudent(FeatureStudent):
     def _inputs(
         self, step: int, hidden: torch.Tensor, embedded: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a step's input at each row: its own last output, from step 1 on, and the token one ahead."""
+        """Return a step's inputs: hidden states and embeddings one token ahead."""
         return hidden, embedded
 
 
 class UnrolledAttention:
-    """Attention of all rows [B * T] in one step: over step 0 up to the row, over later steps at the row."""
+    """Attention of rows [B * T]: causal over step 0, diagonal over others."""
 
     def __init__(self, batch: int, length: int, group: int) -> None:
         self._shape, self._group = (batch, length), group
@@ -109,7 +109,7 @@ class UnrolledAttention:
 def starting_tensors(
     config: ModelConfig, target: Mapping[str, torch.Tensor], layers: int, vocabulary: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Start as the target's last layer, which reads the last of `layers` hidden states and no token."""
+    """Start as the target's last layer, on the last hidden state only."""
     hidden, last = config.hidden_size, f"model.layers.{config.layers - 1}."
     fc = torch.zeros(hidden, layers * hidden)
     fc[:, -hidden:] = torch.eye(hidden)
@@ -131,7 +131,7 @@ def starting_tensors(
 
 
 STEP_WEIGHT = 0.8
-"""Factor of each further step's loss, as in EAGLE-3: a token counts less the fewer drafts reach it."""
+"""Weight of each further step's loss, as in EAGLE-3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class UnrolledExamples:
         )
 
     def _rows(self, indices: Sequence[int], width: int, step: int) -> UnrolledRows:
-        """Return the rows of a step: row j predicts token j + 2 + step, which must be one of the output."""
+        """Return a step's rows: row j predicts output token j + 2 + step."""
         rows, ids, probabilities, following = [], [], [], []
         for row, index in enumerate(indices):
             item = self.corpus[index]
@@ -181,7 +181,7 @@ class UnrolledExamples:
 
 
 def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch) -> torch.Tensor:
-    """Return the mean of the steps' losses, weighted by `STEP_WEIGHT` to the power of the step."""
+    """Return the steps' mean loss, weighted by `STEP_WEIGHT` to the step's power."""
     with rough(student.device):
         logits = student(batch)
     weights = [STEP_WEIGHT**step for step in range(len(logits))]
@@ -198,7 +198,7 @@ class UnrolledSuccess:
 
     by_depth: list[Success]
     accepted_length: float
-    """Tokens a step that chains of its first guesses would bring, one from each hidden state, with the target's own."""
+    """Tokens per step of first-guess chains, the target's own token included."""
 
 
 @torch.inference_mode()
@@ -232,7 +232,7 @@ def evaluate_unrolled(
 def accepted_by_chains(
     hits: Sequence[NDArray[np.bool_]], corpus: Sequence[Continuation]
 ) -> NDArray[np.int64]:
-    """Return for every place of the outputs from which a whole chain can start how many of its tokens are right.
+    """Count the correct tokens of each complete chain of guesses.
 
     Args:
         hits: by step, whether each row's first guess is right, in the order of `UnrolledExamples.batch`.

@@ -1,4 +1,4 @@
-"""Students that read the target's hidden states: common parts, and Medusa's and blockwise heads."""
+"""Students on hidden states: common parts, Medusa's and blockwise heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,7 +21,7 @@ from speculator_svc.training.student import parameter_key, tensor_name
 
 @dataclass(frozen=True, slots=True)
 class UnrolledRows:
-    """Predictions of step k of the unrolling: flat rows j of [B, T], for each the token j + 2 + k."""
+    """Labels of a step k: row j predicts token j + 2 + k."""
 
     rows: torch.Tensor
     label_ids: torch.Tensor
@@ -52,7 +52,7 @@ class UnrolledBatch:
 
     @property
     def next_tokens(self) -> torch.Tensor:
-        """Next tokens of the first step: as many as the batch teaches."""
+        """Next tokens of the first step."""
         return self.steps[0].next_tokens
 
 
@@ -63,7 +63,7 @@ class FeatureStudent(nn.Module):
     """
 
     def __init__(self, trained: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]) -> None:
-        """Register the tensors; `frozen` ones stay as they are and belong to no checkpoint."""
+        """Register tensors; `frozen` ones belong to no checkpoint."""
         super().__init__()
         for name, tensor in trained.items():
             self.register_parameter(parameter_key(name), nn.Parameter(tensor.float().clone()))
@@ -85,7 +85,7 @@ class FeatureStudent(nn.Module):
 
 
 class HeadsStudent(FeatureStudent):
-    """Maps hidden states behind the last layer to logits over the draft vocabulary, head after head."""
+    """Maps last hidden states to draft logits, head by head."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ def starting_heads(
     seed: int,
     rank: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """Return heads that predict as the target predicts the next token: their additions start at zero.
+    """Return heads with the target's own prediction of the next token.
 
     They have a Markov head if its `rank` is not 0.
     """

@@ -1,4 +1,4 @@
-"""Common parts of the commands that train readers of hidden states: data, schedule, state, report."""
+"""Common parts of training readers of hidden states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class TrainingMethod(Generic[S]):
     make: Callable[[Mapping[str, torch.Tensor], torch.Tensor], S]
     """Makes the untrained student from the target's weights and the draft vocabulary."""
     save: Callable[[S, torch.Tensor, Mapping[str, Any]], None]
-    """Writes the checkpoint of a student, the draft vocabulary and the record of its training."""
+    """Writes a checkpoint from student, draft vocabulary and record."""
     token_ids: torch.Tensor | None = None
     """The draft vocabulary; None: the tokens that are most frequent."""
 
@@ -134,7 +134,7 @@ class FeatureTraining:
         }
 
     def _prepare(self, reader: TrainingMethod[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
-        """Return the training data, the held-out part of the first corpus, and the draft vocabulary."""
+        """Return training data, the first corpus' held-out part, and the draft vocabulary."""
         asked, options = self._asked, RunnerOptions(kv_tokens=CACHE_TOKENS, device=self._device)
         runner = load_checked(self.directory, options)
         parts, held_out = read_corpora(asked.corpus)

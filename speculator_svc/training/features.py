@@ -1,11 +1,12 @@
-"""The target's hidden states and labels at every token of a corpus, computed once and kept on disk.
+"""The target's hidden states and labels of a corpus, cached on disk.
 
-A corpus that is being written keeps both of what it writes (`keeper`). Else one pass per group of continuations
-gives them: hidden states after some of its layers at all tokens but the last (what EAGLE and Medusa read), and
-its most probable tokens at every output token (what they learn).
-Chunks of the corpus are files of their own, so that an interrupted run goes on where it stopped, and hidden
-states are mapped, not read: a corpus of a million tokens with three layers of 576 numbers is 3.5 GB. What was
-computed for more layers serves readers of some of them, so that EAGLE's states also train Medusa's heads.
+A corpus that is being written keeps both of what it writes (`keeper`). Otherwise one pass per group of
+continuations computes them: hidden states after some layers at all tokens but the last (input of EAGLE and
+Medusa), and the most probable tokens at every output token (their labels).
+
+Chunks of the corpus are separate files, so that an interrupted run continues, and hidden states are
+memory-mapped: a corpus of a million tokens with three layers of 576 numbers is 3.5 GB. States of more layers
+serve readers of fewer, so that EAGLE's states also train Medusa's heads.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ _LABELS = "labels.npz"
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Hidden states and labels of one continuation of p prompt and n output tokens."""
+    """Hidden states and labels of p prompt and n output tokens."""
 
     states: NDArray[np.int16]
     """[p + n - 1, layers, hidden] bfloat16, by their bits."""
@@ -44,7 +45,7 @@ def think(
     directory: Path,
     report: Callable[[int, int], None],
 ) -> list[Thoughts]:
-    """Return the thoughts of all continuations; `layers` as in `ModelRunner.forward_with_features`."""
+    """Compute or load all thoughts; `layers` as in `ModelRunner.forward_with_features`."""
     thoughts: list[Thoughts] = []
     for start in range(0, len(corpus), CHUNK):
         chunk = corpus[start : start + CHUNK]
@@ -71,7 +72,7 @@ class Kept(NamedTuple):
         return (self.place / _LABELS).is_file()
 
     def states(self, layers: Sequence[int]) -> NDArray[np.int16]:
-        """Return states [tokens, layers, hidden] of some layers: mapped if they are neighbours, or copied."""
+        """Return states [tokens, layers, hidden], mapped if layers are neighbours, else copied."""
         states: NDArray[np.int16] = np.load(self.place / "states.npy", mmap_mode="r")
         places = [self.layers.index(layer) for layer in layers]
         if places == list(range(places[0], places[-1] + 1)):
@@ -91,7 +92,7 @@ def _place(directory: Path, digest: str, layers: Sequence[int]) -> Path:
 
 
 def _kept(directory: Path, digest: str, layers: Sequence[int]) -> Kept | None:
-    """Return the kept thoughts of these layers and perhaps others, if some were written."""
+    """Return cached thoughts with all these layers, if any."""
     for place in sorted(directory.glob(f"features-{digest}-*")):
         kept = Kept(place, tuple(int(layer) for layer in place.name.split("-")[2:]))
         if kept.whole and set(layers) <= set(kept.layers):
@@ -112,7 +113,7 @@ def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
 
 
 def keeper(directory: Path, layers: Sequence[int]) -> Callable[[Continuation, NDArray[np.int16]], None]:
-    """Return a function that keeps a continuation's states and labels, which `think` then need not compute."""
+    """Return a function that caches a continuation's states and labels for `think`."""
     directory.mkdir(parents=True, exist_ok=True)
 
     def keep(item: Continuation, states: NDArray[np.int16]) -> None:
@@ -133,7 +134,7 @@ def _single(directory: Path, item: Continuation, layers: Sequence[int]) -> Path:
 def _think(
     runner: ModelRunner, chunk: Sequence[Continuation], layers: Sequence[int], directory: Path
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield (states, ids, probabilities) of each continuation, computed if they were not kept."""
+    """Yield (states, ids, probabilities) of each continuation, cached or computed."""
     places = [_single(directory, item, layers) for item in chunk]
     missing = [item for item, place in zip(chunk, places, strict=True) if not place.is_file()]
     computed = _compute(runner, missing, layers) if missing else iter(())
@@ -152,9 +153,9 @@ _NAMES = ("states", "ids", "probabilities")
 def _compute(
     runner: ModelRunner, chunk: Sequence[Continuation], layers: Sequence[int]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield (states, ids, probabilities) of each continuation.
+    """Compute (states, ids, probabilities) of each continuation.
 
-    Its output but the last token is scored as a chain behind the prompt.
+    Its output but the last token is scored as a chain after the prompt.
     """
     for group in _groups(chunk):
         segments = []

@@ -1,8 +1,8 @@
-"""Continuations of prompts by the target, many at once: the raw material of a corpus.
+"""Continuations of many prompts by the target, for a corpus.
 
-Continuous batching in its simplest form: as soon as one continuation ends the next prompt takes its
-place. A continuation depends on its own job alone, never on its batch-mates, so an interrupted run goes on
-with the same result. Knows no files.
+Simple continuous batching: as soon as one continuation ends the next prompt takes its place. A continuation
+depends on its own job alone, never on its batch, so an interrupted run continues with the same result. Knows
+no files.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from specinfer.model.runner import ModelRunner
 from speculator_svc.training.corpus import Continuation, Labels
 
 _PROMPTS_PER_PASS = 4
-"""New prompts read in one pass, so that reading them does not stall the others for long."""
+"""Maximum new prompts in a pass, so that others are not delayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,11 @@ def continue_prompts(
     over: Callable[[], bool] = lambda: False,
     keep: Callable[[Continuation, NDArray[np.int16]], None] | None = None,
 ) -> Iterator[tuple[ContinuationJob, Continuation]]:
-    """Yield jobs and their continuations as they end; a stop token is the last of its output.
+    """Yield jobs and continuations as they end, stop tokens included.
 
-    As soon as it is `over`, asked after every pass, all that runs ends where it is.
-
-    With a `label_width` the target's so many most probable tokens at every output token come along. `keep` is called
-    with every continuation and the hidden states that the runner keeps, of all its tokens but the last.
+    When `over`, checked after every pass, returns True, all running jobs end. `label_width` adds the target's
+    most probable tokens at every output token. `keep` is called with every continuation and the runner's
+    hidden states of all its tokens but the last.
     """
     waiting, running = deque(jobs), list[_Running]()
     stops = frozenset(stop_tokens)
@@ -92,7 +91,7 @@ def continue_prompts(
 
 
 def _begin(runner: ModelRunner, job: ContinuationJob) -> _Running:
-    """Start a job; the common beginning of prompts (system prompt, open turn) is found in the cache."""
+    """Start a job; the cache may have the common prefix of prompts."""
     sequence = runner.open()
     known = runner.cache.share(sequence, job.prompt[:-1])
     return _Running(job, sequence, np.random.default_rng((job.seed, 0)), job.prompt[known:])
@@ -112,13 +111,13 @@ def _advance(runner: ModelRunner, running: Sequence[_Running], label_width: int)
 
 
 def most_probable(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float16 probabilities [N, width], renormalised over these tokens, and their int32 columns."""
+    """Return the top columns' float16 probabilities [N, width], renormalised, and int32 indices."""
     values, ids = logits.topk(width, dim=-1)
     return values.softmax(-1).half().cpu(), ids.int().cpu()
 
 
 def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]:
-    """Choose tokens: greedy rows take the maximum, sampled ones invert their distribution at random."""
+    """Choose tokens: the maximum of greedy rows, random ones of sampled rows."""
     tokens = logits.argmax(-1)
     sampled = [i for i, item in enumerate(running) if item.job.temperature > 0]
     if sampled:
@@ -137,9 +136,9 @@ CHUNK = 100
 
 
 def in_draft_vocabulary(labels: Labels, vocabulary: NDArray[np.int64]) -> Labels:
-    """Return a corpus's labels for a drafter: unknown tokens get probability 0, the others all of it.
+    """Map labels to a draft vocabulary; unknown tokens get probability 0.
 
-    Where it knows none of them, all probabilities are 0.
+    The others are renormalised; rows without known tokens are all 0.
     """
     places = np.searchsorted(vocabulary, labels.ids).clip(max=len(vocabulary) - 1)
     p = np.where(vocabulary[places] == labels.ids, labels.probabilities, np.float16(0))
@@ -168,7 +167,7 @@ def label_corpus(
 
 
 def _label(runner: ModelRunner, item: Continuation, vocabulary: NDArray[np.int64], width: int) -> Labels:
-    """Return labels from one pass: the output but its last token is scored as a chain behind the prompt."""
+    """Label an output in one pass, as a chain after the prompt."""
     sequence = runner.open()
     chain = item.output[:-1]
     segment = Segment(sequence, item.prompt, chain, range(-1, len(chain) - 1), want_last=True)

@@ -1,4 +1,4 @@
-"""`specinfer train corpus`: the target continues prompts, given ones and such as it invents itself."""
+"""`specinfer train corpus`: the target continues given and invented prompts."""
 
 import math
 import random
@@ -48,10 +48,10 @@ def make_corpus(
         bool, typer.Option("--overwrite", help="Throw away what is in --out and begin anew.")
     ] = False,
 ) -> None:
-    """Let the target continue prompts: the corpus an SSM is trained on.
+    """Let the target continue prompts: the corpus for training SSMs.
 
     Every continuation is written when it is finished; after SIGINT (Ctrl-C), SIGTERM or a crash the same
-    command goes on from there.
+    command continues from there.
     """
     inventions_path = out.with_suffix(".invented.jsonl")
     if overwrite:
@@ -91,7 +91,10 @@ def make_corpus(
 def continuation_jobs(
     tokenizer: Tokenizer, texts: Mapping[str, str], temperature: float, seed: int
 ) -> list[tuple[str, tuple[int, ...], float]]:
-    """Return a job for each prompt, every second one greedy, in an order of which any part is a sample of all."""
+    """Return a job for each prompt, every second one greedy, shuffled.
+
+    Any part of them is thus a sample of all.
+    """
     jobs = [
         (job_id, whole_prompt(tokenizer, text), temperature if i % 2 else 0.0)
         for i, (job_id, text) in enumerate(sorted(texts.items()))
@@ -101,7 +104,7 @@ def continuation_jobs(
 
 
 class CorpusMaker:
-    """Runs jobs whose result is not in a file yet, and writes it there."""
+    """Runs unfinished jobs, and writes their results to a file."""
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class CorpusMaker:
         seed: int,
         keep: Callable[[Continuation, NDArray[np.int16]], None] | None = None,
     ) -> None:
-        """Take the target, the number of continuations at a time, and what `continue_prompts` calls with each."""
+        """Create it; `batch` continuations run at once, `keep` gets each."""
         self._runner, self._batch, self._seed, self._keep = runner, batch, seed, keep
 
     def run(
@@ -122,7 +125,9 @@ class CorpusMaker:
         label_width: int = 0,
         seconds: float = math.inf,
     ) -> dict[str, Continuation]:
-        """Return all results by id, in the order of the jobs; those not begun after so many seconds are left out.
+        """Return all results by id, without those not begun in time.
+
+        They have the order of the jobs.
 
         Raises:
             SettingError: if the file has results of other prompts.

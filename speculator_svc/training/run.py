@@ -1,4 +1,4 @@
-"""One training run: its device and options, its state on disk, and its interruption."""
+"""A training run's device, options, saved state and interruption."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +46,7 @@ def pick_device(name: str) -> str:
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Return whether bfloat16 is no slower than float32; a CPU may lack instructions for it."""
+    """Return whether bfloat16 is no slower than float32. Some CPUs lack instructions."""
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -91,14 +91,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class InterruptionError(SpecInferError):
-    """Error of work that a signal ended; the message names the kept state and the way to go on."""
+    """Work ended by a signal; the message explains how to continue."""
 
 
 @contextmanager
 def deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Defer signals within: the work can test for one, and end where it can be saved.
+    """Defer signals within, so that work can end after saving.
 
-    Yields a function that says whether one came. A second signal acts at once. On the main thread only.
+    Yields a function that returns whether one came. A second signal acts at once. On the main thread only.
     """
     came = False
     before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -130,14 +130,14 @@ class Best(NamedTuple):
 
 
 def better(best: Best | None, score: float, student: nn.Module) -> Best:
-    """Return the best so far, of which the student as it is may be a copy."""
+    """Return the best score and weights so far, after a new score."""
     if best is not None and score <= best.score:
         return best._replace(worse=best.worse + 1)
     return Best(score, {name: tensor.clone() for name, tensor in student.state_dict().items()})
 
 
 class TrainingProgress(NamedTuple):
-    """Progress of a training, as far as it is kept."""
+    """Saved progress of a training."""
 
     minutes: float = 0.0
     seen: int = 0

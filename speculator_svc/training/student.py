@@ -1,8 +1,8 @@
-"""The SSM as a trainable module: a few decoder layers over the target's frozen embeddings, small head.
+"""The SSM as a trainable module: target layers, frozen embeddings, small head.
 
 Layers start as copies of target layers and the head as the target's rows of the draft vocabulary, so the
-first step already knows the language; or all of it starts as an earlier SSM, which may get layers more.
-It is of its target's family and runs in the decoder that will run the checkpoint (`specinfer.model`).
+first step already knows the language; or all of it starts as an earlier SSM, which may get further layers. It
+is of its target's family and runs in the decoder that will run the checkpoint (`specinfer.model`).
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from speculator_svc.training.run import layer_numbers
 
 
 def causal_attention(batch: int, length: int) -> Attend:
-    """Return causal attention over `batch` sequences of `length` tokens, one behind the other.
+    """Return causal attention over `batch` consecutive sequences of `length` tokens.
 
     Padding is on the right, so no real token sees it.
     """
@@ -55,7 +55,7 @@ class LayerStart(NamedTuple):
     weights: Weights
     layer: int
     silent: bool = False
-    """True if its outputs start at zero, so that the model starts as if it were not there."""
+    """True if its outputs start at zero, as if it were absent."""
 
 
 class Student(nn.Module):
@@ -64,7 +64,7 @@ class Student(nn.Module):
     def __init__(
         self, config: ModelConfig, weights: Weights, layers: Sequence[LayerStart], head: torch.Tensor
     ) -> None:
-        """Copy `layers`, embeddings and final norm of `weights`, and `head` [draft vocabulary, hidden]."""
+        """Copy weights; `head` is [draft vocabulary, hidden]."""
         super().__init__()
         self.config = replace(config, layers=len(layers), vocab_size=len(head), tied_embeddings=False)
         for name in frozen_names(config):
@@ -80,7 +80,7 @@ class Student(nn.Module):
     def from_target(
         cls, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
     ) -> "Student":
-        """Start as some of the target's layers, with its head's rows of the draft vocabulary.
+        """Start from target layers, and its head's rows of the vocabulary.
 
         Raises:
             IncompatibleError: if a draft cannot have layers of the target's kind.
@@ -93,7 +93,7 @@ class Student(nn.Module):
     def from_draft(
         cls, draft: DraftModel, target: Weights | None = None, inserted: Sequence[int] = ()
     ) -> "Student":
-        """Go on from a trained SSM; the `inserted` layers of `target` go before its last one, silently."""
+        """Continue a trained SSM; silent layers of `target` go before its last."""
         own = [LayerStart(draft.weights, layer) for layer in range(draft.config.layers)]
         if target is not None:
             own[-1:-1] = [LayerStart(target, layer, silent=True) for layer in inserted]
@@ -114,9 +114,9 @@ class Student(nn.Module):
         return {tensor_name(key): parameter.detach() for key, parameter in self.named_parameters()}
 
     def forward(self, token_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, draft vocabulary] at the flat positions `rows` of token ids [B, T]."""
+        """Return logits [R, draft vocabulary] at flat `rows` of ids [B, T]."""
         batch, length = token_ids.shape
-        # rows of fused matrices are put together anew in every step, so that gradients find their way
+        # fused matrices are concatenated in every step, for gradients
         found = {
             tensor_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())
         }
@@ -151,22 +151,22 @@ def tensor_name(key: str) -> str:
 
 
 class Start(NamedTuple):
-    """An SSM, with layers of the target to put in; or layers of a model."""
+    """Initial weights: an SSM with layers to insert, or a model's layers."""
 
     target: Path
     ssm: DraftModel | None
     model: Path
     """The target, or a smaller model with its embeddings."""
     layers: Sequence[int]
-    """Layers of `model`, or of the target if they go into an SSM."""
+    """Layers of `model`, or of the target to insert into an SSM."""
 
     @classmethod
     def read(cls, target: Path, start: Path | None, layers: str, insert: str) -> "Start":
-        """Read options: `layers` and `insert` are numbers with commas between them, or nothing.
+        """Parse `layers` and `insert`: comma-separated numbers, or nothing.
 
         Raises:
-            SettingError: if a layer is not there, or if there is no SSM to put some into.
-            IncompatibleError: if what is started from is of another target.
+            SettingError: if a layer is missing, or there is no SSM to insert some into.
+            IncompatibleError: if the start has another target.
         """
         if start is not None and is_draft_checkpoint(start):
             ssm = load_ssm(start, target)
@@ -180,7 +180,7 @@ class Start(NamedTuple):
         return cls(target, None, start or target, _numbers("layers", layers, config) or usual)
 
     def student(self, token_ids: torch.Tensor) -> Student:
-        """Return the SSM to train; one that starts from layers has these tokens as its draft vocabulary."""
+        """Return the SSM; one from layers has these tokens as draft vocabulary."""
         config = load_config(self.model)
         weights = open_weights(self.model, config)
         if self.ssm is not None:

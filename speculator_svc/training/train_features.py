@@ -1,4 +1,4 @@
-"""Training of drafters that read hidden states: EAGLE's layer, Medusa's and blockwise heads."""
+"""Training of readers of hidden states: EAGLE, Medusa and blockwise heads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -115,9 +115,9 @@ def train_eagle(
     device: Device = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Distil the target into one decoder layer that reads the target's hidden states (EAGLE-3).
+    """Distil the target into a layer that reads its hidden states (EAGLE-3).
 
-    SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
+    SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command continues from there.
     """
     options = options_for(target_config(resolve_model(model)).hidden_size, minutes, learning_rate, seed)
     asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
@@ -140,11 +140,14 @@ def train_eagle(
 
 
 _USUAL_HIDDEN = 576
-"""Width of the default target's hidden states, by which the rate and the batches were chosen."""
+"""Hidden size of the default target, reference for rate and batches."""
 
 
 def options_for(hidden: int, minutes: float, learning_rate: float | None, seed: int) -> DistilOptions:
-    """Return the options of a training that reads hidden states of this width: wide ones take small, cautious steps."""
+    """Return options for a hidden size.
+
+    Wide models need smaller steps and batches.
+    """
     narrow = min(1.0, _USUAL_HIDDEN / hidden)
     usual = DistilOptions(minutes, seed=seed)
     rate = usual.learning_rate * narrow if learning_rate is None else learning_rate
@@ -152,13 +155,13 @@ def options_for(hidden: int, minutes: float, learning_rate: float | None, seed: 
 
 
 def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:
-    """Return the layers whose hidden states are read; by default a low one, the middle and the last.
+    """Return the layers of hidden states; default: low, middle and last.
 
     EAGLE-3 takes 2, half, and three below the last; the last is also read by Medusa's heads, so features are
     sent once for both.
 
     Raises:
-        SettingError: naming the bad number.
+        SettingError: for a bad number.
     """
     if not text:
         return tuple(sorted({min(2, config.layers), config.layers // 2, config.layers}))

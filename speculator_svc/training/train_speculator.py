@@ -1,4 +1,4 @@
-"""`specinfer train speculator`: corpus, features, training and report for a target of one's own, within a time."""
+"""`specinfer train speculator`: corpus, features, training and report in a given time."""
 
 import json
 import math
@@ -35,16 +35,16 @@ from speculator_svc.training.train_features import feature_layers, train_eagle, 
 from speculator_svc.training.train_ssm import train_ssm
 
 CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
-"""Part of the time in which the target writes, and the least part that is left for training."""
+"""Share of time for the corpus, and the minimum share for training."""
 MOST_NEW_TOKENS, LEAST_NEW_TOKENS = 224, 32
-"""Length of a continuation, and the passes without which there is no corpus to speak of."""
+"""Maximum tokens of a continuation, and the minimum that time must allow."""
 LEAST_PROMPTS = 10
 LARGE = 1e9
 """Parameters of a target from which on its hidden states are read."""
 BATCH, BATCH_OF_LARGE = 48, 16
 """Continuations at a time; their caches take the memory."""
 NO_EAGLE = ("opt", "gpt_neox")
-"""Families whose layers cannot be EAGLE's: norms with a bias, or positions that are learnt."""
+"""Families unsuited for EAGLE's layer: biased norms or learnt positions."""
 
 
 class SpeculatorMethod(StrEnum):
@@ -64,7 +64,7 @@ class ChosenMethod(NamedTuple):
 
 
 def parameters(config: ModelConfig) -> int:
-    """Return about how many parameters a model has: matrices without biases and norms."""
+    """Return the approximate number of parameters, without biases and norms."""
     attention = 2 * config.hidden_size * config.head_dim * (config.heads + config.kv_heads)
     mlp = (3 if config.gated else 2) * config.hidden_size * config.intermediate_size
     embeddings = (1 if config.tied_embeddings else 2) * config.vocab_size * config.hidden_size
@@ -74,9 +74,9 @@ def parameters(config: ModelConfig) -> int:
 def choose_method(config: ModelConfig) -> ChosenMethod:
     """Choose by the size of the target.
 
-    Small ones get an SSM: it accepted most of all methods on the default target, and needs nothing of the
-    verifier. A large target's hidden states say more than two of its layers can find out in a short training,
-    and cost little beside its pass.
+    Small ones get an SSM: it had the best acceptance on the default target, and needs nothing of the
+    verifier. A large target's hidden states contain more than two of its layers can learn in a short
+    training, and cost little compared to its pass.
     """
     size = f"{parameters(config) / 1e6:,.0f} M parameters"
     if parameters(config) < LARGE:
@@ -91,7 +91,7 @@ def choose_method(config: ModelConfig) -> ChosenMethod:
 
 @dataclass(slots=True)
 class RunProgress:
-    """State of a run between its parts, as it lies in its directory."""
+    """State of an interrupted run, as stored in its directory."""
 
     target: str
     """Fingerprint of the target's embeddings."""
@@ -106,10 +106,10 @@ class RunProgress:
 
     @classmethod
     def resume(cls, work: Path, fresh: "RunProgress") -> "RunProgress":
-        """Return the state of an interrupted run with the same options, or a fresh one.
+        """Return an interrupted run's state, or a fresh one.
 
         Raises:
-            SettingError: naming the option that is another one than before.
+            SettingError: for an option that has changed.
         """
         path = work / "progress.json"
         if not path.is_file():
@@ -167,9 +167,9 @@ def train_speculator(
         bool, typer.Option("--overwrite", help="Begin anew, and replace what is in --out at the end.")
     ] = False,
 ) -> None:
-    """Train a speculator for a target of your own: corpus, features, training and a report, in one command.
+    """Train a speculator for your own target: corpus, features, training, report.
 
-    SIGINT (Ctrl-C) and SIGTERM keep what is done beside --out; the same command goes on from there.
+    SIGINT (Ctrl-C) and SIGTERM keep finished work next to --out; the same command continues from there.
     """
     directory = resolve_model(model)
     config = target_config(directory)
@@ -212,7 +212,7 @@ def train_speculator(
 
 
 def _throw_away(work: Path) -> None:
-    """Remove what an earlier run would go on from; features are named by what they were made of, and stay."""
+    """Remove an earlier run's state. Features stay, named by their inputs."""
     for path in (*work.glob("state*.pt"), work / "progress.json", work / "corpus.jsonl"):
         path.unlink(missing_ok=True)
 
@@ -225,7 +225,7 @@ def _prepare(
     progress: RunProgress,
     place: str,
 ) -> None:
-    """Make the corpus and, where the method reads them, its features; note the time left for training."""
+    """Make corpus and features; note the time left for training."""
     work, large = corpus.parent, parameters(config) >= LARGE
     batch = min(BATCH_OF_LARGE if large else BATCH, len(texts))
     tokenizer = Tokenizer.load(directory)
@@ -258,7 +258,7 @@ def _prepare(
 
 
 def _layers_read(method: SpeculatorMethod, config: ModelConfig) -> tuple[int, ...]:
-    """Return the numbers of the layers after which a method reads hidden states."""
+    """Return the layers of the hidden states for a method."""
     return {
         SpeculatorMethod.EAGLE: feature_layers("", config),
         SpeculatorMethod.MEDUSA: (config.layers,),
@@ -285,7 +285,7 @@ def _check_time(runner: ModelRunner, minutes: float) -> None:
 
 
 def report(method: SpeculatorMethod, out: Path, work: Path, trained: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the report: success on held-out continuations, and where the checkpoint is."""
+    """Yield the report's lines: held-out success and the checkpoint's path."""
     given = (
         "where the guesses before it were right"
         if method is SpeculatorMethod.SSM

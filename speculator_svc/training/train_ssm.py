@@ -1,4 +1,4 @@
-"""`specinfer train ssm`: trains one SSM for a target, or the next one of a boosted pool."""
+"""`specinfer train ssm`: trains an SSM, or the next of a boosted pool."""
 
 import hashlib
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ from speculator_svc.training.student import Start, Student
 
 
 def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor) -> Examples:
-    """Return the examples with only those tokens counted that no SSM of the pool guesses first."""
+    """Count only tokens that no SSM of the pool guesses first."""
     places = [ranks(student, examples, vocabulary, 1) for student in pool]
     counted = [np.minimum.reduce(found) > 0 for found in zip(*places, strict=True)]
     return Examples(examples.corpus, examples.labels, counted)
@@ -60,7 +60,7 @@ def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch
 def pool_report(
     pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor
 ) -> list[dict[str, float]]:
-    """Return per added SSM its first-guess success, the pool's, and the first SSM's with as many guesses."""
+    """Return each SSM's success, the pool's, and the first's with equal guesses."""
     most = len(pool)
     places = np.array([np.concatenate(ranks(student, examples, vocabulary, most)) for student in pool])
     return [
@@ -114,7 +114,7 @@ def train_ssm(
 ) -> None:
     """Distil the target into a small model that drafts for it.
 
-    SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
+    SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command continues from there.
     """
     if not overwrite and is_draft_checkpoint(out):
         raise SettingError("out", str(out), "holds a finished SSM; --overwrite trains again and replaces it")
@@ -151,7 +151,7 @@ def train_ssm(
 
 
 def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]) -> str:
-    """Return the flags of the training's start, without directories, which mean nothing elsewhere."""
+    """Return the flags of the start, without directories."""
     flags = [f"--start {start.name}"] if start is not None else []
     flags += [f"--layers {','.join(map(str, begin.layers))}"] if begin.ssm is None else []
     flags += [f"--insert {insert}"] if insert else []
@@ -183,7 +183,7 @@ class _Data:
 def _prepare(
     runner: ModelRunner, corpora: Sequence[Path], work: Path, vocabulary: int | torch.Tensor
 ) -> _Data:
-    """Read and label all corpora. Some of the first is held out, and its prompts are nowhere trained on."""
+    """Label all corpora, with held-out prompts of the first excluded."""
     parts, held_out = read_corpora(corpora)
     if isinstance(vocabulary, int):
         token_ids = torch.from_numpy(frequent_tokens([item for part in parts for item in part], vocabulary))
@@ -203,7 +203,7 @@ def _prepare(
 def _label(
     runner: ModelRunner, corpus: list[Continuation], token_ids: torch.Tensor, work: Path, what: str
 ) -> Examples:
-    """Return the labels of a corpus, from a directory named by their inputs: stale labels are never used."""
+    """Label a corpus, cached in a directory named by its inputs."""
     vocabulary = token_ids.numpy()
     unlabelled = [item for item in corpus if item.labels is None]
     digest = hashlib.blake2b(vocabulary.tobytes(), digest_size=6)

@@ -1,1 +1,1 @@
-"""`Generation.Watch`: sends steps to clients that watch. Costs one check for each step while none does."""
+"""`Generation.Watch`: sends steps to watching clients. Without any it is nearly free."""

@@ -16,11 +16,11 @@ from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.v1 import generation_pb2, tree_pb2
 
 _MOST_KEPT = 100_000
-"""Texts of tokens that are remembered, as many as a vocabulary has tokens."""
+"""Maximum number of cached token texts, about one vocabulary."""
 
 
 class TokenTexts:
-    """Texts of single tokens, remembered: looking at one costs ten times as much."""
+    """Cache of the texts of single tokens: decoding costs more."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class TokenTexts:
 
 
 class RequestText:
-    """The text of one request as it grows, whether or not watches receive it."""
+    """The growing text of one request."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = Detokenizer(tokenizer)
@@ -141,7 +141,7 @@ def _chance(proposal: Proposal, node: int, tree: TokenTree, own: Mapping[tuple[i
 
 
 def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
-    """Return (speculator, node of the merged tree) -> the score in the speculator's own draft.
+    """Map speculator and node of the merged tree to the draft's score.
 
     This is the score before the gateway corrected it.
     """
@@ -168,7 +168,7 @@ class WatchReplies:
         self._pace, self._texts = Pace(), TokenTexts(tokenizer)
 
     async def of(self, request_id: str, caller: Caller) -> AsyncGenerator[generation_pb2.WatchReply, None]:
-        """Yield the steps of a request until it ends, or of all requests of a caller.
+        """Yield the steps of one request, or of all of a caller.
 
         Raises:
             InvalidInputError, ExhaustedError: as for `Watches.open`.

@@ -16,8 +16,10 @@ from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress
 
 PER_SECOND = 200
-"""A reply about a tree of 30 nodes takes half a millisecond to make, so all of them take a tenth of the event
-loop's time at most."""
+"""Maximum replies per second of all watches.
+
+A reply about a tree of 30 nodes takes 0.5 ms, so they use a tenth of the event loop's time.
+"""
 AT_ONCE = 20
 """Replies that may follow a pause at once."""
 
@@ -35,7 +37,7 @@ class Pace:
 
 
 MOST_WATCHES = 64
-"""Watches of one gateway at once; one API key may have half of them."""
+"""Maximum watches of a gateway. An API key may have half."""
 MOST_UNTOLD = 64
 """Steps that may wait for one watch."""
 
@@ -54,7 +56,7 @@ class Watch:
     """Events that one call has not received yet."""
 
     def __init__(self, request_id: str) -> None:
-        """Create a watch; an empty `request_id` stands for all requests of the caller."""
+        """Create a watch; an empty `request_id` means all requests of the caller."""
         self.request_id = request_id
         self._untold: deque[Seen] = deque()
         self._dropped = 0
@@ -92,7 +94,7 @@ class Watch:
             await self._changed.wait()
 
     def take(self) -> tuple[Seen, int]:
-        """Return the next event, and how many steps were dropped since the last call."""
+        """Return the next event, and the number of steps dropped before."""
         dropped, self._dropped = self._dropped, 0
         return self._untold.popleft(), dropped
 
@@ -102,7 +104,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[Watch]] = {}
-        """Watches by caller and request; the request is empty for all requests of a caller."""
+        """Watches by caller and request id; an empty id means all requests."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -112,11 +114,11 @@ class Watches:
 
     @contextmanager
     def open(self, caller: Caller, request_id: str) -> Iterator[Watch]:
-        """Watch a request, or all requests of a caller, until the context is left.
+        """Watch one request, or all of a caller, until the context ends.
 
         Raises:
-            InvalidInputError: for all requests where there are no keys: there, nothing keeps strangers from a
-                request but its id, which nobody guesses.
+            InvalidInputError: for all requests if there are no keys: then only the secret id protects a
+                request.
             ExhaustedError: if there are too many watches.
         """
         if not request_id and not caller.name:
@@ -132,7 +134,7 @@ class Watches:
                 del self._open[key]
 
     def tell(self, step: FinishedStep | None, progress: Sequence[Progress], names: Sequence[str]) -> None:
-        """Send a step whose outcome is stored to the watches of its requests."""
+        """Send a stored step to the watches of its requests."""
         for item in progress:
             caller = item.state.request.caller
             for key in ((caller, item.request_id), (caller, "")):

@@ -1,6 +1,6 @@
-"""Prometheus metrics of the gateway: of requests, of steps, and of the parts of the system.
+"""Prometheus metrics of the gateway: requests, steps and parts of the system.
 
-docs/operations.md gives the meaning of each, and its bad values.
+docs/operations.md gives the meaning and the bad values of each.
 """
 
 from prometheus_client import CollectorRegistry

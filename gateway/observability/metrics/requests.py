@@ -1,4 +1,4 @@
-"""Metrics of requests: how many, how long they take, and which are refused."""
+"""Metrics of requests: counts, latencies and refusals."""
 
 from functools import cache
 
@@ -14,7 +14,7 @@ _CODES = (
     *("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),
     *("NOT_FOUND", "ALREADY_EXISTS", "INTERNAL"),
 )
-"""Status codes with which requests are refused; they are there from the start, so that rates begin at 0."""
+"""Status codes of refusals, all created at start with rate 0."""
 
 
 class RequestCounters:
@@ -77,11 +77,11 @@ class RequestCounters:
         self._refused(code.name).inc()
 
     def admitted(self, state: RequestState) -> None:
-        """Count the wait of a request that is admitted for the first time."""
+        """Count the queueing time of a request at its first admission."""
         self._queue.observe((state.admitted_at or state.queued_at) - state.queued_at)
 
     def progress(self, item: Progress) -> None:
-        """Count new tokens of a request, and its end if this is it."""
+        """Count new tokens of a request, or its end."""
         state, count = item.state, len(item.tokens)
         if count:
             self._generation_tokens.add(count)

@@ -1,4 +1,4 @@
-"""Metrics of drafting, verification and acceptance by speculator, and of the outcomes of drafts."""
+"""Metrics of drafts, verification and acceptance by speculator."""
 
 from collections.abc import Mapping, Sequence
 
@@ -90,7 +90,7 @@ class SpeculationMetrics:
     def service(
         self, address: str, outcomes: Mapping[str, int], resyncs: int, quarantines: Mapping[str, int]
     ) -> None:
-        """Count outcomes of drafts of a speculator service; `quarantines` by the speculator's name."""
+        """Count draft outcomes of a speculator service; `quarantines` by speculator name."""
         for outcome, count in outcomes.items():
             self._outcomes.add(count, address, outcome)
         self._resyncs.add(resyncs, address)
@@ -143,7 +143,7 @@ class ScoreMetrics:
         )
 
     def announce(self, named: Named) -> None:
-        """Begin the gauge of a collapse at 0; one that is shown stays."""
+        """Create the gauge of a collapse with 0, unless it exists."""
         self._collapsed.labels(*named)
 
     def collapse(self, named: Named, collapsed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of steps: durations, failures, the planner's choices and the error of its predictions."""
+"""Metrics of steps: durations, failures, choices and errors of predictions."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepCounter, StepHis
 
 
 class PlannerMetrics:
-    """Counts choices, and sums what was expected and what came."""
+    """Counts choices, and sums expected and actual results."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str, *labels: str) -> StepCounter:

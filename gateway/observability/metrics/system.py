@@ -1,4 +1,4 @@
-"""Metrics of the system's parts: who answers, what this gateway holds of them, and faults between them."""
+"""Metrics of the system's parts: readiness, load and faults."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """The caches of all verifiers that a gateway drives, as one."""
+    """The caches of all verifiers of a gateway, added up."""
 
     used_tokens: int
-    """Tokens for which running requests have room, those of their trees among them."""
+    """Tokens reserved for running requests, including their trees."""
     capacity_tokens: int
     block_tokens: int
 
@@ -42,7 +42,7 @@ class SystemView:
     verifiers: Mapping[str, bool]
     """True for each verifier that answers, by address."""
     speculators: Mapping[str, bool]
-    """True for each speculator service that answers a session of this gateway, by address."""
+    """True if a speculator service answers any session, by address."""
     cache: CacheUse
     models: Iterable[tuple[str, str, str, str, str]]
     """Model, dtype, weights, executor and device of every verifier that is driven."""
@@ -52,7 +52,7 @@ class SystemMetrics:
     """Shows a `SystemView`, and counts events."""
 
     def __init__(self, registry: CollectorRegistry, vllm_model: str = "") -> None:
-        """Declare them; with `vllm_model` the load is shown also under vLLM's names, of a model of this name."""
+        """Declare the metrics; `vllm_model` also shows the load under vLLM's names."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
@@ -116,7 +116,7 @@ class SystemMetrics:
 
 
 class VllmMetrics:
-    """The load under vLLM's names and with its labels; a gateway with its verifiers is one engine there."""
+    """The load under vLLM's names. The gateway is one engine."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         """Declare them; `model` is the name by which clients call it."""
@@ -133,7 +133,7 @@ class VllmMetrics:
         )
 
     def show(self, running: int, waiting: int, cache: CacheUse) -> None:
-        """Show the present load; without a verifier there is no cache to describe."""
+        """Show the present load. Without a verifier, no cache is described."""
         self._running.labels(**self._labels).set(running)
         self._waiting.labels(**self._labels).set(waiting)
         self._usage.labels(**self._labels).set(cache.part)

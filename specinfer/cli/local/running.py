@@ -1,4 +1,4 @@
-"""Resources of commands: a temporary local system or a gateway that is there, and models pulled for it."""
+"""Resources of commands: temporary systems, gateways and pulled models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,10 +39,10 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
 
 
 def load_in_process(model: str, **options: Any) -> "InProcessClient":
-    """Return a client that answers in this process, showing progress while the model is loaded.
+    """Load an in-process client, with progress.
 
     Raises:
-        SettingError: naming the option and its value.
+        SettingError: for an invalid option.
     """
     from specinfer.cli.local.in_process import InProcessClient  # loads torch
 
@@ -52,7 +52,7 @@ def load_in_process(model: str, **options: Any) -> "InProcessClient":
 
 @contextmanager
 def gateway(connection: Connection, local: LocalOptions | None) -> Iterator[Connection]:
-    """Yield the connection, to a temporary local system if there are options for one."""
+    """Yield the connection, or that of a temporary local system."""
     if local is None:
         yield connection
         return

@@ -1,4 +1,4 @@
-"""A whole system on this machine: Redis, verifier, speculators and gateway as child processes."""
+"""A local system: Redis, verifier, speculators and gateway in child processes."""
 
 import logging
 import os
@@ -70,12 +70,12 @@ NO_METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """Parts of a local system. Flags are those of the services, without dashes."""
+    """Parts of a local system. Flags are services' flags without dashes."""
 
     model: str = DEFAULT_MODEL
     dtype: str = "bfloat16"
     device: str | None = None
-    """Device of the models; None leaves it to the services: to their environment variables, else the CPU."""
+    """Device of the models; None: the services' variables, else the CPU."""
     listen: str | None = None
     """Address of the gateway; None takes a free port of loopback."""
     verifier: Flags = field(default_factory=dict)
@@ -85,9 +85,9 @@ class LocalOptions:
     addresses: Sequence[str] = ()
     """Addresses of speculator services that run already."""
     draft: str | None = None
-    """Draft in the verifier's process, as its `--draft`. None is "auto", or "none" if services are named."""
+    """The verifier's `--draft`; None: "auto", or "none" with services."""
     metrics: bool = False
-    """True if the gateway serves metrics, at its default port; the other services do not."""
+    """True if the gateway serves metrics, at its default port."""
     http: str | None = None
     """Address of the HTTP service; None for no such service."""
     http_flags: Flags = field(default_factory=dict)
@@ -110,7 +110,7 @@ class LocalOptions:
 
     @property
     def offloaded(self) -> bool:
-        """True if the verifier keeps the model's layers elsewhere than on its device."""
+        """True if the verifier's layers are outside its device."""
         return self.verifier.get("offload", "none") != "none"
 
     @property
@@ -125,12 +125,11 @@ _TRY_OFTEN = (
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""Channel options for a service that is starting: by default gRPC waits 1, 1.6, 2.6, 4.1 s and so on between
-connections."""
+"""Channel options for fast retries while a service starts."""
 
 
 class LocalSystem:
-    """Starts on entering, ends on leaving. If a service fails the error names the folder of the logs."""
+    """Runs within its context. Errors name the folder of logs."""
 
     def __init__(self, options: LocalOptions, report: Report = lambda _: None) -> None:
         self._options, self.report = options, report
@@ -141,12 +140,12 @@ class LocalSystem:
         self.address = options.listen or gateway
         self.redis_url = redis_url_from_environment() or ""
         self.instance = secrets.token_hex(8)
-        """Word that identifies our own services among others that may have got their addresses."""
+        """Identifier of our services, at possibly reused addresses."""
         self._failed = False
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._restarts = Counter[str]()
         self._due: dict[str, float] = {}
-        """Times at which speculators that have ended are started again."""
+        """Times of restarts of ended speculators."""
 
     @cached_property
     def logs(self) -> Path:
@@ -161,7 +160,7 @@ class LocalSystem:
             self._failed = True
             self.__exit__()
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
-        except BaseException:  # also on Ctrl-C: nothing may stay behind
+        except BaseException:  # also on Ctrl-C: no process may remain
             self.__exit__()
             raise
         return self
@@ -196,7 +195,7 @@ class LocalSystem:
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
 
     def _restart(self, name: str, why: str, now: float) -> None:
-        """Start a speculator again, after a pause that doubles each time; requests go on without it."""
+        """Restart a speculator, after a pause that doubles each time."""
         if name not in self._due:
             pause_s = backoff(_FIRST_PAUSE_S, self._restarts[name], _LONGEST_PAUSE_S)
             self._restarts[name] += 1
@@ -207,7 +206,7 @@ class LocalSystem:
             self._launch(name)
 
     def _check_first(self) -> None:
-        """Find at once what would only show when everything is loaded: one line instead of failed children.
+        """Check settings before children start, for short errors.
 
         Raises:
             InvalidInputError: if the model, the gateway's address or $REDIS_URL cannot be used.
@@ -296,7 +295,7 @@ class LocalSystem:
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
     def _wait(self, name: str, address: str) -> None:
-        """Wait until our own service answers there, not one that has got its address before it."""
+        """Wait until our service answers there, not an earlier one."""
         self.report(f"starting {name}")
         child, shown = self.children[name], ""
         deadline = time.monotonic() + START_TIMEOUT_S

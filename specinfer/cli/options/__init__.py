@@ -1,1 +1,1 @@
-"""Options of commands: those that several share, those of a request, and values of which there are few."""
+"""Options of commands: shared ones, those of requests, and choices."""

@@ -1,4 +1,4 @@
-"""Values of options that have only a few: enums, which the shell completes and typer checks."""
+"""Options with few values: enums, for shell completion and checks."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -34,7 +34,7 @@ class DtypeChoice(StrEnum):
 
 
 def format_name(text: str) -> str:
-    """Return the name of a format of weights, checked; a former name is answered with the one of today."""
+    """Check a weights format's name; errors name successors of old ones."""
     if text not in FORMATS:
         raise typer.BadParameter(f"{text!r} {unknown_format(text)}")
     return text
@@ -46,7 +46,7 @@ def format_names() -> list[str]:
 
 
 class OffloadChoice(StrEnum):
-    """Place of the layers of a model that is larger than the device."""
+    """Place of layers for models larger than the device."""
 
     NONE = "none"
     HOST = "host"
@@ -62,7 +62,7 @@ class KvTypeChoice(StrEnum):
 
 
 def planner_name(text: str) -> str:
-    """Return the name of a planner, or the whole path of a file of weights."""
+    """Return a planner's name, or a weights file's absolute path."""
     if text in PLANNERS:
         return text
     if not Path(text).is_file():

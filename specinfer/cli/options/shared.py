@@ -1,4 +1,4 @@
-"""Options that several commands share, and those that exclude each other."""
+"""Options of several commands, and mutual exclusions."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from specinfer.prompts import read_text
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
 LOCAL_OPTIONS = ("model", "dtype", "weights", "kv_type", "offload", "device", "speculator", "draft")
-"""Options that say what a local system runs; a running gateway has that already."""
+"""Options of a local system, fixed in a running gateway."""
 TEXT, SAMPLING, SPECULATION = "Text", "Sampling", "Speculation"
 GATEWAY, LOCAL = "Gateway", "Local system"
 """Groups of options in `--help`."""
@@ -230,7 +230,7 @@ def check_positive(field: str, value: int | None) -> int | None:
 
 
 def check_writable(field: str, path: Path) -> None:
-    """Create the directory of a result's file, and the file, before the work whose result it gets.
+    """Create a result's directory and file before the work.
 
     Raises:
         InvalidInputError: if that cannot be.

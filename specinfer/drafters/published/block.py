@@ -1,12 +1,13 @@
-"""DFlash and DSpark drafts: a block of tokens, all guessed in one pass over the target's hidden states.
+"""DFlash and DSpark drafts: a block of tokens guessed in one pass.
 
-Guesses of DFlash do not depend on the tokens before them in the block, so its trees grow as those of heads. DSpark
-adds to each guess a bias by the token before it (a Markov head), and its trees grow level by level. Its confidence
-head is not asked: which nodes are worth verifying follows from the probabilities of the paths. Tensors:
+The pass reads the target's hidden states. Guesses of DFlash do not depend on the tokens before them in the
+block, so its trees grow as those of heads. DSpark adds to each guess a bias by the token before it (a Markov
+head), and its trees grow level by level. Its confidence head is not used: the probabilities of paths decide
+about verification. Tensors:
 
     fc.weight                        [hidden, layers read * hidden], followed by the norm hidden_norm
     layers.i.*, norm.weight          decoder layers with norms of queries and keys; the final norm
-    lm_head.weight                   [draft vocabulary, hidden]; where it is the whole, the target's own is taken
+    lm_head.weight                   [draft vocabulary, hidden]; if whole, the target's own is used
     d2t, t2d                         as of EAGLE-3; absent if the draft vocabulary is the target's
     markov_head.*                    DSpark: bias of a position's logits by the token before it
     confidence_head.*                DSpark: how likely a position is accepted; does not change any logit
@@ -68,9 +69,9 @@ class BlockSource(PublishedSource):
     mask: int
     """Token of a mask."""
     from_root: bool
-    """True if the root's own position guesses the token behind it, so that no position is without a guess."""
+    """True if the root's position guesses the next token, too."""
     windows_see_all: bool
-    """True if positions of a block see later ones of it in layers with a window, too."""
+    """True if windowed layers also see later positions of the block."""
     markov: str = ""
     """Kind of the Markov head, if there is one."""
 
@@ -172,14 +173,13 @@ class BlockRunner:
         self._model, self.cache = model, PagedKVCache(num_blocks, model.memory)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        """Return the rows that growing one tree adds to the cache for a while: none."""
         return 0
 
     @torch.inference_mode()
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new rows and grow its tree; return one per task, in order."""
+        """Read every task's new rows and grow its tree, in order."""
         parts = [
             BlockTask(
                 item.task.sequence, item.states, None if item.task.limits.empty else item.task.delta[-1]
@@ -230,7 +230,7 @@ class BlockRunner:
 
 
 class DFlashDrafter(PublishedDrafter):
-    """Drafts a tree of the tokens that are likely at each place of a block."""
+    """Drafts a tree of likely tokens at each place of a block."""
 
     kind, model, runner = DFlashSource, BlockModel, BlockRunner
 

@@ -1,4 +1,4 @@
-"""Layers of DFlash and DSpark: a block of positions reads the target's hidden states as keys and values.
+"""Layers of DFlash and DSpark: blocks read hidden states as key-value rows.
 
     context      t_0 ... t_{n-1} t_n     rows    f_0 ... f_{n-1}, position j
     row j        c_j = norm(fc f_j)      in every layer it is a key and a value, and no query
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockTask:
-    """New rows of one request, and the root of the block behind them."""
+    """New rows of a request, and the root of the following block."""
 
     sequence: KVSequence
     states: torch.Tensor
@@ -72,7 +72,7 @@ class BlockModel:
 
     @property
     def first(self) -> int:
-        """The position of a block that guesses the token behind the root."""
+        """The position of a block that guesses the next token."""
         return 0 if self._source.from_root else 1
 
     @property
@@ -81,7 +81,7 @@ class BlockModel:
         return self._source.block - self.first
 
     def run(self, tasks: Sequence[BlockTask]) -> list[torch.Tensor]:
-        """Keep the new rows; return the hidden states [block, hidden] of every block that is wanted."""
+        """Store new rows; return the hidden states [block, hidden] of wanted blocks."""
         states = torch.cat([task.states for task in tasks]).to(self._device, self._dtype)
         context = self._hidden_norm(self._fc(in_order(states, self._source.layers)))
         positions = [place for task in tasks for place in range(task.sequence.length, task.rows)]
@@ -132,7 +132,7 @@ class BlockModel:
 
 
 class _Block:
-    """Positions behind the rows of one request."""
+    """Positions after a request's rows."""
 
     def __init__(self, task: BlockTask, size: int) -> None:
         self._task, self._size = task, size
@@ -152,14 +152,17 @@ class _Block:
 
 
 def _causal(rows: int, size: int) -> torch.Tensor:
-    """Return a mask [size, rows + size] of positions that see all rows, earlier positions and themselves."""
+    """Return a mask [size, rows + size]: all rows, then causal positions."""
     return torch.ones(size, rows + size, dtype=torch.bool).tril(rows)
 
 
 def _attended(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return attention [T, H, D] of queries over keys and values [P, KV heads, D]."""
+    """Return attention [T, H, D] of queries over keys and values.
+
+    Keys and values are [P, KV heads, D].
+    """
     q, k, v = (x.transpose(0, 1)[None] for x in (query, keys, values))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
@@ -181,7 +184,7 @@ class MarkovHead:
     def step(
         self, tokens: Sequence[int], hidden: torch.Tensor, states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return biases [F, draft vocabulary] in float32, and the paths' new states [F, rank].
+        """Return float32 biases [F, draft vocabulary] and paths' new states [F, rank].
 
         Args:
             tokens: [F] the token before the position, of each path.
@@ -203,27 +206,30 @@ class MarkovHead:
 
 @dataclass(slots=True)
 class BlockPath:
-    """A block of one request, and the states of the paths in its tree."""
+    """A request's block, and the states of its tree's paths."""
 
     hidden: torch.Tensor
     """[block, hidden]"""
     logits: torch.Tensor
     """[depths, draft vocabulary] of the positions that guess, without bias."""
     states: list[torch.Tensor]
-    """By tentative node, the state [rank] behind its token's own guess; that of the root first."""
+    """States [rank] after the root's own guess, then after each tentative node's."""
 
 
 class MarkovPasses:
-    """Passes of one growth: the logits of a level are those of its position, with each path's bias."""
+    """Passes of one growth: a level's logits with each path's bias."""
 
     def __init__(
         self, head: MarkovHead, first: int, cache: PagedKVCache, blocks: dict[int, BlockPath]
     ) -> None:
-        """Take the blocks by the identity of their task's sequence; `first` is the first position that guesses."""
+        """Create it; `blocks` are by identity of their task's sequence.
+
+        `first` is the first position that guesses.
+        """
         self._head, self._first, self._cache, self._blocks = head, first, cache, blocks
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Return per segment the logits behind its root, or behind its nodes."""
+        """Return per segment the logits after its root, or nodes."""
         return [self._logits(segment) for segment in segments]
 
     def _logits(self, segment: Segment) -> torch.Tensor:

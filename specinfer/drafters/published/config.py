@@ -1,4 +1,4 @@
-"""`config.json` of a published draft: each field is read, or refused by its name and value."""
+"""`config.json` of a published draft: fields are read or refused by name."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ _ROPE = frozenset(
     | {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"}
     | {"mscale", "mscale_all_dim", "short_factor", "long_factor"}
 )
-"""Parts of `rope_parameters` that `transformers` reads; frequencies by kind of layer are none of them."""
+"""Supported `rope_parameters` of `transformers`, without frequencies by kind of layer."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _FIELD = "transformer_layer_config"
 
@@ -128,7 +128,7 @@ _DESCRIBED = frozenset(
     | {"speculators_model_type", "speculators_config", "transformer_layer_config", "_name_or_path"}
     | {"has_no_defaults_at_init", "base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan"}
 )
-"""Fields of every algorithm that say who wrote the file, or are read by themselves."""
+"""Fields of every algorithm about the file, or read separately."""
 EAGLE_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _UNTIED = {"tie_word_embeddings": False}
 _PROPOSAL: Mapping[str, Any] = {"proposal_type": "greedy", "verifier_accept_k": 1, "accept_tolerance": 0.0}
@@ -140,7 +140,7 @@ class PublishedConfig:
     """Contents of a published `config.json`."""
 
     fields: Mapping[str, Any]
-    """The algorithm's own fields, with the library's value where the file has none."""
+    """The algorithm's fields, with the library's defaults."""
     layers: DraftLayers
     target: ModelConfig
     tokens: int
@@ -168,7 +168,7 @@ class PublishedConfig:
         return value
 
     def read_layers(self, name: str) -> tuple[int, ...]:
-        """Return a field of layers of the target whose hidden states are read, in its order."""
+        """Return a field with the target's layers of hidden states."""
         value, most = self.fields[name], self.target.layers
         if value is None and name == EAGLE_LAYERS:
             return usual_layers(most)
@@ -179,7 +179,7 @@ class PublishedConfig:
 
 
 def usual_layers(layers: int) -> tuple[int, int, int]:
-    """Return the layers whose hidden states EAGLE-3's kin read of a target with so many, by default."""
+    """Return the default layers of hidden states for EAGLE-3 and similar drafts."""
     return 2, layers // 2, layers - 3
 
 
@@ -236,7 +236,7 @@ def must_be(fields: Mapping[str, Any], only: Mapping[str, Any]) -> None:
 def _check_verifier(
     config: Mapping[str, Any], layers: DraftLayers, target: ModelConfig, target_directory: Path
 ) -> None:
-    """Compare the target with what a checkpoint says of its verifier."""
+    """Compare the target with a checkpoint's description of its verifier."""
     named = verifier_fields(config).get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise IncompatibleError(f"verifier.architectures = {named!r}: must be names")
@@ -255,7 +255,7 @@ def _check_verifier(
 
 
 def _tokens(described: Mapping[str, Any], algorithm: str) -> int:
-    """Return the tokens to be guessed, if the proposal is one without loss."""
+    """Return the number of guessed tokens of a lossless proposal."""
     must_be(described, {"algorithm": algorithm, "default_proposal_method": "greedy"})
     methods = described["proposal_methods"]
     if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):

@@ -1,16 +1,16 @@
-"""Checkpoints of EAGLE-3 speculators, in the layout of the `speculators` library.
+"""Checkpoints of EAGLE-3 speculators, in the `speculators` library's layout.
 
     fc.weight                               [hidden, layers * target hidden]
-    layers.0.hidden_norm.weight             beside the modules of a decoder layer, whose query, key and value
+    layers.0.hidden_norm.weight             in addition to a decoder layer, whose query, key and value
                                             read [2 * hidden]: norm of the embedding, then of the hidden state
     norm.weight, lm_head.weight             [draft vocabulary, hidden]
     d2t, t2d                                target id = draft id + d2t[draft id]; which target ids are drafted
-    embed_tokens.weight                     the target's own are taken where it is absent
+    embed_tokens.weight                     if absent, the target's are used
 
-`config.json` says `speculators_model_type: eagle3`, the target's layers whose hidden states are read
+`config.json` has `speculators_model_type: eagle3`, the target's layers whose hidden states are read
 (`eagle_aux_hidden_state_layer_ids`: after so many layers), and `norm_before_residual`. The layer has the
-target's shape, unless another library wrote the file: then that of `transformer_layer_config`, and whatever
-else such a file says is read or refused.
+target's shape, unless another library wrote the file: then that of `transformer_layer_config`, and all other
+fields are read or refused.
 """
 
 from collections.abc import Mapping
@@ -117,7 +117,7 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
 
 
 def _load_published(directory: Path, target_directory: Path) -> EagleSource:
-    """Read a checkpoint that another library wrote. A layer with a window is served up to it."""
+    """Read a published checkpoint. A window limits the served context."""
     config = read_published(directory, target_directory, ALGORITHM, _FIELDS)
     must_be(config.fields, _UNKNOWN_PARTS)
     read, layers = config.read_layers(EAGLE_LAYERS), config.layers
@@ -151,7 +151,7 @@ def _stored(name: str) -> str:
 
 
 def _named(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors of a checkpoint but its embeddings, under the names of `EagleSource`."""
+    """Rename tensors for `EagleSource`, and drop the embeddings."""
     back = {stored: own for own, stored in _RENAMED.items()}
     return {
         back.get(name, f"model.{name}" if name.startswith("layers.") else name): tensor

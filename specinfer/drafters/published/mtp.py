@@ -1,4 +1,4 @@
-"""MTP drafts: one decoder layer that was trained with the target, over its last hidden state.
+"""MTP drafts: a decoder layer over the target's last hidden state.
 
     context   t_0 t_1 ... t_n     rows   (f_0, t_1) ... (f_{n-1}, t_n), f: before the target's final norm
     row j     x = proj [norm(embedding(t_{j+1})), norm(f_j)]      out = norm(layer(x)), position j
@@ -42,12 +42,12 @@ from specinfer.model.torch.rotary import rotary_tables
 
 _PREFIX = "mtp_layers."
 _KIND = "qwen3"
-"""The family of MTP layers that our decoder knows; the library has hybrid ones, too."""
+"""The only supported family of MTP layers; the library has hybrid ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class MtpSource(PublishedSource):
-    """An MTP draft; it guesses all tokens of the target and reads its last layer."""
+    """An MTP draft, with the target's vocabulary and last layer."""
 
     algorithm: ClassVar[str] = "mtp"
 

@@ -1,4 +1,4 @@
-"""P-EAGLE drafts: layers of EAGLE-3's kind that guess all depths in one pass.
+"""P-EAGLE drafts: EAGLE-3's layers guess all depths in one pass.
 
     context   t_0 t_1 ... t_n     rows   (f_0, t_1) ... (f_{n-1}, t_n), as of EAGLE-3; the last one guesses t_{n+1}
     row n + i                     (mask_hidden, mask): guesses t_{n+1+i}; sees the rows before it, and is not kept
@@ -183,14 +183,14 @@ class PEagleRunner:
         self._model, self.cache = model, PagedKVCache(num_blocks, model.memory)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
-        """Return the rows that growing one tree adds to the cache for a while: its masks."""
+        """Return a growing tree's temporary rows in the cache: its masks."""
         return max(min(limits.depth, self._model.depths) - 1, 0) if limits.nodes else 0
 
     @torch.inference_mode()
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new rows and grow its tree; return one per task, in order.
+        """Read every task's new rows and grow its tree, in order.
 
         No mask stays in the cache. Space for `rows_ahead` must be reserved.
         """

@@ -1,4 +1,4 @@
-"""Common parts of published drafts: tensors, the memory of rows, what they borrow from the target."""
+"""Common parts of published drafts: tensors, cached rows, the target's parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class RowMemory:
         self.values[layer].index_copy_(0, slots, value)
 
     def attention(self, batch: Batch, windows: Sequence[int | None]) -> Attend:
-        """Return the attention of a batch's rows in layers with these windows; the rows are kept."""
+        """Store rows; return their attention in layers with these windows."""
         slots = torch.tensor(batch.write_slots, dtype=torch.int64, device=self._device)
         plans = {window: self._attention.plan(batch, window=window) for window in set(windows)}
 
@@ -82,7 +82,7 @@ class Borrowed:
         own: Mapping[str, torch.Tensor],
         token_ids: torch.Tensor,
     ) -> "Borrowed":
-        """Return a draft's own tensors where it has them, else those of its target."""
+        """Return a draft's own tensors, or the target's if absent."""
         embedding, head = own.get("embed_tokens.weight"), own.get("lm_head.weight")
         return cls(
             target[EMBEDDING] if embedding is None else embedding,
@@ -91,7 +91,10 @@ class Borrowed:
 
 
 def in_order(states: torch.Tensor, layers: tuple[int, ...]) -> torch.Tensor:
-    """Return hidden states [R, layers, hidden] of ascending layers in the order of a draft: [R, all]."""
+    """Reorder hidden states [R, layers, hidden] for a draft.
+
+    Layers ascend before, and have the draft's order after. The result is [R, layers * hidden].
+    """
     ascending = sorted(layers)
     return states[:, [ascending.index(layer) for layer in layers]].flatten(1)
 
@@ -129,7 +132,7 @@ def _token_ids(found: torch.Tensor | None, draft_vocabulary: int, vocabulary: in
 
 
 def in_llama_names(tensors: Mapping[str, torch.Tensor], prefix: str = "layers.") -> dict[str, torch.Tensor]:
-    """Return tensors with layers and final norm under the names that our decoder's parts have."""
+    """Rename layers and final norm for our decoder."""
     renamed = {"norm.weight": "model.norm.weight"}
     return {
         renamed.get(name, f"model.layers.{name.removeprefix(prefix)}" if name.startswith(prefix) else name): t
@@ -147,7 +150,7 @@ class PublishedSource:
     """[draft vocabulary] target token of each draft token."""
     draft_layers: DraftLayers
     layers: tuple[int, ...]
-    """Numbers of the target's layers after which hidden states are read, in the order of `fc`."""
+    """Target layers of the hidden states, in the order of `fc`."""
 
 
 P = TypeVar("P", bound=PublishedSource)
@@ -165,11 +168,11 @@ class Published(Generic[P]):
 
 
 def load_published(options: DrafterOptions, kind: type[P]) -> Published[P]:
-    """Load the checkpoint that `options.model` names, with the tensors that it shares with its target.
+    """Load the checkpoint `options.model`, with its target's shared tensors.
 
     Raises:
         SettingError: if it is no checkpoint of this kind.
-        IncompatibleError: naming what is not understood, or does not fit the target.
+        IncompatibleError: for a field that is unknown or does not fit the target.
     """
     _check_torch(options, f"a draft of {kind.algorithm}")
     trained = load_trained(options, kind)
@@ -212,7 +215,7 @@ class PublishedDrafter(FeatureRowsDrafter):
 
 
 def _check_torch(options: DrafterOptions, what: str) -> None:
-    """Check the options for running a draft that runs in torch operations only.
+    """Check the options of a draft that only runs in torch.
 
     Raises:
         SettingError: if they ask for something else.

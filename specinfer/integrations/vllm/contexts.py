@@ -1,8 +1,8 @@
-"""Requests behind the rows of vLLM, which hands over rows of tokens without ids, and moves them. Pure.
+"""Finds the requests of vLLM's anonymous, moving rows. Pure.
 
-A context only grows, so a row belongs to a context that it begins with. One whose length is that of the row
-without the tokens of this step is looked up; where there is none, the longest one that the row begins with
-is searched. Two rows of the same tokens may take each other's contexts, which are the same, too.
+A context only grows, so a row belongs to a context that is its prefix. A context with the row's length before
+this step is looked up; without one, the longest prefix is searched. Two rows of the same tokens may exchange
+contexts, which are equal, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.token_tree import Int32
 
 _TAIL = 8
-"""Last tokens of a context by which it is looked up; all of them are compared then."""
+"""Last tokens of a context as lookup key, before the full comparison."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +42,8 @@ class Context:
         """Take over the tokens of its row, and return the new ones."""
         new: list[int] = tokens[len(self.tokens) :].tolist()
         if self.state is None:
-            # vLLM does not say how it samples, nor how long it goes on: greedy drafts of one more token; nor who
-            # asks, and whether its text may be learnt from
+            # vLLM reports neither sampling nor maximum length: greedy drafts of one more token; nor the
+            # caller and its consent to learning
             request = GenerationRequest(self.request_id, tuple(new), 1, GREEDY, no_training=True)
             self.state = RequestState.new(request, 0.0, 0, drawn_for=False)
         else:
@@ -52,14 +52,14 @@ class Context:
         return new
 
     def entry(self, nodes: int, depth: int) -> StepEntry:
-        """Return its part of a step: one branch of so many nodes at most after its tokens."""
+        """Return a step's entry for one branch of at most `nodes` nodes."""
         assert self.state is not None, "a context has grown before it is drafted for"
         limits = TreeLimits(nodes, depth, 1)
         last = len(self.state.tokens) - 1
         return StepEntry(self.state, last, (self.state.tokens[last],), True, limits, depth)
 
     def end(self) -> None:
-        """End a request that did not come back: answers for it that are still to come are stale."""
+        """End a missing request; late answers for it are stale."""
         if self.state is not None:
             self.state.finish = FinishReason.CANCELLED
 
@@ -89,7 +89,7 @@ class ContextTable:
         return len(self._contexts)
 
     def match(self, rows: Sequence[BatchRow]) -> list[Context]:
-        """Return the context of each row, made where there is none; its tokens are those of the step before."""
+        """Return the rows' contexts, new if needed, with the previous step's tokens."""
         found = self._by_length(rows)
         taken = set(map(id, found))
         left = [context for context in self._contexts if id(context) not in taken]

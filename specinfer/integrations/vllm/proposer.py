@@ -1,6 +1,6 @@
-"""The class that vLLM loads: rows of tokens in, proposed tokens out, by way of speculator services.
+"""The proposer for vLLM: calls speculator services for rows of tokens.
 
-    rows -> requests (contexts.py) -> what became of their last drafts (calibration)
+    rows -> requests (contexts.py) -> outcomes of their last drafts (calibration)
          -> trees of all services that answer in time (remote/pool.py) -> merged -> best path
 
 vLLM checks sequences, so of a merged tree one path is proposed. It is chosen without knowledge of the noise
@@ -55,7 +55,7 @@ class SpeculatorProposer:
         self._contexts = ContextTable(patience=2 * int(parallel.pipeline_parallel_size))
         self._calibration = Calibration()
         self.counters: Counter[str] = Counter()
-        """rounds, requests, tokens proposed and accepted, faults; `outcomes` are those of the services."""
+        """Rounds, requests, proposed and accepted tokens, faults. Services count `outcomes`."""
         self.client = ""
         """Name by which the services know us."""
         # vLLM takes the drafts of the first rank of a tensor-parallel group and gives them to all
@@ -64,7 +64,7 @@ class SpeculatorProposer:
             self._connect(vllm_config.model_config)
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Load nothing: vLLM's interface of proposers requires it, and there is no model here."""
+        """Load nothing: vLLM's interface requires it."""
 
     def propose(
         self,
@@ -73,7 +73,7 @@ class SpeculatorProposer:
         token_ids_cpu: "np.ndarray[Any, Any]",
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Return `num_speculative_tokens` tokens at most for each of B rows; none if none came in time.
+        """Return up to `num_speculative_tokens` tokens for each of B rows.
 
         Args:
             sampled_token_ids: [B] tokens that each row got in this step; none while its prompt is being read.
@@ -99,9 +99,9 @@ class SpeculatorProposer:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Drafts by outcome (`DraftStatistics`), resynced requests and missed messages, of all services.
+        """Drafts by outcome (`DraftStatistics`), resyncs and missed messages of services.
 
-        Missed messages are late, lost, or not sent because a service was away or busy.
+        Missed messages are late, lost, or not sent because a service was unavailable or busy.
         """
         found: Counter[str] = Counter()
         for service in self._speculators.pool.services if self._asks else ():

@@ -1,4 +1,4 @@
-"""Settings of the proposer, from the environment (prefix SPECINFER_VLLM_), which vLLM's processes inherit."""
+"""Settings of the proposer, from variables SPECINFER_VLLM_*, inherited by vLLM's processes."""
 
 import os
 

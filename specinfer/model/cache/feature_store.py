@@ -1,10 +1,10 @@
-"""Hidden states of the target for all tokens of its cache, beside keys and values.
+"""Hidden states of the target, stored with keys and values.
 
 Speculators that read them (EAGLE, Medusa) may come late, restart, or find a prompt in shared blocks. So a
 hidden state is kept by the cache slot of its token and lives as long as its key: it is found again whenever
 a drafter lacks it. Nothing is kept before the first request, so earlier tokens have none (see `read`).
 
-It stands between the cache and its storage, since it has to move what the cache moves.
+It is between the cache and its storage, and moves entries together with the cache.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class FeatureStore:
     def __init__(self, storage: KVStorage, slots: int) -> None:
         self._storage, self._slots = storage, slots
         self.layers: tuple[int, ...] = ()
-        """Numbers of layers after which the hidden states are taken; empty if none are wanted."""
+        """Layers of the stored hidden states; empty if none are wanted."""
         self._states: Bfloat16 = np.empty((slots, 0, 0), np.int16)
         self._known = np.zeros(slots, np.bool_)
 
@@ -53,11 +53,11 @@ class FeatureStore:
             self._known[slots] = False
 
     def read(self, slots: Slots, most: int) -> tuple[int, Bfloat16]:
-        """Return the states of consecutive tokens: of the stretch that is known up to the last of them.
+        """Return the known states of consecutive tokens, up to the last.
 
         Returns:
-            How many of the first tokens are left out since their states are not known, and the states
-            [at most `most`, layers, hidden] of those behind them.
+            Number of skipped first tokens, as their states are not known, and the states
+            [at most `most`, layers, hidden] of those after them.
         """
         unknown = np.flatnonzero(~self._known[slots]) if len(slots) else np.zeros(0, np.int64)
         first = int(unknown[-1]) + 1 if len(unknown) else 0
@@ -72,7 +72,7 @@ class FeatureStore:
 
     @property
     def blocks(self) -> BlockStorage | None:
-        """Storage whose blocks can be copied out and in, without hidden states; None if it has no such blocks."""
+        """Storage with copyable blocks, without hidden states, if supported."""
         return self if isinstance(self._storage, BlockStorage) else None
 
     @property
@@ -100,5 +100,5 @@ class FeatureStore:
         return self._storage
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turn the keys of slots by `delta` rotary positions; hidden states have no position of their own."""
+        """Rotate keys by `delta` positions; hidden states have no position."""
         self._storage.rotate(slots, delta)

@@ -1,12 +1,13 @@
-"""Blocks of keys and values in files, by the hash of their tokens and of all tokens before them.
+"""Blocks of keys and values in files, by hash of their prefix.
 
 A file has a header and the bytes of one block:
 
     magic (8) | fingerprint (16) | hash (16) | checksum of the bytes (16) | bytes
 
-The fingerprint is that of the model and of the layout of its cache. A file with another one, or whose checksum is
-wrong, is left aside with one line in the log. Files appear whole (`os.replace`), so processes may share a directory.
-A thread writes and deletes them: a block takes milliseconds, and a prompt may displace hundreds in one step.
+The hash is that of a block's tokens and all tokens before. The fingerprint is that of the model and of the
+layout of its cache. A file with another one, or whose checksum is wrong, is left aside with one line in the
+log. Files appear whole (`os.replace`), so processes may share a directory. A thread writes and deletes them:
+a block takes milliseconds, and a prompt may displace hundreds in one step.
 """
 
 import logging
@@ -27,12 +28,12 @@ _SUFFIX, _UNFINISHED = ".kv", ".tmp"
 _BACKLOG_BYTES = 1 << 28
 """Bytes of blocks that may wait for the disk."""
 _UNFINISHED_S = 600.0
-"""Age in seconds of an unfinished file whose process counts as dead."""
+"""Age in seconds after which an unfinished file is abandoned."""
 _PARTS = (len(_MAGIC), 16, 16, 16)
 
 
 class PrefixDirectory:
-    """A bounded directory of blocks: those unused for longest are deleted. Used by one thread, and its own."""
+    """A bounded directory of blocks (least recently used). For one thread."""
 
     def __init__(self, directory: Path, fingerprint: str, limit_bytes: int) -> None:
         """Read which blocks are there.
@@ -55,7 +56,7 @@ class PrefixDirectory:
         """Their bytes."""
         _delete_unfinished(directory)
         self._latest = 0
-        """Time of the latest use, in nanoseconds; it only rises, whatever the machine's clock does."""
+        """Time of the latest use, in nanoseconds, always rising."""
         for used, path, size in _files(directory):
             self._sizes[path] = size
             self._total += size
@@ -71,13 +72,13 @@ class PrefixDirectory:
         return self._total
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether there is a file for a block; its content is checked when it is read."""
+        """Return whether a block has a file, with unchecked content."""
         self._collect()
         path = self._path(key)
         return path in self._sizes and path not in self._left_aside
 
     def read(self, key: bytes, size: int) -> bytes | None:
-        """Return the bytes of a block; None if there are none that can be used."""
+        """Return a block's bytes, if usable."""
         path = self._path(key)
         if key not in self:
             return None
@@ -99,18 +100,21 @@ class PrefixDirectory:
         return data
 
     def note_use(self, keys: Sequence[bytes]) -> None:
-        """Count blocks of one prompt as used now, its first ones last: without those the others are of no use."""
+        """Count a prompt's blocks as used, the first ones last.
+
+        Without the first ones, the others are useless.
+        """
         for path in map(self._path, reversed(keys)):
             if path in self._sizes:
                 self._sizes.move_to_end(path)
                 self._writer.submit(_touch, path, self._now())
 
     def write(self, key: bytes, data: bytes, wait: bool = False) -> None:
-        """Write a block that is not there; a directory that cannot be written is logged once.
+        """Write a missing block. An unwritable directory is logged once.
 
         Args:
-            wait: for the disk, if too many blocks wait for it already; else the oldest of these are not kept, as
-                memory hands out the last blocks of a prompt first, which are of no use without the others.
+            wait: for the disk if too many blocks are queued; else the oldest of these are dropped, as memory
+                first evicts the last blocks of a prompt, which are useless without the others.
         """
         if key in self:
             return
@@ -133,7 +137,7 @@ class PrefixDirectory:
         return sum(map(len, self._pending.values()))
 
     def _cancel_oldest(self) -> bool:
-        """Give up the oldest block that waits for the disk; return whether there was one."""
+        """Drop the oldest queued block; return whether there was one."""
         for place, (path, task) in enumerate(self._tasks):
             if task.cancel():
                 del self._tasks[place]
@@ -196,7 +200,7 @@ class PrefixDirectory:
 
 
 def _files(directory: Path) -> list[tuple[int, Path, int]]:
-    """Return times of use, paths and sizes of all blocks, those unused for longest first."""
+    """Return times, paths and sizes of all blocks, least recently used first."""
     found = []
     for path in directory.glob(f"*/*/*{_SUFFIX}"):
         try:
@@ -208,7 +212,7 @@ def _files(directory: Path) -> list[tuple[int, Path, int]]:
 
 
 def _touch(path: Path, used: int) -> None:
-    """Set a file's time, finer than the file system does by itself: the order of use survives restarts."""
+    """Set a file's precise time: the order of use survives restarts."""
     with suppress(OSError):  # another user's file, one that may only be read, one that was deleted
         os.utime(path, ns=(used, used))
 

@@ -26,7 +26,7 @@ class KVSequence:
         self.chain: list[bytes] = []
         """Hash of every full block of context, each covering those before it."""
         self.evicted = 0
-        """Context tokens dropped behind the sinks."""
+        """Context tokens dropped after the sinks."""
         self.shift = 0
         """Rotary position of a token minus its position in the cache."""
         self.released = False
@@ -38,7 +38,7 @@ class KVSequence:
 
     @property
     def cached(self) -> int:
-        """Context tokens whose keys and values are held."""
+        """Context tokens with cached keys and values."""
         return len(self.tokens) - self.evicted
 
     @property
@@ -61,7 +61,7 @@ class KVSequence:
 
 
 def blocks_for(tokens: int) -> int:
-    """Return the number of blocks that hold this many tokens."""
+    """Return the number of blocks for this many tokens."""
     return -(-tokens // BLOCK_TOKENS)
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 at work: one decoder layer whose rows are pairs of a hidden state and the token one ahead of it.
+"""EAGLE-3's decoder layer, over pairs of hidden state and next token.
 
     context   t_0 t_1 t_2 ... t_n      rows   (f_0, t_1) (f_1, t_2) ... (f_{n-1}, t_n)
     row j     hidden = fc f_j          out = layer([norm(embedding(t_{j+1})), norm(hidden)]) + residual
@@ -94,7 +94,7 @@ class EagleModel:
 
 @dataclass(frozen=True, slots=True)
 class EagleTask:
-    """Task of one request: a growth task whose delta are the tokens of the new rows, with their states."""
+    """A growth task with its delta's hidden states."""
 
     task: GrowthTask
     states: torch.Tensor

@@ -1,4 +1,4 @@
-"""Growth of token trees with a small model: the rules, and a growth that runs them over any executor.
+"""Growth of token trees with a small model, over any executor.
 
 Two ways to grow, both level by level with one batched pass each (paper, section 3; Sequoia and EAGLE-2
 for best-first):
@@ -14,7 +14,7 @@ probable tokens and renormalised. Best-first, draws are ranked by what is known 
 (`specinfer.tree.draws`): a rank that depended on their tokens would not be lossless. Whether a node is
 expanded, and whether a draw is made at all, depends on draws of higher rank only, so the tree lists its
 draws by rank (`specinfer.tree.cut`, rule 3); those of an expansion vector as they were made. The ranks of
-points may depend on the noise, so for requests for which anybody draws, points are made without it
+points may depend on the noise, so if any speculator draws for a request, its points are made without it
 (`GrowthTask.blind`).
 
 The compiled kernels do the same in one call (`native/csrc/drafting/growth.h`, rules in `growth_rules.h`);
@@ -42,23 +42,22 @@ Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
 @dataclass(slots=True)
 class _Growth:
-    """One tree under construction. Builder node i + 1 is not the cache's node i: see `scored`."""
+    """A tree under construction. Its nodes are not the cache's: see `scored`."""
 
     task: GrowthTask
     position: int
-    """Absolute position of the token behind the root (the context length), which keys noise and random
-    streams."""
+    """Absolute position of the token after the root. It keys random streams."""
     builder: TreeBuilder
     frontier: list[int] = field(default_factory=lambda: [0])
-    """Builder nodes whose next tokens the coming logits predict, in the order of those logits."""
+    """Builder nodes of the coming logits, in order."""
     path_probability: list[float] = field(default_factory=lambda: [1.0])
-    """The draft's estimate of the probability that each builder node's path is accepted."""
+    """Estimated probability that each builder node's path is accepted."""
     scored: dict[int, int] = field(default_factory=lambda: {0: -1})
     """Builder node -> tentative node of the cache; -1 is the context's end."""
     drawings: list[Drawing] = field(default_factory=list)
     """Drawings of all expanded nodes, if children are drawn."""
     draws: list[tuple[int, int, float]] = field(default_factory=list)
-    """(index of the drawing, place, path probability before it was drawn), in the order of the draws."""
+    """(drawing, place, path probability before the draw), in order of draws."""
 
     @property
     def limits(self) -> TreeLimits:
@@ -71,11 +70,11 @@ class _Growth:
 
     @property
     def bar(self) -> float:
-        """Path probability of the least likely node that the tree would keep; 0 until it is full."""
+        """Path probability of the tree's last kept node; 0 until full."""
         return sorted(self.path_probability[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
 
     def next_path_probability(self, drawing: Drawing) -> float:
-        """Return the path probability of the next drawn child, which is known before it is drawn."""
+        """Return the next drawn child's path probability, before its draw."""
         return self.path_probability[drawing.node] * drawing.chance
 
     def draw(self, drawing: Drawing) -> None:
@@ -100,7 +99,7 @@ class ReferenceGrowth:
         self._forward, self._shape, self._token_ids = forward, shape, token_ids
 
     def grow(self, tasks: Sequence[GrowthTask]) -> list[TokenTree]:
-        """Return one tree per task, in order. Context is appended; the tree's nodes stay tentative."""
+        """Grow one tree per task. Context is committed; nodes stay tentative."""
         growths = [_Growth(t, t.context_length, TreeBuilder(t.delta[-1])) for t in tasks]
         segments = [Segment(t.sequence, t.delta, want_last=not t.limits.empty) for t in tasks]
         logits = self._forward(segments) if segments else []
@@ -115,7 +114,7 @@ class ReferenceGrowth:
         return [self._finish(growth) for growth in growths]
 
     def _finish(self, growth: _Growth) -> TokenTree:
-        """Return the tree, cut to its most probable nodes (a parent is never below its child)."""
+        """Return the tree, cut to its most probable nodes."""
         if self._shape.draws(growth.task.sampling):
             return _drawn_tree(growth, best_first=self._shape.expansion is None)
         built, most = growth.builder, growth.limits.nodes
@@ -138,7 +137,7 @@ class ReferenceGrowth:
         return self._forward(segments)
 
     def _expand(self, growth: _Growth, rows: torch.Tensor, depth: int) -> None:
-        """Add children to every frontier node and choose the next frontier among them."""
+        """Add children to frontier nodes, and choose the next frontier."""
         if self._shape.draws(growth.task.sampling):
             added = self._expand_sampled(growth, rows, depth)
         else:
@@ -151,7 +150,7 @@ class ReferenceGrowth:
         growth.frontier = added
 
     def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Give each frontier node the children that are likeliest to be the target's choice."""
+        """Add the likeliest choices of the target to each frontier node."""
         limits = growth.limits
         width = self._shape.width(limits, depth, len(self._token_ids))
         if width == 0:
@@ -170,7 +169,7 @@ class ReferenceGrowth:
         return added
 
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Draw children of the frontier: the number in the expansion vector, or the likeliest."""
+        """Draw the frontier's children, by expansion vector or likelihood."""
         drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
         before = len(growth.path_probability)
         most = self._shape.width(growth.limits, depth, len(self._token_ids))
@@ -190,14 +189,14 @@ class ReferenceGrowth:
 
 
 def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:
-    """Draw equally many children for every node, up to the limit of nodes."""
+    """Draw equally many children for every node, within the limit."""
     for drawing in drawings:
         while len(drawing.children) < count and drawing.chance > 0 and not growth.full:
             growth.draw(drawing)
 
 
 def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> None:
-    """Draw the child that is likeliest to be accepted, while it can be among the tree's likeliest.
+    """Draw the likeliest children while they may be among the tree's best.
 
     No node gets more than `most`.
     """
@@ -209,9 +208,10 @@ def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> 
 
 
 def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
-    """Return the tree of the first draws that fit into the budget: by rank, or else in the order of drawing.
+    """Return the tree of the first draws within the budget.
 
-    It ends with the budget even if the next draw repeats a node: going on would look at its token.
+    They are sorted by rank or draw order. The tree ends with the budget even if the next draw repeats a node:
+    another rule would depend on its token.
     """
     made = sorted(growth.draws, key=lambda draw: -draw[2]) if best_first else growth.draws
     nodes: set[int] = set()
@@ -229,12 +229,12 @@ def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
 def candidates(
     task: GrowthTask, rows: torch.Tensor, token_ids: torch.Tensor, width: int, position: int
 ) -> tuple[Float32, list[list[int]]]:
-    """Return scores and target tokens [F, width] of the candidates behind each of F nodes, best first.
+    """Return scores and target tokens [F, width] of F nodes' candidates.
 
     Args:
         rows: logits [F, draft vocabulary].
         token_ids: [draft vocabulary] target token of each draft token.
-        position: place in the context of what follows, which keys the noise.
+        position: position of the candidates in the context, which keys the noise.
     """
     if task.sampling.greedy:
         top = (rows / task.score_temperature).softmax(-1).topk(width, dim=-1)
@@ -249,7 +249,7 @@ def candidates(
 
 
 def _largest(rows: Float64, most: int) -> NDArray[np.intp]:
-    """Return [F, most] places of the largest numbers of each row, the largest first; sort only these."""
+    """Return [F, most] indices of each row's largest numbers, descending."""
     most = min(most, rows.shape[-1])
     places = np.argpartition(-rows, most - 1, axis=-1)[:, :most]
     order = np.argsort(-np.take_along_axis(rows, places, -1), axis=-1)

@@ -1,10 +1,10 @@
-"""Trees of heads: from one distribution for each depth, or with a bias of it by the token before.
+"""Trees of heads: one distribution per depth, perhaps with a bias.
 
-Without a bias nothing depends on the tokens in between. A node's path probability is the product of its tokens'
-along the path, so the most probable nodes are found without looking at others: the next one is the best sibling or
-the best child of one that is in the tree. Points are taken so, exactly. Draws follow the rules of `ReferenceGrowth`,
-every node by numbers of its own. With a bias every node's children have a distribution of their own, and all trees
-follow these rules.
+A bias depends on the token before. Without it no distribution depends on earlier tokens. A node's path
+probability is the product of its tokens' along the path, so the most probable nodes are found without looking
+at others: the next one is the best sibling or the best child of one that is in the tree. Points are taken so,
+exactly. Draws follow the rules of `ReferenceGrowth`, every node by numbers of its own. With a bias every
+node's children have a distribution of their own, and all trees follow these rules.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from specinfer.tree.builder import point_tree
 
 
 class _Candidate(NamedTuple):
-    """A candidate node; the least is the most probable one, of equals the first found."""
+    """A candidate node; the minimum is the most probable, first one."""
 
     negated: float
     """Path probability, negated."""
@@ -64,11 +64,11 @@ def grow_edges(
     shape: GrowthShape,
     token_ids: torch.Tensor,
 ) -> list[TokenTree]:
-    """Return one tree per task, in order, each with a sequence of its own.
+    """Return one tree per task, each with its own sequence.
 
     Args:
         levels: by depth, the logits [tasks, draft vocabulary] of the token there; no tree is deeper.
-        bias: returns what is added to them behind each of N tokens [N, draft vocabulary].
+        bias: returns the addition to them after each of N tokens, [N, draft vocabulary].
         token_ids: [draft vocabulary] target token of each draft token.
     """
     place = {id(task.sequence): index for index, task in enumerate(tasks)}

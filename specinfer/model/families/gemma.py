@@ -1,6 +1,7 @@
-"""Gemma 1 to 3: norms of 1 + w, scaled embeddings; from the second on norms behind attention and MLP, too.
+"""Gemma 1 to 3: norms of 1 + w, and scaled embeddings.
 
-The second has soft caps, the third norms of heads and other rotary frequencies in layers with a window.
+From the second on, there are norms after attention and MLP, too. The second has soft caps, the third norms of
+heads and other rotary frequencies in layers with a window.
 """
 
 from typing import Any
@@ -28,7 +29,7 @@ _NAMES = {
     ".post_feedforward_layernorm.": ".post_mlp_layernorm.",
 }
 _LARGEST = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27B models, whose attention is scaled otherwise (llama.cpp decides by them, too)."""
+"""Layers of the 27B models, with another attention scale (as in llama.cpp)."""
 
 
 def _raised(weight: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""GPT-NeoX and Pythia: rotary positions of a part of each head, layer norms, attention beside the MLP, biases.
+"""GPT-NeoX and Pythia: partial rotary positions, parallel attention and MLP.
 
-Query, key and value of a head lie one below the other in one matrix.
+They have layer norms and biases. Query, key and value of a head lie one below the other in one matrix.
 """
 
 from collections.abc import Callable

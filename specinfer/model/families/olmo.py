@@ -1,4 +1,7 @@
-"""OLMo 2 and 3: norms behind attention and MLP only, and of whole rows of queries and keys."""
+"""OLMo 2 and 3: norms after attention and MLP.
+
+Queries and keys are normed over whole rows.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""OPT: learnt positions, layer norms, a plain MLP, biases; the table of positions begins with unused rows."""
+"""OPT: learnt positions, layer norms, a plain MLP and biases.
+
+The table of positions begins with unused rows.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-4 and Phi-4-mini: fused q, k and v, fused gate and up, rotary positions of a part of each head.
+"""Phi-3, Phi-4 and Phi-4-mini: fused projections, partial rotary positions.
 
 LongRoPE is read by its factors for short texts; longer ones are not served.
 """

@@ -1,4 +1,4 @@
-"""Read rotary frequencies, windows and the longest exact text from a configuration of `transformers`."""
+"""Reads rotary frequencies, windows and maximum context from `transformers`' configurations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _KNOWN = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
-    """Return frequencies as `transformers` computes them, and the factor on cosines and sines.
+    """Return rotary frequencies like `transformers`, and the scale of cosines.
 
     Its code of models is not loaded: that takes seconds, and 200 MB.
 
@@ -41,7 +41,7 @@ def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
 
 
 def fields_by_kind(hf: Any) -> dict[str, Any]:
-    """Return fields of `ModelConfig` about frequencies that layers with a window have of their own.
+    """Return rotary fields for windowed layers with separate frequencies.
 
     Raises:
         IncompatibleError: if those are scaled.
@@ -71,13 +71,13 @@ def _of_kind(hf: Any, kind: str) -> tuple[tuple[float, ...], float]:
 
 
 def windows(hf: Any, kinds: Sequence[str] | None) -> tuple[int, ...]:
-    """Return by layer how many positions it looks back, 0 for all; empty if every layer sees all.
+    """Return each layer's window, 0 for none; empty without any.
 
     Args:
         kinds: of the layers; None: all have the window.
 
     Raises:
-        IncompatibleError: naming a kind of layer that is not known.
+        IncompatibleError: for an unknown kind of layer.
     """
     window = getattr(hf, "sliding_window", None)
     if not window or window >= hf.max_position_embeddings or not getattr(hf, "use_sliding_window", True):
@@ -90,9 +90,9 @@ def windows(hf: Any, kinds: Sequence[str] | None) -> tuple[int, ...]:
 
 
 def longest_text(text: Any) -> int:
-    """Return the positions that a model is right for, whatever else is in the pass.
+    """Return the maximum exact context, independent of the pass.
 
-    LongRoPE turns all keys of a text otherwise as soon as it is longer than the original length, those in
+    LongRoPE rotates all keys of a text differently as soon as it is longer than the original length, those in
     the cache too: such models are served up to there.
 
     Raises:

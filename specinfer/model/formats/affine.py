@@ -1,4 +1,4 @@
-"""Scale and minimum of groups of weights, found by weighted least squares: Q2_K, Q4_K and Q5_K."""
+"""Least-squares scales and minimums of weight groups: Q2_K, Q4_K, Q5_K."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from specinfer.model.formats.rounding import Floats, importance, inverse_of, sum_products, to_half
 
 SHIFTS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6)
-"""Tried scales: the group's range over the number of steps plus each of these."""
+"""Offsets to the number of steps, for trial scales."""
 
 
 class Affine:
@@ -36,7 +36,7 @@ class Affine:
 
 
 def fit(x: Floats, top: int) -> tuple[Floats, Floats]:
-    """Return scale and minimum, neither below 0, of every group of x [weights, groups]."""
+    """Return non-negative scales and minimums of groups, x [weights, groups]."""
     weight = importance(x)
     low, high = np.minimum(x.min(0), 0), x.max(0)
     weighted = weight * x
@@ -60,7 +60,7 @@ def fit(x: Floats, top: int) -> tuple[Floats, Floats]:
 def _least_squares(
     sums: Floats, sums_x: Floats, sums_q: Floats, sums_qq: Floats, sums_xq: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the scale and the minimum, not below 0, that fit given codes best."""
+    """Return the best scale and non-negative minimum for given codes."""
     both = sums * sums_qq
     determinant = both - sums_q * sums_q
     varied = determinant > np.float32(1e-5) * both  # not all codes are the same
@@ -72,7 +72,7 @@ def _least_squares(
 
 
 def _shared(values: Floats, top: int, groups: int) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """Return numbers of 0 or more as whole ones up to `top` times one factor for each block."""
+    """Round non-negative numbers to integers up to `top` times a block's factor."""
     blocks = values.reshape(-1, groups)
     factor = to_half(blocks.max(1) / np.float32(top))
     inverse = inverse_of(factor.astype(np.float32))

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Kind of matrices in memory; vectors and the embeddings to look up stay numbers."""
+    """Format of matrices in memory. Vectors and looked-up embeddings stay numbers."""
 
     name: str
     help: str
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return why a backend cannot hold a model so, or nothing; no configuration: any model."""
+        """Return why a backend does not support the format, or nothing."""
         return ""
 
 
@@ -29,7 +29,7 @@ class NumberFormat(Format):
     dtype: str
 
     def fits(self, config: "ModelConfig | None", backend: str, dtype: str) -> str:
-        """Return why numbers of another type cannot be held, or nothing."""
+        """Return why numbers of another type are unsupported, or nothing."""
         return "" if dtype == self.dtype else f"needs dtype = {self.dtype}"
 
 
@@ -71,7 +71,10 @@ class BlockFormat(Format):
         return 8 * self.block_bytes / self.block
 
     def quantise(self, x: Floats) -> Bytes:
-        """Return [N, K] float32 as rows [N, bytes]; K must be a multiple of `block`."""
+        """Quantise [N, K] float32 to rows [N, bytes].
+
+        K must be a multiple of `block`.
+        """
         return in_pieces(x, x.shape[1] // self.block * self.block_bytes, self.quantise_blocks)
 
     def dequantise(self, rows: Bytes) -> Floats:

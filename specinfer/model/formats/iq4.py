@@ -1,4 +1,4 @@
-"""IQ4_NL and IQ4_XS: weights of 4 bits that stand for 16 unevenly spaced values."""
+"""IQ4_NL and IQ4_XS: 4-bit weights with 16 unevenly spaced values."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,10 @@ from specinfer.model.formats.symmetric import fit, shared
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _STEPS = np.arange(-254, 255, dtype=np.float32) / 2
 _CODES = np.abs(_STEPS[:, None] - VALUES).argmin(1).astype(np.uint8)
-"""Code of each half step from -127 to 127: the middle of two values is one of them."""
+"""Code of each half step from -127 to 127, midpoints included."""
 _ROUNDED = VALUES[_CODES]
 _SHARES = (0.8, 0.87, 0.94, 1.0, 1.06, 1.12, -0.89)
-"""The last gives the group's largest number the value 113, the other end of the table."""
+"""Trial scales. The last maps the largest number to 113."""
 
 
 def quantise_iq4_nl(x: Floats) -> Bytes:

@@ -1,7 +1,8 @@
-"""GGUF's K formats: blocks of 256 weights in groups with scales, and with minimums where codes are not signed.
+"""GGUF's K formats: blocks of 256 weights in scaled groups.
 
-Q2_K has 16 groups of 16 weights with scales and minimums of 4 bits, Q3_K 16 of 16 with signed scales of 6 bits, Q4_K
-and Q5_K 8 of 32 with scales and minimums of 6 bits, Q6_K 16 of 16 with signed scales of 8 bits.
+Unsigned codes have minimums, too. Q2_K has 16 groups of 16 weights with scales and minimums of 4 bits, Q3_K
+16 of 16 with signed scales of 6 bits, Q4_K and Q5_K 8 of 32 with scales and minimums of 6 bits, Q6_K 16 of 16
+with signed scales of 8 bits.
 """
 
 from functools import partial
@@ -71,26 +72,29 @@ def quantise_q6_k(x: Floats) -> Bytes:
 
 
 def _nearest(least: int, x: Floats) -> Floats:
-    """Round in place to whole numbers from the least to the one below its opposite."""
+    """Round in place to integers from `least` to `-least - 1`."""
     return np.clip(np.rint(x, out=x), least, -least - 1, out=x)
 
 
 def _pairs_of_bits(codes: Bytes) -> Bytes:
-    """Return [blocks, 64] of codes [blocks, 256] of two bits: four runs of 32 share bytes."""
+    """Pack codes [blocks, 256] of two bits into [blocks, 64].
+
+    Four runs of 32 share bytes.
+    """
     runs = codes.reshape(-1, 2, 4, 32) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     packed: Bytes = np.bitwise_or.reduce(runs, 2).reshape(len(codes), -1)
     return packed
 
 
 def _six_bits(scales: Bytes) -> Bytes:
-    """Return [blocks, 12]: two low nibbles in each of 8 bytes, then four times two high bits in each of 4."""
+    """Pack six-bit scales into [blocks, 12]: low nibbles, then high bits."""
     low = scales[:, :8] & 15 | scales[:, 8:] << 4
     high = (scales >> 4).reshape(-1, 4, 4) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return np.concatenate([low, np.bitwise_or.reduce(high, 1)], 1)
 
 
 def _head(fitted: Affine) -> Bytes:
-    """Return both factors, and scales and minimums: the last four of each are split over the others' top."""
+    """Return factors, scales and minimums; the last four are split."""
     scales, minimums = fitted.scales, fitted.minimums
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = minimums[:, :4] | minimums[:, 4:] >> 4 << 6

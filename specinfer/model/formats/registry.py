@@ -85,7 +85,7 @@ def find_format(name: str) -> Format:
 
 
 def unknown_format(name: str) -> str:
-    """Return what to say of a name that no format has."""
+    """Return the error for an unknown format's name."""
     if name in _RENAMED:
         return f"is called {_RENAMED[name]} now"
     return f"must be one of {', '.join(FORMATS)}"
@@ -105,7 +105,7 @@ def weights_help() -> str:
 
 
 def format_for_rows(chosen: BlockFormat, columns: int) -> BlockFormat | None:
-    """Return the format of rows with this many weights: the chosen one or its fallback; None: numbers."""
+    """Return the format for rows of this length: chosen, fallback, or None."""
     if columns % chosen.block == 0:
         return chosen
     if not chosen.fallback:

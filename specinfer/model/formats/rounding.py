@@ -1,4 +1,4 @@
-"""Numbers that all searches for scales share, and the order in which weights are quantised."""
+"""Common functions of scale searches, and quantisation in pieces."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +12,11 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 _WEIGHTS_AT_ONCE = 1 << 18
-"""Weights of a piece: bounds the memory of temporaries, and keeps threads from waiting for each other."""
+"""Maximum weights of a piece, to bound memory and threads' waits."""
 
 
 def in_pieces(x: Floats, row_bytes: int, quantise: Callable[[Floats], Bytes]) -> Bytes:
-    """Return the rows [N, row_bytes] of x [N, K], quantised in pieces of some rows, by all threads."""
+    """Quantise x [N, K] to rows [N, row_bytes], by all threads."""
     out = np.empty((len(x), row_bytes), np.uint8)
     step = max(1, _WEIGHTS_AT_ONCE // x.shape[1])
 
@@ -30,19 +30,19 @@ def in_pieces(x: Floats, row_bytes: int, quantise: Callable[[Floats], Bytes]) ->
 
 
 def grouped(x: Floats, length: int) -> Floats:
-    """Return rows as groups of `length` weights: [length, groups], so that sums over a group are vectors."""
+    """Return rows in groups [length, groups], for vectorised sums."""
     return np.ascontiguousarray(x.reshape(-1, length).T)
 
 
 def importance(x: Floats) -> Floats:
-    """Return the weight of every error: large numbers count more, as they matter more in a product."""
+    """Return weights of errors: large numbers matter more in products."""
     weight = np.abs(x)
     weight += np.sqrt(sum_products(x, x) / np.float32(len(x)))
     return weight
 
 
 def sum_products(*factors: Floats) -> Floats:
-    """Return the sums over every group of the products of some numbers [weights, groups]."""
+    """Return sums of products over groups [weights, groups]."""
     sums: Floats = np.einsum(",".join(["ij"] * len(factors)) + "->j", *factors)
     return sums
 

@@ -1,4 +1,4 @@
-"""Scales of groups of weights around zero, found by weighted least squares: Q3_K, Q6_K, IQ4_NL, IQ4_XS."""
+"""Least-squares scales of weights around zero: Q3_K, Q6_K, IQ4_NL, IQ4_XS."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Nearest = Callable[[Floats], Floats]
 
 
 def fit(x: Floats, lowest: int, nearest: Nearest, shares: tuple[float, ...]) -> Floats:
-    """Return the scale of every group of x [weights, groups]; it may be below 0.
+    """Return the scale of each group of x [weights, groups], perhaps negative.
 
     Args:
         lowest: value of the code that is farthest from zero; it is below 0.
@@ -32,7 +32,7 @@ def fit(x: Floats, lowest: int, nearest: Nearest, shares: tuple[float, ...]) -> 
 
 
 def shared(scale: Floats, lowest: int, groups: int) -> tuple[NDArray[np.float16], NDArray[np.int16], Floats]:
-    """Return scales as whole numbers from `lowest` to `-lowest - 1`, times one factor for each block.
+    """Round scales to integers times a factor per block.
 
     Returns:
         Factors [blocks], numbers [blocks, groups], and the inverses of the scales that these give [groups].

@@ -1,4 +1,4 @@
-"""Kernels in Triton for models on a GPU, with their plans and launches.
+"""Triton kernels for models on a GPU, with plans and launches.
 
     description    a pass as one flat array of numbers, copied to the device once
     attention      tree attention over the paged cache

@@ -1,4 +1,4 @@
-"""Launch of tree attention: the division of a pass among programs, and its outputs.
+"""Launch of tree attention: splits and outputs.
 
 The kernels and their picture are in `specinfer.model.gpu.tree_kernels`.
 """
@@ -20,26 +20,26 @@ class TileOptions(NamedTuple):
     """Launch of the kernel for tiles of one size."""
 
     step: int
-    """Most positions per step of the loop over keys."""
+    """Maximum positions per step of the loop over keys."""
     warps: int
     """Warps of a program."""
     programs: int
     """Programs wanted for each multiprocessor."""
     part: int
-    """Least positions of a part of a request."""
+    """Minimum positions of a part of a request."""
     stages: int
     """Steps of the loop under way at once."""
 
 
 _MIDDLE = TileOptions(64, 4, 2, 256, 2)
 _BY_TILE = {16: TileOptions(128, 4, 4, 128, 2), 32: _MIDDLE, 64: _MIDDLE, 128: TileOptions(64, 8, 1, 256, 3)}
-"""By tile: each within 21 % of the best of 456 settings in ten cells on an H200, on average within a tenth.
+"""Options by tile, near the best of 456 settings on an H200.
 
-Tiles of 32 were not among them. In the largest tile, steps of 128 positions gain 8 to 16 % for several requests or over
-32,768 positions, and lose 5 to 14 % for one request over 4,096, where a part has few steps.
+Tiles of 32 were not among them. In the largest tile, steps of 128 positions gain 8 to 16 % for several
+requests or over 32,768 positions, and lose 5 to 14 % for one request over 4,096, with few steps per part.
 """
 _STEP_BYTES = 2**15
-"""Most bytes of the keys of a step: those of 128 positions of 128 numbers in 16 bits."""
+"""Maximum bytes of a step's keys."""
 _LOG2_E = 1.4426950408889634
 TOLD = (
     *("write_slots", "visible", "first", "masks", "held", "context", "row_start", "block_start"),
@@ -49,9 +49,9 @@ TOLD = (
 
 
 def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -> int:
-    """Return the number of parts of each request's positions: a power of two.
+    """Return the number of parts of requests' positions, a power of two.
 
-    Enough for every multiprocessor, as far as a part keeps enough positions.
+    Enough for every multiprocessor, if parts are large enough.
 
     Args:
         positions: of the longest request.
@@ -63,7 +63,7 @@ def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -
 
 
 def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
-    """Return compile options of the kernel: positions per step (STEP), warps of a program, steps under way.
+    """Return compile options: positions per step, warps, pipeline stages.
 
     Keys and values of the steps under way fit into the shared memory of sm_80
     (tests/unit/model/gpu/test_compiling.py).
@@ -75,7 +75,7 @@ def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A pass's description on the device, by section, and the division of its requests."""
+    """A pass's description on the device, and the splits of requests."""
 
     bucket: Bucket
     sections: Mapping[str, torch.Tensor]
@@ -90,12 +90,12 @@ def tree_attention(
     plan: AttentionPlan,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Return attention of every row of a pass over its own request; store its keys and values.
+    """Attend from each row to its request; store its keys and values.
 
     Args:
         query: [T, H, D], rotated; key, value: [T, KV heads, D]. Rows may lie apart, heads may not.
         cache: keys and values of this layer, [KV heads, slots, D].
-        out: [T, H, D], written where a row belongs to a request.
+        out: [T, H, D], written for rows of requests.
     """
     if key.stride() != value.stride():
         key, value = key.contiguous(), value.contiguous()

@@ -1,7 +1,7 @@
-"""The target's choices, made beside the logits: one copy there, two launches, one small copy back.
+"""The target's choices on the device, by two launches.
 
-Tasks and results are those of `specinfer.model.sampling.choices`. The numbers that travel for a pass of R rows:
-24 bytes per row and 8 per token whose probability is wanted, instead of 4 V per row.
+Tasks and results are those of `specinfer.model.sampling.choices`. A pass of R rows transfers 24 bytes per row
+and 8 per token whose probability is wanted, instead of 4 V per row.
 
 Rows cut by top-k or top-p are sorted as a whole (torch), which costs more than all the rest.
 """
@@ -32,7 +32,7 @@ _FOUND = 3
 
 
 def choose(tasks: Sequence[ChoiceTask]) -> list[Choices]:
-    """Return the choices of all tasks, whose logits lie on one device and have the same width."""
+    """Return the choices of tasks with equal width and device."""
     counts = [len(task.positions) for task in tasks]
     starts = [*accumulate(counts, initial=0)]
     wanted = [task.excerpts.get(row) for task, n in zip(tasks, counts, strict=True) for row in range(n)]
@@ -58,7 +58,10 @@ def _choices(found: Float64, p: Sequence[Float64], wanted: Sequence[Int32 | None
 def _found(
     tasks: Sequence[ChoiceTask], logits: Sequence[torch.Tensor], wanted: Sequence[Int32 | None]
 ) -> tuple[Float64, Float64]:
-    """Return per row the winner, its P and that of all but the excerpt, [R, 3]; P of all excerpts, joined."""
+    """Return [R, 3], and all excerpts' P, joined.
+
+    A row has the winner, its P and that of all but the excerpt.
+    """
     device, size = logits[0].device, logits[0].shape[1]
     rows, parts = len(wanted), -(-size // BLOCK)
     numbers = torch.from_numpy(_numbers(tasks, logits, wanted)).to(device, non_blocking=True)
@@ -83,7 +86,7 @@ def _found(
 def _numbers(
     tasks: Sequence[ChoiceTask], logits: Sequence[torch.Tensor], wanted: Sequence[Int32 | None]
 ) -> NDArray[np.int64]:
-    """Return the kernels' input in one array: rows' addresses, keys, temperatures, starts of lists, lists."""
+    """Return the kernels' input in one array of int64."""
     keys = [noise_keys(task.sampling.seed, task.positions) for task in tasks]
     temperatures = [np.full(len(task.positions), _temperature(task.sampling)) for task in tasks]
     lists = [np.zeros(0, np.int64) if ids is None else ids.astype(np.int64) for ids in wanted]
@@ -115,7 +118,7 @@ def _temperature(sampling: Sampling) -> float:
 
 
 def cut_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return logits [N, V] of a request with -infinity for the tokens that its min-p, top-k and top-p drop."""
+    """Return logits [N, V] cut by a request's min-p, top-k and top-p."""
     size = logits.shape[1]
     top_k = sampling.top_k if 0 < sampling.top_k < size else size
     if sampling.greedy:
@@ -131,7 +134,7 @@ def cut_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _cut_by_best(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return logits [N, V] with -infinity for the tokens that min-p drops. A row with a NaN keeps it."""
+    """Return logits [N, V] cut by min-p. NaN rows stay."""
     best = logits.amax(-1, keepdim=True)
     least = (best.double() + _temperature(sampling) * math.log(sampling.min_p)).float()
     return logits.masked_fill(logits < least, -torch.inf)
@@ -140,7 +143,7 @@ def _cut_by_best(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def cut_rows(
     logits: torch.Tensor, temperatures: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return logits [R, V] with -infinity for tokens that top-k and top-p drop, as in `probabilities`.
+    """Return logits [R, V] cut by top-k and top-p, as `probabilities` does.
 
     Equals are kept by top-k, and by top-p while those before them leave space. A row with a NaN keeps none.
 

@@ -1,11 +1,12 @@
-"""Choice of tokens by logits: greedily, or by the noise of `specinfer.model.sampling.noise`, bit for bit.
+"""Chooses tokens by logits, greedily or by noise, like the reference.
 
     scan        one program per row and BLOCK columns: the largest logit, the sum of exp((x - largest) / T),
                 and the token that wins there
     conclude    one program per row: joins the blocks; P of the winner and of the tokens left out
 
-In float64 behind the loads, as the reference computes: exponential and logarithm may round another way in
-the last bit, so the same token wins unless two arrive within a share of 1e-15 of each other.
+The noise is that of `specinfer.model.sampling.noise`, bit for bit. All is computed in float64 after the
+loads, like the reference: exponential and logarithm may round differently in the last bit, so the same token
+wins unless two are within a relative 1e-15.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ _MIX_2: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
 
 @kernel
 def exponential(key: tl.tensor, token: tl.tensor) -> Any:
-    """Return the noise E of tokens, float64: SplitMix64 by token, as uniforms strictly between 0 and 1."""
+    """Return tokens' noise E in float64: uniforms from SplitMix64."""
     z = key.to(tl.uint64) + (token.to(tl.uint64) + 1) * _GOLDEN
     z = (z ^ (z >> 30)) * _MIX_1
     z = (z ^ (z >> 27)) * _MIX_2
@@ -148,7 +149,7 @@ def _weights(
     divisor: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> Any:
-    """Return [CHUNK] float64 exp((x - base) / T) of the tokens left out from `at` on."""
+    """Return [CHUNK] float64 exp((x - base) / T) of excluded tokens."""
     i = at + tl.arange(0, CHUNK)
     token = tl.load(left_out + i, mask=i < last, other=0)
     x = tl.load(start + token, mask=i < last, other=float("-inf"))

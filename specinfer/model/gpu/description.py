@@ -1,11 +1,11 @@
-"""A pass as numbers for the device: one flat int32 array, written on the host and copied once.
+"""A pass in one flat int32 array, copied to the device once.
 
     token_ids positions write_slots visible first      one number per row of the pass
     masks                                              `words` numbers per row, see below
-    held context row_start block_start                 one number per request
+    `held` context row_start block_start               one number per request
     tile_request tile_start tile_rows                  one number per tile: rows of one request
     logit_rows                                         one number per logit wanted
-    blocks                                             the block tables, one behind the other
+    blocks                                             the block tables, one after the other
 
 A row sees position p of its request if  first <= p < visible, or if p >= context and bit p - context of its
 mask is set: the topology-aware causal mask, in which every node sees its ancestors and itself.
@@ -31,11 +31,11 @@ from specinfer.model.batch import AttentionRows, Batch
 Int32 = NDArray[np.int32]
 WORD_BITS = 32
 LEAST_WORDS = 8
-"""Least words of a mask: trees to 256 nodes need no wider description."""
+"""Minimum words of a mask, enough for trees of 256 nodes."""
 MOST_TILE = 128
-"""Most query rows times heads of a group in one program."""
+"""Maximum query rows times heads of a group in one program."""
 LEAST_TILE = 16
-"""Least rows of Triton's matrix product."""
+"""Minimum rows of Triton's matrix product."""
 _ALIGNED = 4
 """Numbers in 16 bytes."""
 _ROWS = ("token_ids", "positions", "write_slots", "visible", "first")
@@ -52,18 +52,18 @@ class Bucket:
     logits: int
     words: int
     tile: int
-    """Query rows times heads of a group of one tile: a power of two."""
+    """Query rows times grouped heads of a tile: a power of two."""
     group: int
     """Query heads that share a key."""
 
     @property
     def tile_rows(self) -> int:
-        """Most rows of one tile."""
+        """Maximum rows of a tile."""
         return self.tile // self.group
 
     @property
     def tiles(self) -> int:
-        """Most tiles: every request may leave one of them part empty."""
+        """Maximum tiles: every request may have a partial one."""
         return self.requests + max(self.rows - self.requests, 0) // self.tile_rows
 
     @property
@@ -79,14 +79,14 @@ class Bucket:
 
     @property
     def starts(self) -> dict[str, int]:
-        """Start of each section: aligned, as kernels are compiled for aligned addresses or for any."""
+        """Start of each section, aligned for the kernels."""
         found, at = {}, 0
         for name, size in self.sections.items():
             found[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
         return found | {"blocks": at}
 
     def views(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the sections of a description on a device; the blocks reach to its end."""
+        """Return a description's sections on a device; blocks end it."""
         starts = self.starts
         found = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
         return found | {"blocks": numbers[starts["blocks"] :]}
@@ -98,18 +98,18 @@ def power_above(number: int) -> int:
 
 
 def tree_words(rows: Sequence[AttentionRows], context: Sequence[int]) -> int:
-    """Return the words of a mask that has a bit for every tentative node of each request."""
+    """Return the words of a mask for every request's tentative nodes."""
     nodes = max((part.length - base for part, base in zip(rows, context, strict=True)), default=0)
     return max(LEAST_WORDS, power_above(-(-nodes // WORD_BITS)))
 
 
 def contexts(batch: Batch) -> list[int]:
-    """Return per request the positions in front of its tentative nodes; all if the pass has no nodes."""
+    """Return requests' positions before their tentative nodes, or all."""
     return [part.visible[-1] if part.extra and part.extra[-1] else part.length for part in batch.rows]
 
 
 def tile_size(rows: int, requests: int, group: int) -> int:
-    """Return the tile for this many rows and requests: no larger than an average request fills."""
+    """Return the tile size, at most that of an average request."""
     average = -(-rows // max(requests, 1)) * group
     return max(LEAST_TILE, power_above(group), min(MOST_TILE, power_above(average)))
 
@@ -125,7 +125,7 @@ def describe(batch: Batch, bucket: Bucket, window: int = 0) -> Int32:
     """Return the description of a pass.
 
     Args:
-        window: most positions, its own included, that a row sees back; 0 sees all.
+        window: maximum positions that a row sees, its own included; 0: all.
     """
     parts, context = batch.rows, contexts(batch)
     visible = [v for part in parts for v in part.visible]
@@ -165,7 +165,10 @@ def _tiles(parts: Sequence[AttentionRows], most: int) -> list[tuple[int, int, in
 
 
 def _first(parts: Sequence[AttentionRows], window: int) -> list[int]:
-    """Return per row the first position it sees; a node stands as far behind the context as it is deep."""
+    """Return each row's first visible position.
+
+    A node's position is the context's end plus its depth.
+    """
     if not window:
         return [0] * sum(part.stop - part.start for part in parts)
     return [

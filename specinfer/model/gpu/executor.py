@@ -1,8 +1,8 @@
-"""The executor for GPUs: fused kernels in Triton, passes replayed as CUDA graphs.
+"""The GPU executor: fused Triton kernels, passes in CUDA graphs.
 
 A pass is described by one array of numbers, copied once; small passes are rounded up to a bucket, whose graph
-was captured at start. Measured on an H200 (benchmarks/results/gpu.md). It has to be chosen by name: layers
-kept elsewhere and models unlike Llama are the torch executor's.
+was captured at start. It must be chosen by name: offloaded layers and models unlike Llama need the torch
+executor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ from specinfer.tree import TokenTree
 
 
 class GpuExecutor:
-    """The decoder on one GPU, with keys and values of shape [layers, KV heads, slots, D]."""
+    """The decoder on a GPU, with caches [layers, KV heads, slots, D]."""
 
     name = "gpu"
 
@@ -53,7 +53,7 @@ class GpuExecutor:
         device: str,
         weights_format: str = AUTO,
     ) -> None:
-        """Load the model; `weights_format` is that of the layers' matrices: numbers, "int8" or "fp8"."""
+        """Load the model, with layers' matrices in numbers, "int8" or "fp8"."""
         check_device(device)
         self._config, self._device, self._processors = config, device, processors(device)
         self._model = GpuTransformer(config, weights, dtype, device, quantiser(weights_format))
@@ -61,7 +61,7 @@ class GpuExecutor:
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self._group, self._positions = config.heads // config.kv_heads, config.max_positions
         grid = bucket_grid(self._group)
-        # rows that belong to no request keep what they have: numbers, so that nothing overflows behind them
+        # rows without a request keep finite numbers, so that nothing overflows after them
         self._attended = torch.zeros(MOST_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
         # only a tree's deepest node needs a position, but all of its nodes lie in the cache
         blocks = blocks_for(self._positions + MOST_ROWS) * max(bucket.requests for bucket in grid)
@@ -102,7 +102,7 @@ class GpuExecutor:
         self._keys.index_copy_(2, here, turned.to(self._keys.dtype))
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether these trees can be grown here: best-first trees and chains of points."""
+        """Return whether these trees can be grown: best-first, or chains of points."""
         return can_grow(tasks, shape)
 
     def grow(
@@ -115,14 +115,14 @@ class GpuExecutor:
         return CudaGraphs(run) if torch.device(self._device).type == "cuda" else EagerPasses(run)
 
     def _scored(self, bucket: Bucket, sections: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return logits [rows, V] of a level of trees, whose numbers lie in `sections`."""
+        """Return logits [rows, V] of a level of trees, described by `sections`."""
         kept = self._attended
         if bucket.rows > len(kept):
             kept = kept.new_zeros(bucket.rows, *kept.shape[1:])
         return self._pass(bucket, sections, self._positions, kept[: bucket.rows])
 
     def _replayed(self, bucket: Bucket) -> torch.Tensor:
-        """Return [logits of the bucket, V] of a pass with its numbers in the inputs, for all lengths."""
+        """Return the bucket's logits, from the inputs, for all lengths."""
         sections = bucket.views(self._inputs.numbers)
         return self._pass(bucket, sections, self._positions, self._attended[: bucket.rows])
 
@@ -134,7 +134,7 @@ class GpuExecutor:
         out: torch.Tensor,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Return [logits of the bucket, V] float32. `out`: [rows, H, D], attention's output in each layer."""
+        """Return a bucket's float32 logits; `out` [rows, H, D] is attention's output."""
         plan = AttentionPlan(
             bucket, sections, splits_for(bucket, self._config.kv_heads, longest, self._processors)
         )

@@ -1,8 +1,8 @@
-"""Passes as CUDA graphs: launched as a whole, so that hundreds of kernels cost one launch.
+"""Passes in CUDA graphs: one launch for hundreds of kernels.
 
-A pass is captured once per bucket, a growth of trees once per sizes; both read their numbers where they
-always lie (`specinfer.model.gpu.launch`).
-On a CPU, where the interpreter runs the kernels, passes are simply run: the same code, but for the capture.
+A pass is captured once per bucket, a growth of trees once per sizes; both read their numbers at fixed
+addresses (`specinfer.model.gpu.launch`). On a CPU, where the interpreter runs the kernels, passes are simply
+run: the same code, but for the capture.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,10 @@ from specinfer.model.gpu.description import (
 )
 
 MOST_ROWS, MOST_REQUESTS = 256, 64
-"""Limits of captured passes. Larger ones read prompts, which takes long enough to hide the launches of
-kernels."""
+"""Limits of captured passes.
+
+Larger ones read prompts, and are slow enough to hide launches.
+"""
 
 
 def bucket_of(requests: int, rows: int, group: int) -> Bucket:
@@ -44,7 +46,7 @@ def bucket_grid(group: int) -> list[Bucket]:
 
 
 def bucket_for(batch: Batch, group: int) -> Bucket | None:
-    """Return the least bucket that holds a pass; None if the pass is too large to be captured."""
+    """Return the smallest bucket for a pass; None if too large."""
     requests, rows = power_above(len(batch.rows)), power_above(len(batch.token_ids))
     wide = tree_words(batch.rows, contexts(batch)) > LEAST_WORDS
     if rows > MOST_ROWS or requests > MOST_REQUESTS or wide:
@@ -62,17 +64,17 @@ Sizes = TypeVar("Sizes", contravariant=True)
 
 
 class Graphs(Protocol[Sizes]):
-    """Runs sequences of kernels by their sizes. They read their numbers from fixed places."""
+    """Runs sequences of kernels by size, with numbers from fixed addresses."""
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
         """Capture sequences of these sizes."""
 
     def run(self, sizes: Sizes) -> torch.Tensor:
-        """Run a sequence of this size and return its result, which is valid until the next one."""
+        """Run a sequence of this size; its result is valid until another."""
 
 
 class EagerPasses(Generic[Sizes]):
-    """Runs each sequence anew."""
+    """Runs each sequence without capture."""
 
     def __init__(self, run: Callable[[Sizes], torch.Tensor]) -> None:
         self._run = run
@@ -94,7 +96,7 @@ class CudaGraphs(Generic[Sizes]):
         self._pool: Any = None
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
-        """Capture sequences of these sizes. The largest should come first: the others use its memory."""
+        """Capture sequences; the largest should be first, to share its memory."""
         shown = track(sizes, "capturing passes", console=Console(stderr=True), disable=len(sizes) < 2)
         for one in shown:
             self._captured[one] = self._capture(one)

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 LEAST_WIDTH = 32
 """Nodes up to which trees share a captured sequence."""
 MOST_CANDIDATES = 4096
-"""Most candidates of one level: the capacity of one program."""
+"""Maximum candidates of a level: the capacity of one program."""
 BLOCK = 1024
 """Columns of a program of `favour`. Other sizes were not measured."""
 
@@ -48,7 +48,7 @@ Pass = Callable[[Bucket, dict[str, torch.Tensor]], torch.Tensor]
 
 
 def can_grow(tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-    """Return whether these trees can be grown here; if not, the reference grows them."""
+    """Return whether these trees can be grown; otherwise the reference grows them."""
     levels = max((task.limits.depth for task in tasks), default=0)
     widest = max((task.limits.nodes for task in tasks), default=0)
     return (
@@ -64,7 +64,7 @@ def _width(nodes: int) -> int:
 
 
 def launch_options(candidates: int) -> dict[str, int]:
-    """Return the warps of a program of `extend`: a thread holds at most eight candidates, if possible."""
+    """Return the warps of `extend`: at most eight candidates per thread."""
     return {"num_warps": min(max(candidates // 256, 1), 16)}
 
 
@@ -119,7 +119,7 @@ class GpuGrowth:
         return [_tree(rows, task) for rows, task in zip(found, tasks, strict=True)]
 
     def _know(self, token_ids: torch.Tensor) -> None:
-        """Keep the draft vocabulary on the device; captured sequences read it where it lies."""
+        """Store the draft vocabulary on the device, at a fixed address."""
         if self._token_ids is not token_ids:
             self._token_ids, self._vocabulary = token_ids, token_ids.to(self._model.device, torch.int32)
             self._memory.clear()
@@ -194,7 +194,7 @@ class GpuGrowth:
     def _candidates(
         self, levels: Levels, parameters: dict[str, torch.Tensor], level: int, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scores and columns [rows, n] of the best tokens in each row, as in `drafting.candidates`."""
+        """Return scores and columns [rows, n] of best tokens, like `drafting.candidates`."""
         rows, size = logits.shape
         each = rows // levels.bucket.requests
         by_row = {name: parameters[name][:, None].expand(-1, each).reshape(-1, 1) for name in _OF_ROWS}
@@ -217,7 +217,7 @@ _OF_ROWS = ("temperatures", "score_temperatures", "greedy", "top_k", "top_p")
 
 
 def _tree(rows: NDArray[np.float64], task: GrowthTask) -> TokenTree:
-    """Return the tree of the most probable nodes, of which each row [5] is one, best first."""
+    """Return the tree of the best nodes, one per row [5]."""
     kept = [row for row in rows[: task.limits.nodes].tolist() if row[0] > 0]
     kept.sort(key=lambda row: row[1])
     place = {-1: 0} | {int(row[1]): at for at, row in enumerate(kept, 1)}

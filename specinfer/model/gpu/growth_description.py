@@ -1,6 +1,6 @@
-"""Passes over a tree's levels as numbers for the device, all of them copied before the first one runs.
+"""Passes over a tree's levels in one array, copied before the first.
 
-Where a level's nodes lie, which positions they have and how much context they see is known beforehand: node i
+The slots, positions and visible context of a level's nodes are known beforehand: node i
 of level d is tentative node (d - 1) * beam + i of its request. Their tokens and masks are not: the device
 writes them in between (`specinfer.model.gpu.growth_kernels`). Pure: nothing here runs on a device.
 """
@@ -31,7 +31,7 @@ class Levels:
     levels: int
     beam: int
     width: int
-    """Most nodes of a tree and most children of a node: a power of two."""
+    """Maximum nodes and children of a tree: a power of two."""
     cuts: bool
     """True if top-k or top-p cut any distribution."""
     bucket: Bucket
@@ -54,7 +54,7 @@ class Levels:
         return 2 * tasks * (self.levels + len(_DOUBLES)) + tasks * len(_WHOLE)
 
     def views(self, numbers: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-        """Return the sections of each pass, from the first level's nodes on; they share the block tables."""
+        """Return each pass's sections from the first level; block tables are shared."""
         size, blocks = self.bucket.starts["blocks"], numbers[self.pass_numbers :]
         return [
             self.bucket.views(numbers[level * size : (level + 1) * size]) | {"blocks": blocks}
@@ -62,7 +62,7 @@ class Levels:
         ]
 
     def parameters(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the tasks' parameters: keys of noise [levels, tasks] int64; [tasks] float64 or int32."""
+        """Return tasks' parameters: noise keys [levels, tasks] int64, others [tasks]."""
         tasks = self.bucket.requests
         wide = 2 * tasks * (self.levels + len(_DOUBLES))
         long = numbers[:wide].view(torch.int64).view(-1, tasks)
@@ -171,13 +171,13 @@ class GrowthMemory:
     passes: Inputs
     parameters: Inputs
     roots: torch.Tensor
-    """[tasks, V] logits behind each context."""
+    """[tasks, V] logits after each context."""
 
     @classmethod
     def of(cls, levels: Levels, model: GrowthModel) -> "GrowthMemory":
         """Return zeros, enough for every growth of these sizes."""
         requests = levels.bucket.requests
-        nodes = levels.levels * levels.beam  # behind a context that may have all positions but the deepest's
+        nodes = levels.levels * levels.beam  # after a context with all positions but the deepest node's
         blocks = requests * blocks_for(model.max_positions + nodes)
         return cls(
             Inputs(levels.pass_numbers + blocks, model.device),
@@ -215,7 +215,10 @@ class GrowthState:
         )
 
     def best_nodes(self, count: int) -> torch.Tensor:
-        """Return [tasks, count, 5] float64: (path, cell, parent's cell, token, score) of the best nodes."""
+        """Return the best nodes, [tasks, count, 5] float64.
+
+        Their columns are path, cell, parent's cell, token and score.
+        """
         order = self.paths.sort(dim=-1, descending=True, stable=True).indices[:, :count]
         found = [table.gather(1, order).double() for table in (self.parents, self.tokens, self.scores)]
         return torch.stack([self.paths.gather(1, order), order.double(), *found], dim=-1)

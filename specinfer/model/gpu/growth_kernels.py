@@ -1,4 +1,4 @@
-"""Work between two levels of a tree's growth, without the host: scores and choice of candidates.
+"""Scores and chooses a growing tree's candidates on the device.
 
 The chosen ones are expanded next. The rules are those of `specinfer.model.drafting.expansion`.
 
@@ -33,7 +33,7 @@ def favour(
     rows_of_task: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Return (x - peak) / T, plus the noise -log E where a task is not greedy, for columns of one row.
+    """Compute (x - peak) / T, with noise -log E unless greedy, of columns.
 
     Args:
         logits: [R, size] float32; peaks: [R] the largest of each row. favours: [R, size] float32, the result.

@@ -19,7 +19,7 @@ class Inputs:
     """A pinned array on the host and its copy on the device."""
 
     def __init__(self, capacity: int, device: str) -> None:
-        """Allocate for `capacity` int32 numbers, the most that captured passes need. Others may need more."""
+        """Allocate `capacity` int32 numbers, enough for captured passes."""
         self._device = torch.device(device)
         self._cuda = self._device.type == "cuda"
         self._copied: Any = None
@@ -30,7 +30,7 @@ class Inputs:
         """[capacity] int32 on the device."""
 
     def load(self, numbers: NDArray[np.int32]) -> torch.Tensor:
-        """Copy the numbers of a pass; return their place on the device, [capacity]."""
+        """Copy a pass's numbers to the device; return them, [capacity]."""
         count = len(numbers)
         if self._copied is not None:
             self._copied.synchronize()  # the copy before, which may still read the host's array
@@ -59,9 +59,9 @@ def kernel(function: Callable[..., Any]) -> Kernel:
 
 
 def unspecialised(*numbers: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """Make a kernel that is compiled once for all values of these arguments.
+    """Make a kernel that is compiled once for all values of these.
 
-    For other arguments it is compiled anew if they become one or multiples of sixteen.
+    For other arguments it is compiled again if they become one or multiples of sixteen.
     """
     made: Callable[[Callable[..., Any]], Kernel] = triton.jit(do_not_specialize=list(numbers))
     return made
@@ -73,9 +73,9 @@ def interpreted() -> bool:
 
 
 def _mend_interpreter() -> None:
-    """Let the interpreter of triton 3.6 and 3.7 take loop bounds beside numpy 2.4.
+    """Fix loop bounds in the interpreter of triton 3.6 and 3.7.
 
-    They are arrays of one number to it, and numpy no longer makes integers of those by itself.
+    They are arrays of one number there, which numpy 2.4 no longer converts to integers.
     """
     from triton.runtime import interpreter
 
@@ -93,10 +93,10 @@ if interpreted():
 
 
 def check_device(device: str) -> None:
-    """Check that kernels can run where a model lies.
+    """Check that kernels can run on a model's device.
 
     Raises:
-        SettingError: saying what is missing.
+        SettingError: naming the missing part.
     """
     if torch.device(device).type == "cuda" or interpreted():
         return
@@ -104,7 +104,7 @@ def check_device(device: str) -> None:
 
 
 def processors(device: str) -> int:
-    """Return the multiprocessors of a device, which share a kernel's programs; 1 in the interpreter."""
+    """Return a device's multiprocessors, which share programs; 1 in the interpreter."""
     if torch.device(device).type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -26,7 +26,10 @@ def add_norm(
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
 ) -> None:
-    """Compute total = x + change and its root-mean-square norm, [T, SIZE]; without ADDS the norm of x."""
+    """Compute total = x + change [T, SIZE] and its root-mean-square norm.
+
+    Without ADDS it is the norm of x.
+    """
     i = tl.arange(0, WIDTH)
     inside, at = i < SIZE, tl.program_id(0).to(tl.int64) * SIZE + i
     value = tl.load(x + at, mask=inside, other=0.0)
@@ -56,12 +59,12 @@ def turn_heads(
     WIDTH: tl.constexpr,
     NORMS: tl.constexpr,
 ) -> None:
-    """Turn the first 2 HALF dimensions of the query and key heads of a token by its position, in place.
+    """Rotate a token's query and key heads in place, by position.
 
     Args:
         projected: [T, HEADS + 2 KV_HEADS, D]: queries, keys, values.
         cos, sin: [T, 2 HALF], of each token's position; the second half repeats the first.
-        query_norm, key_norm: [D], if NORMS: heads are normed before they turn, then 2 HALF = D.
+        query_norm, key_norm: [D], if NORMS: heads are normed before rotation, then 2 HALF = D.
     """
     token = tl.program_id(0).to(tl.int64)
     head, i = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -92,7 +95,7 @@ def turn_heads(
 
 @kernel
 def gate(both: tl.tensor, out: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
-    """Compute out = silu(gate) * up, [T, size], of both [T, 2 size]: the gates, then the gated numbers."""
+    """Compute out = silu(gate) * up [T, size] of both [T, 2 size]."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     g = tl.load(both + row * 2 * size + i, mask=inside, other=0.0)
@@ -102,7 +105,10 @@ def gate(both: tl.tensor, out: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) 
 
 
 MOST_MOVED = 32
-"""Entries that one program holds at a time; paths are rarely as long, and longer ones are left to torch."""
+"""Maximum entries moved by a program at once.
+
+Paths are rarely as long; torch moves longer ones.
+"""
 
 
 @unspecialised("count")
@@ -116,11 +122,12 @@ def move_entries(
     WIDTH: tl.constexpr,
     MOST: tl.constexpr,
 ) -> None:
-    """Copy entries within one layer and head of keys and values [layers * KV heads, slots, D].
+    """Copy cache entries within one layer and head.
 
     Args:
-        moves: [2, count] the slots from which, then those to which. A program reads all that it moves
-            before it writes any of it.
+        keys, values: [layers * KV heads, slots, D].
+        moves: [2, count] source slots, then target slots. A program reads all its entries before it writes
+            any.
     """
     n, d = tl.arange(0, MOST), tl.arange(0, WIDTH)
     inside = (n < count)[:, None] & (d < D)[None, :]
@@ -137,7 +144,7 @@ def move_entries(
 
 
 def move(keys: torch.Tensor, values: torch.Tensor, source: Slots, target: Slots) -> None:
-    """Copy entries of keys and values [layers, KV heads, slots, D] from slots to slots."""
+    """Copy entries of keys and values [layers, KV heads, slots, D]."""
     moves = torch.tensor([*source, *target], dtype=torch.int32).to(keys.device, non_blocking=True)
     count, width = len(source), keys.shape[-1]
     if count > MOST_MOVED:

@@ -1,11 +1,12 @@
-"""Tree attention (paper, Definition 4.1) over the paged cache, for a ragged batch in one launch per layer.
+"""Tree attention (paper, Definition 4.1) over the paged cache.
 
 One program handles a tile of queries (rows of one request times the query heads that share a key) over one
 part of the request's positions. What the pass itself adds is read from its projections, not from the cache,
-and the programs of the first part write it there; so no program waits for another. Where one request is long,
-its positions are split among several programs (split-K), and `reduce_parts` joins their softmaxes:
+and the programs of the first part write it there; so no program waits for another. There is one launch per
+layer for a ragged batch. If one request is long, its positions are split among several programs (split-K),
+and `reduce_parts` joins their softmaxes:
 
-    positions   0 ........... held-1 | held ... length-1        the-+-cat-+-sat
+    positions   0 ......... cached-1 | cached . length-1        the-+-cat-+-sat
     keys from   the cache, by blocks | the pass                     |     +-ran
     programs    part 0 | part 1 | part 2 | part 3                   +-dog
 
@@ -39,9 +40,10 @@ def _absorb(
     mixed: tl.tensor,
     PRECISION: tl.constexpr,
 ) -> Any:
-    """Take keys k [D, N] and values v [N, D] into the softmax of queries q [M, D], where `seen` [M, N].
+    """Add keys [D, N] and values [N, D] to queries' softmax.
 
-    Of the softmax it keeps the largest score so far, the sum of the shares and the values mixed by them.
+    Queries are q [M, D], `seen` is [M, N]. The state is the largest score so far, the sum of the shares and
+    the mixed values.
     """
     scores = tl.where(seen, tl.dot(q, k, input_precision=PRECISION) * scale, float("-inf"))
     above = tl.maximum(peak, tl.max(scores, 1))
@@ -111,7 +113,7 @@ def attend(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Attend from one tile of queries to one part of its request's positions.
+    """Attend from one tile of queries to one part of positions.
 
     Args:
         query, key, value: [rows, heads, D] and [rows, KV heads, D] of the pass, rotated; rows may lie apart.
@@ -210,7 +212,7 @@ def reduce_parts(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """Join the parts of one row and head: their mean, weighted by exp2 of their levels.
+    """Join a row's parts: their mean, weighted by exp2 of levels.
 
     Rows that belong to no request have no levels and are left alone.
     """

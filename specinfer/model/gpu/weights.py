@@ -1,9 +1,8 @@
-"""Weights on their way to a device: shown while they are read, quantised on request.
+"""Loads weights to a device, with progress, quantised on request.
 
-Quantised are the matrices of the layers, not embeddings, head, norms and biases: each weight is held in eight
-bits, each row has a scale (torchao). That halves the memory of bfloat16; every product turns them back first,
-so it is not meant to save time. The quantised model is another model, as those of
-`specinfer.model.formats.held` are.
+The matrices of the layers are quantised, not embeddings, head, norms and biases: each weight has eight bits,
+each row has a scale (torchao). That halves the memory of bfloat16; every product dequantises first, so it
+does not save time. The quantised model is another model, as those of `specinfer.model.formats.held` are.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ Quantise = Callable[[Linear], Linear]
 
 
 class ShownWeights(Mapping[str, torch.Tensor]):
-    """Weights whose reading is shown on the terminal. As a context it ends with the reading."""
+    """Weights with progress on the terminal while they are read."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._weights = weights
@@ -50,7 +49,7 @@ class ShownWeights(Mapping[str, torch.Tensor]):
 
 
 def quantiser(kind: str) -> Quantise | None:
-    """Return a function that puts a layer's matrix into eight bits; None leaves it as it is.
+    """Return a function that quantises layers' matrices, or None.
 
     Raises:
         SettingError: if torchao is not installed.

@@ -1,17 +1,16 @@
-"""Search for the compiled kernels of this processor, or their compilation on first use, and loading.
+"""Finds compiled kernels of this processor, or compiles them on first use.
 
 Libraries that were built ahead of time (`python -m specinfer.model.native.build --all DIRECTORY`, as images
-do) are looked for in $SPECINFER_KERNELS, else in `prebuilt` beside this file: the best one that this
-processor runs and that comes from the sources of this version is taken. With CXXFLAGS set none is: its
-user wants a library of their own. Otherwise the machine's compiler makes one
-(`specinfer.model.native.compiler`) in the cache directory (`specinfer.system.cache_directory`), under a name that
-changes with source, compiler, options and processor; it appears there atomically, so services starting at
-once do not collide.
+do) are searched in $SPECINFER_KERNELS, else in `prebuilt` next to this file: the best one for this processor
+and the sources of this version is used. With CXXFLAGS none is used. Otherwise the machine's compiler makes
+one (`specinfer.model.native.compiler`) in the cache directory (`specinfer.system.cache_directory`), under a
+name that changes with source, compiler, options and processor; it appears there atomically, so services
+starting at once do not collide.
 
-Needs a processor with AVX2 (simd256.h) or AVX-512 (simd512.h), and a library or a compiler. Where these are
-missing `load_library` says why, and the caller decides (the torch executor always works).
-The sources choose between AVX2 and AVX-512, and within AVX-512 by whether it multiplies bytes (VNNI) and
-bfloat16; each combination is a variant.
+Needs a processor with AVX2 (simd256.h) or AVX-512 (simd512.h), and a library or a compiler. Without these
+`load_library` reports the reason, and the caller decides (the torch executor always works). The sources
+choose between AVX2 and AVX-512, and within AVX-512 by whether it multiplies bytes (VNNI) and bfloat16; each
+combination is a variant.
 """
 
 import argparse
@@ -103,18 +102,18 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def variant_path(directory: Path, variant: Variant) -> Path:
-    """Return the path of a variant's library. Its name changes with the sources, for this version alone."""
+    """Return a variant's library path, whose name changes with the sources."""
     return directory / f"kernels-{variant.name}-{sources_digest()}.so"
 
 
 def choose_prebuilt(directory: Path, flags: Collection[str]) -> Path | None:
-    """Return the best library in a directory that a processor with these flags runs."""
+    """Return a directory's best library for a processor with these flags."""
     paths = (variant_path(directory, variant) for variant in fitting(flags))
     return next((path for path in paths if path.is_file()), None)
 
 
 def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> list[Path]:
-    """Compile the libraries that are not there yet, side by side, and return the paths of all.
+    """Compile missing libraries in parallel; return all paths.
 
     On other machines than x86-64 there are none: the directory stays empty.
 
@@ -164,7 +163,7 @@ def _library_path(compiler: str) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Build ahead of time. Exit code 1 with one line if that fails."""
+    """Compile the native kernels ahead of time."""
     parser = argparse.ArgumentParser(prog="python -m specinfer.model.native.build", description=main.__doc__)
     parser.add_argument("--all", required=True, type=Path, metavar="DIRECTORY", help="Where all variants go.")
     try:

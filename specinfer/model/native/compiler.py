@@ -1,4 +1,4 @@
-"""Compilation of `kernels.cpp` and its headers into a library, for this processor or for a variant.
+"""Compiles `kernels.cpp` to a library, for this processor or a variant.
 
 CXX and CXXFLAGS choose the compiler and add to its options, as usual: `CXXFLAGS=-mno-avx512f` builds for
 AVX2.
@@ -42,13 +42,13 @@ def added_options() -> list[str]:
 
 @cache
 def sources_digest() -> str:
-    """Return a hash that changes with every source, and so with the interface of the library."""
+    """Return a hash of all sources, and thus of the library's interface."""
     texts = "\0".join(path.read_text() for path in _SOURCES)
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
 def build_digest(compiler: str, machine: Sequence[str]) -> str:
-    """Return a hash that changes with source, compiler, options and `machine`, the build's other inputs."""
+    """Return a hash of source, compiler, options and `machine`."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     key = [sources_digest(), version, *_OPTIONS, *THIS_PROCESSOR, *added_options(), *machine]
     return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""EAGLE's layer in the compiled kernels, which grow its whole trees (csrc/drafting/growth.h).
+"""EAGLE's layer and growth in the compiled kernels (csrc/drafting/growth.h).
 
 The reference is `EagleModel` in `specinfer.model.drafting.eagle_layer`, with the growth of `expansion.py`.
 """
@@ -37,7 +37,10 @@ class NativeEagle:
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Return one tree per task; write the keys and values of all rows read. The cache must have space."""
+        """Grow one tree per task; write all keys and values.
+
+        The cache must have space.
+        """
         states = torch.cat([item.states for item in tasks]).to(torch.bfloat16).contiguous()
         return self._growth.grow([item.task for item in tasks], shape, token_ids, states)
 

@@ -1,4 +1,4 @@
-"""Whole drafts in the compiled kernels: tasks to flat arrays, results to token trees (see growth.h)."""
+"""Whole drafts in the compiled kernels, converted to token trees (growth.h)."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ class CacheMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """Results of the kernels: nodes in the order of insertion, the root first."""
+    """Results of the kernels: nodes in insertion order, root first."""
 
     count: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -66,7 +66,7 @@ class _Results:
 
     @classmethod
     def sized(cls, jobs: int, most: int, support: int) -> "_Results":
-        """Allocate for trees of at most `most` nodes; `support` is 0 if none is sampled."""
+        """Allocate for trees of `most` nodes; `support` is 0 without sampling."""
         sampled = most if support else 0
 
         def ints(*shape: int) -> NDArray[np.int32]:
@@ -92,7 +92,7 @@ class _Results:
         return {name: getattr(self, name).ctypes.data for name in self.__dataclass_fields__}
 
     def tree(self, index: int, root: int, kind: ProposalKind | None) -> TokenTree:
-        """Return the tree of one job; `kind` is None for a deterministic one."""
+        """Return a job's tree; `kind` is None for a deterministic one."""
         n = int(self.count[index])
         tokens = [root, *self.tokens[index, 1:n].tolist()]
         parents, scores = self.parents[index, :n].tolist(), self.scores[index, :n].tolist()
@@ -112,7 +112,7 @@ class _Results:
 
 
 class NativeGrowth:
-    """Grows trees in the kernels. Keeps the arrays of the last call: their sizes mostly repeat."""
+    """Grows trees in the kernels, with reused arrays."""
 
     def __init__(self, run: Callable[[Growth], None], memory: CacheMemory) -> None:
         self._run, self._memory = run, memory

@@ -9,7 +9,7 @@ Float64 = NDArray[np.float64]
 
 
 def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | None:
-    """Return softmax(row / temperature) of [V] logits; None where the process runs without the kernels."""
+    """Return softmax(row / temperature) of logits [V]; None without kernels."""
     library = loaded_library()
     if library is None:
         return None
@@ -20,7 +20,9 @@ def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | No
 
 
 def native_choose(p: NDArray[np.float64], key: int) -> int | None:
-    """Return the token that wins with noise of this key, of unnormalised probabilities p [V].
+    """Return the noise's choice of unnormalised probabilities p [V].
+
+    None without kernels.
 
     Raises:
         ValueError: if no token has any probability.

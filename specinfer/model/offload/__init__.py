@@ -1,1 +1,1 @@
-"""Layers outside the device: kept in host memory or in a file, copied to it one after another."""
+"""Offloaded layers, in host memory or files, copied in turn."""

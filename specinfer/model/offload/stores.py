@@ -1,6 +1,6 @@
-"""Stores of offloaded layers: one flat run of bytes per layer, in an unnamed file or in pinned memory.
+"""Stores of offloaded layers: bytes in an unnamed file or pinned memory.
 
-What the bytes mean is the executor's affair. A store is filled layer by layer while the model loads, so that
+Only the executor knows the bytes' meaning. A store is filled layer by layer while the model loads, so that
 the model is never whole in memory, and then only read.
 """
 
@@ -22,7 +22,7 @@ from specinfer.system.cache_directory import cache_directory
 log = logging.getLogger(__name__)
 OFFLOADS = ("none", "host", "disk")
 PAGE = 4096
-"""Bytes to whose multiples direct reads are aligned: no disk in use has larger blocks."""
+"""Alignment of direct reads in bytes, at least a disk's block."""
 
 
 class LayerStore(Protocol):
@@ -33,10 +33,10 @@ class LayerStore(Protocol):
         """Bytes of each layer."""
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Add the next layer: pieces of bytes [n], uint8 in host memory, one behind the other."""
+        """Add the next layer: consecutive pieces of uint8 in host memory."""
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """Return the bytes of a layer in host memory: the store's own tensor, or the first ones of `staging`.
+        """Return a layer's bytes in host memory, perhaps in `staging`.
 
         Raises:
             UnavailableError: if they cannot be read.
@@ -44,7 +44,7 @@ class LayerStore(Protocol):
 
 
 class HostStore:
-    """Layers in pinned host memory, from which a GPU copies without the processor."""
+    """Layers in pinned host memory: GPUs copy without the processor."""
 
     def __init__(self, pinned: bool = True) -> None:
         self._layers: list[torch.Tensor] = []
@@ -67,7 +67,7 @@ class HostStore:
 
 
 class DiskStore:
-    """Layers in a file without a name, which is gone when the process is, however it ends.
+    """Layers in an unnamed file, which never outlives the process.
 
     Read past the page cache where the file system can: a model that is larger than memory would only push
     out of it what others need, and direct reads are the faster ones.
@@ -122,7 +122,7 @@ class DiskStore:
         self._starts.append(end)
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """Return the bytes of a layer in host memory; `staging` begins at a page and holds whole pages."""
+        """Return a layer's bytes; `staging` consists of whole pages."""
         first, end = self._starts[layer], self._starts[layer + 1]
         room = _view(staging)[: end - first]
         done = 0
@@ -158,7 +158,7 @@ def _write(file: int, data: memoryview, at: int) -> int:
 
 
 def open_store(offload: str, device: str, directory: str = "") -> LayerStore | None:
-    """Return the store of a device's layers; None if they stay on the device.
+    """Return the store of a device's layers; None on the device.
 
     Args:
         offload: one of `OFFLOADS`.

@@ -27,16 +27,16 @@ from specinfer.model.offload.stores import PAGE, LayerStore
 
 
 class LayerBuffer(Protocol):
-    """Buffer of one layer. A reader fills it while passes use another one."""
+    """A layer's buffer, filled by a reader while passes use another."""
 
     memory: torch.Tensor
     """[bytes] uint8."""
 
     def fill(self, store: LayerStore, layer: int) -> None:
-        """Copy a layer into it; return when it is whole. Waits until its last use is over."""
+        """Copy a layer into it, after its last use is over."""
 
     def used(self) -> None:
-        """Mark the work that reads it as issued: it may be filled again once that is over."""
+        """Mark its work as issued: afterwards it may be refilled."""
 
 
 class HostBuffer:
@@ -52,11 +52,11 @@ class HostBuffer:
             self.memory[: len(data)] = data
 
     def used(self) -> None:
-        """Mark the layer as used by the work issued so far; on a CPU the work is over by then."""
+        """Mark all issued work; on a CPU it is already over."""
 
 
 class Copies(Protocol):
-    """Copies to a device, beside the work there."""
+    """Copies to a device, parallel to its work."""
 
     def copy(self, host: torch.Tensor, memory: torch.Tensor) -> None:
         """Copy a tensor and return when all of it is there."""
@@ -69,7 +69,7 @@ class Copies(Protocol):
 
 
 class CudaCopies:
-    """Copies on a stream of their own, so that they run beside the kernels of the passes."""
+    """Copies on a separate stream, parallel to the passes' kernels."""
 
     def __init__(self, device: str) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ class DeviceBuffer:
 
 
 def make_buffers(count: int, store: LayerStore, device: str) -> list[LayerBuffer]:
-    """Return slots on a device for the layers of a store, which is filled."""
+    """Return buffers on a device for the layers of a filled store."""
     size = -(-max(store.sizes) // PAGE) * PAGE
     if torch.device(device).type == "cpu":
         return [HostBuffer(size) for _ in range(count)]
@@ -123,7 +123,7 @@ def make_buffers(count: int, store: LayerStore, device: str) -> list[LayerBuffer
 
 
 def host_memory(size: int) -> torch.Tensor:
-    """Return [size] uint8 that begins at a page; on huge pages where there are some, for the kernels."""
+    """Return page-aligned uint8 [size], on huge pages if available."""
     memory = mmap.mmap(-1, size)
     with suppress(OSError, AttributeError):  # a kernel without huge pages, or another system
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -133,14 +133,14 @@ def host_memory(size: int) -> torch.Tensor:
 log = logging.getLogger(__name__)
 BUFFERS = 2
 RETRIES_S = (0.02, 0.2)
-"""Seconds before each new attempt to read a layer; then the pass fails."""
+"""Pauses before retries of a layer; then the pass fails."""
 _Free = SimpleQueue[int | None]
 _Filled = SimpleQueue[tuple[int, int, Exception | None]]
 """(layer, buffer, reason of its absence)."""
 
 
 class LayerStream:
-    """Gives the layers of a store one at a time. For one thread, which takes them in ascending order."""
+    """Provides a store's layers in ascending order, to one thread."""
 
     def __init__(self, store: LayerStore, buffers: Sequence[LayerBuffer]) -> None:
         self.buffers = buffers
@@ -160,10 +160,10 @@ class LayerStream:
 
     @contextmanager
     def hold(self, layer: int) -> Iterator[int]:
-        """Yield the index of the buffer that holds a layer, while its work is being issued.
+        """Yield the index of a layer's buffer, while its work is issued.
 
         Raises:
-            UnavailableError: if the layer cannot be read, however often that is tried. The next pass goes on.
+            UnavailableError: if the layer cannot be read after retries. The next pass tries again.
         """
         index = self._take(layer)
         try:
@@ -193,7 +193,7 @@ def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled
 
 
 def _fill(buffer: LayerBuffer, store: LayerStore, layer: int) -> Exception | None:
-    """Copy a layer into a buffer; return the error if all attempts fail.
+    """Copy a layer into a buffer; return the error after all retries.
 
     The reader survives any error, as passes wait for it.
     """

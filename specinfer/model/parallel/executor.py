@@ -1,11 +1,11 @@
-"""The executor of a model that several ranks share: rank 0 leads, the others follow.
+"""The executor of a model divided among ranks; rank 0 leads.
 
     leader      sends commands, runs its own part of them, has the logits
     follower    runs commands until it receives the one to stop
 
-A fault in any part of this ends the process (`end_process`): ranks that do not agree on what was run would
-wait for each other for ever, or answer wrongly. The decoder's parts are wrapped where ranks divide its weights, after
-Megatron-LM (arXiv 1909.08053, section 3).
+A fault in any part of this ends the process (`end_process`): ranks in different states would wait for each
+other forever, or answer wrongly. Divided parts of the decoder are wrapped, after Megatron-LM (arXiv
+1909.08053, section 3).
 """
 
 import logging
@@ -31,7 +31,7 @@ from specinfer.model.weights.config import ModelConfig
 
 
 class SummedLinear:
-    """A row-parallel layer: each rank multiplies its part of the inputs, the sum of all is the output."""
+    """A row-parallel layer: ranks' partial outputs are summed."""
 
     def __init__(self, inner: Linear, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
@@ -42,7 +42,7 @@ class SummedLinear:
 
 
 class SharedLookup:
-    """Embeddings of which each rank has those of some tokens; for the others it adds zeros."""
+    """Divided embeddings: each rank adds zeros for other ranks' tokens."""
 
     def __init__(self, inner: Linear, ranks: Ranks, tokens: range) -> None:
         self._inner, self._ranks, self._tokens = inner, ranks, tokens
@@ -56,13 +56,13 @@ class SharedLookup:
 
 
 class GatheredHead:
-    """A vocabulary-parallel head: the stage's first rank gets the logits of all tokens."""
+    """A vocabulary-parallel head: the stage's first rank gathers all logits."""
 
     def __init__(self, inner: Linear, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] at the stage's first rank, [R, V / ranks] at the others."""
+        """Return logits [R, V] at the stage's first rank, else partial ones."""
         return self._ranks.concatenated(self._inner(x))
 
 
@@ -89,13 +89,13 @@ log = logging.getLogger(__name__)
 EXECUTORS = ("auto", "torch")
 """Executors that can share a model."""
 _LOAD_SECONDS = 3600.0
-"""Seconds within which the slowest rank must have its weights: a bound on the wait for a hung one."""
+"""Timeout for the slowest rank to load its weights."""
 _NO_STATES = np.empty((0, 0, 0), np.float32)
-"""Placeholder of hidden states at all ranks but rank 0, which alone stores them."""
+"""Placeholder of hidden states, which only rank 0 stores."""
 
 
 class RankMemory(NamedTuple):
-    """Bytes held by one rank."""
+    """Bytes of one rank."""
 
     weight_bytes: int
     cache_bytes: int
@@ -120,7 +120,7 @@ class ParallelExecutor:
     name = "torch"
 
     def __init__(self, stage: Stage, cache_tokens: int) -> None:
-        """Wait until all ranks have loaded their weights; they make theirs at the same time."""
+        """Wait until all ranks have loaded their weights."""
         self._stage, self.ranks = stage, stage.ranks
         self.stage_seconds = StageSeconds()
         with self._all_or_none("loading the model"), torch.inference_mode():
@@ -154,7 +154,7 @@ class ParallelExecutor:
         self._all("rotate", list(slots), delta)
 
     def beat(self) -> None:
-        """Show the others that rank 0 lives, and find out whether they do; for times without passes."""
+        """Exchange heartbeats with the other ranks while no pass runs."""
         self._all("beat")
 
     def stop(self) -> None:
@@ -206,7 +206,7 @@ def parallel_executor(
     num_blocks: int,
     executor: str,
 ) -> ParallelExecutor:
-    """Make this rank's part of a model; `config` and `weights` are the whole model's.
+    """Make this rank's part of a whole model.
 
     Raises:
         SettingError: if the model cannot be divided so, or not by this executor.

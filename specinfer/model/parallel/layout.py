@@ -29,7 +29,7 @@ from specinfer.model.weights.files import TensorSlice, read_part
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Numbers of ranks that share a layer, and of such groups that follow each other."""
+    """Numbers of ranks per layer, and of successive groups."""
 
     tensor: int = 1
     stages: int = 1
@@ -92,7 +92,7 @@ class Place:
         return range(self.tensor * each, (self.tensor + 1) * each)
 
     def of(self, config: ModelConfig) -> ModelConfig:
-        """Return the model as this rank runs it: its layers, its heads, its part of the MLP."""
+        """Return this rank's model: its layers, heads and MLP part."""
         return replace(
             config,
             layers=len(self.layers(config.layers)),
@@ -143,7 +143,7 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
     """One rank's part of a model's weights."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], place: Place) -> None:
-        """Prepare the reading; `config` is the whole model's, `weights` are under Llama's names."""
+        """Prepare reading of a whole model, under Llama's names."""
         self._config, self._weights, self._place = config, weights, place
         self._layers = place.layers(config.layers)
 
@@ -177,7 +177,7 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         return read_part(self._weights, name, TensorSlice(0, which.start * size, which.stop * size))
 
     def _ending(self, name: str, module: str, kind: str) -> torch.Tensor:
-        """Return the rank's part of a projection whose inputs are divided: its columns, and its bias once."""
+        """Return the rank's columns of an input-divided projection, or its bias."""
         if kind == "bias":
             bias = self._weights[name]
             return torch.zeros_like(bias) if self._place.tensor else bias

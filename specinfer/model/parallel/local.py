@@ -1,7 +1,7 @@
-"""Ranks on this machine that share a model with the calling process, which is rank 0.
+"""Local child processes with parts of this process' model (rank 0).
 
-The others are child processes; they end with this one. A rank that is lost ends all of them, this process too
-(`specinfer.model.parallel.ranks`): a model whose part is gone cannot go on. One such model a process.
+They end with this process. A lost rank ends all of them, this process too (`specinfer.model.parallel.ranks`):
+an incomplete model is useless. A process has at most one such model.
 """
 
 import json
@@ -27,7 +27,7 @@ from specinfer.system.parent_process import ending_with_us
 from specinfer.system.threads import usable_processors
 
 _TIMEOUT_S = 86_400.0
-"""Seconds that followers wait for a pass: a script may pause for hours, and the end of its process ends them."""
+"""Followers' timeout for a pass: scripts may pause for hours."""
 _END_S = 10.0
 """Seconds that a follower gets to end by itself."""
 
@@ -72,7 +72,7 @@ def _load(directory: Path, options: RunnerOptions, layout: Layout) -> ModelRunne
 
 
 def _place(rank: int, ranks: int, threads: int, port: int) -> dict[str, str]:
-    """Return the variables by which a process takes its place, those of torchrun."""
+    """Return torchrun's variables of a rank."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -22,16 +22,16 @@ from specinfer.model.parallel.layout import Layout, Place
 
 log = logging.getLogger(__name__)
 _START_SECONDS = 600.0
-"""Seconds within which all ranks must have started: those of several machines do at different times."""
+"""Timeout for all ranks to start, perhaps on several machines."""
 LOST_GROUP = 75
-"""Exit code of a rank that ends because others are lost, or because its own part of a pass failed."""
+"""Exit code after other ranks are lost or a part failed."""
 
 
 class Ranks:
     """This process' place among the ranks, and its connections to them."""
 
     def __init__(self, place: Place, device: str, timeout_s: float) -> None:
-        """Make the groups; every rank does, at the same time, after `dist` is initialised."""
+        """Make the groups, simultaneously with all ranks, after `dist` is initialised."""
         self.place, self.device, self._timeout_s = place, device, timeout_s
         layout, timeout = place.layout, timedelta(seconds=timeout_s)
         self._control = dist.new_group(backend="gloo", timeout=timeout)
@@ -45,7 +45,7 @@ class Ranks:
 
     @classmethod
     def join(cls, layout: Layout, device: str, timeout_s: float) -> "Ranks":
-        """Take this process' place, given by torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, ...).
+        """Join with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, ...).
 
         Args:
             device: "cpu", or "cuda": then each rank takes the GPU of its number on its machine.
@@ -78,20 +78,20 @@ class Ranks:
         dist.broadcast_object_list([command], 0, self._control, torch.device("cpu"))
 
     def told(self) -> Sequence[Any]:
-        """Return the next command of rank 0; wait for it no longer than the timeout."""
+        """Return rank 0's next command, waiting at most the timeout."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, self._control, torch.device("cpu"))
         command: Sequence[Any] = box[0]
         return command
 
     def gather(self, item: Any) -> list[Any]:
-        """Return the objects of all ranks, at rank 0; nothing at the others."""
+        """Return all ranks' objects at rank 0; nothing elsewhere."""
         box: list[Any] | None = [None] * self.place.layout.ranks if self.is_leader else None
         dist.gather_object(item, box, 0, self._control)
         return box or []
 
     def gather_number(self, number: float) -> list[float]:
-        """Return the number of every rank, at rank 0; nothing at the others."""
+        """Return all ranks' numbers at rank 0; nothing elsewhere."""
         own = torch.tensor([number], dtype=torch.float64)
         box = [torch.empty_like(own) for _ in range(self.place.layout.ranks)] if self.is_leader else None
         dist.gather(own, box, 0, self._control)
@@ -107,12 +107,15 @@ class Ranks:
         dist.monitored_barrier(self._control, timeout)
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum the tensors of this stage's ranks, in place, and return the sum."""
+        """Sum the stage's tensors in place, and return the sum."""
         dist.all_reduce(x, group=self._stage)
         return x
 
     def concatenated(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [R, all columns] at this stage's first rank, from each [R, columns]; elsewhere x itself."""
+        """Concatenate [R, columns] at this stage's first rank.
+
+        Elsewhere, x itself is returned.
+        """
         layout, first = self.place.layout, self.place.stage * self.place.layout.tensor
         parts = None
         if not self.place.tensor:
@@ -121,7 +124,7 @@ class Ranks:
         return x if parts is None else torch.cat(parts, dim=-1)
 
     def forward(self, x: torch.Tensor) -> Callable[[], object]:
-        """Send to the same place of the next stage; call the result before x is written again."""
+        """Send to the next stage; call the result before changing x."""
         return _sent(dist.isend(x, self.place.rank + self.place.layout.tensor, self._onward))
 
     def from_behind(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -135,7 +138,7 @@ class Ranks:
         return _sent(dist.isend(x.contiguous(), 0, group=self._back))
 
     def from_stage(self, stage: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Wait at rank 0 for a tensor from the first rank of a stage."""
+        """Receive a stage's tensor at rank 0."""
         x = torch.empty(*shape, dtype=dtype, device=self.device)
         dist.recv(x, stage * self.place.layout.tensor, group=self._back)
         return x
@@ -151,9 +154,9 @@ def _sent(work: dist.Work | None) -> Callable[[], object]:
 
 
 def end_process(rank: int, what: str, error: BaseException) -> NoReturn:
-    """End this rank at once: after a failed exchange the state of the others is unknown.
+    """End this rank at once, after a failed exchange.
 
-    Rank 0 says so aloud; the others, which end with it, only where it cannot.
+    The others' state is unknown. Rank 0 logs a critical error, the others a warning.
     """
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     level = logging.CRITICAL if rank == 0 else logging.WARNING

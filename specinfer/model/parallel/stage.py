@@ -1,4 +1,4 @@
-"""One rank's part of a pass: its layers, micro-batch by micro-batch, between its neighbours.
+"""A rank's part of a pass: its layers, in micro-batches.
 
 With S stages and m micro-batches of t(T / m) seconds each, a pass takes (m + S - 1) t(T / m), and the stages
 are idle for (S - 1) / (m + S - 1) of it (GPipe, arXiv 1811.06965, section 2.3). A pass over few tokens costs
@@ -20,7 +20,7 @@ from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig
 
 _MOST_PER_STAGE = 4
-"""Micro-batches per stage: with that many the stages are idle for less than a fifth of a pass."""
+"""Maximum micro-batches per stage: idle time is below a fifth then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,16 @@ class StageCost:
 
 
 def micro_batches(tokens: int, stages: int, cost: StageCost) -> int:
-    """Return the number of micro-batches with which a pass over this many tokens takes the least time."""
+    """Return the fastest number of micro-batches for a pass."""
     most = min(tokens, _MOST_PER_STAGE * stages) if stages > 1 else 1
     return min(range(1, most + 1), key=lambda m: (m + stages - 1) * cost.seconds(tokens / m))
 
 
 def cut(batch: Batch, parts: int) -> list[Batch]:
-    """Return the pass as `parts` passes over successive tokens, as equal as possible.
+    """Divide a pass into `parts` passes over successive tokens.
 
-    Together they do the same.
-
-    A request may be cut: what its later tokens see of the earlier ones is in the cache by then, because every
-    stage runs the parts in order.
+    Their results are the same. A request may be divided: its earlier tokens are in the cache before its later
+    ones, because every stage runs the parts in order.
     """
     count = len(batch.token_ids)
     bounds = [count * part // parts for part in range(parts + 1)]
@@ -87,12 +85,12 @@ def _rows(rows: AttentionRows, start: int, stop: int) -> AttentionRows:
 
 
 def stage_features(layers: Sequence[int], own: range, is_last: bool) -> list[int]:
-    """Return the wanted hidden states (by number of layers) that a stage with these layers has."""
+    """Return the wanted hidden states of a stage with these layers."""
     return [layer for layer in layers if layer in own or (is_last and layer == own.stop)]
 
 
 _MEASURED_TOKENS = 64
-"""Tokens of the larger measured pass, besides one of a single token: as many as a large tree has."""
+"""Tokens of the larger measured pass, a large tree."""
 _ROUNDS = 3
 
 
@@ -103,7 +101,7 @@ class PartExecutor(Protocol):
         """Return the hidden states [T, hidden] before the final norm."""
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the float32 logits [R, V] of the rows that the pass needs."""
+        """Return float32 logits [R, V] of the pass' logit rows."""
 
     def move(self, source: Slots, target: Slots) -> None:
         """Copy entries from slots to slots."""
@@ -121,7 +119,7 @@ class PartExecutor(Protocol):
 
 
 class Stage:
-    """One rank's part of every pass; all ranks call the same methods in the same order."""
+    """A rank's part of every pass; ranks run methods in order."""
 
     def __init__(self, ranks: Ranks, config: ModelConfig, executor: PartExecutor, dtype: torch.dtype) -> None:
         """Load this rank's part; `config` is the whole model's."""
@@ -132,11 +130,10 @@ class Stage:
         self._busy_s = 0.0
 
     def run(self, batch: Batch, parts: int) -> tuple[torch.Tensor | None, list[float]]:
-        """Run its part of a pass in this many micro-batches; write wanted hidden states at rank 0.
+        """Run a pass in micro-batches; write hidden states at rank 0.
 
         Returns:
-            At rank 0 the logits [R, V]; and seconds that the layers of every rank took, where stages follow
-            each other.
+            At rank 0 the logits [R, V]; with several stages also every rank's seconds.
         """
         own, self._busy_s = self._with_own_features(batch), 0.0
         pieces = cut(own, parts)
@@ -154,18 +151,20 @@ class Stage:
         return torch.cat(logits) if logits else self._no_logits(), times
 
     def measure(self, cache_tokens: int) -> StageCost:
-        """Return the times of this rank's layers, for one token and for more.
+        """Return times of this rank's layers, for few and many tokens.
 
-        Every rank of a stage measures at once.
-
-        Writes to the first blocks of the cache, so before anything is in it.
+        All ranks of a stage measure simultaneously. It writes to the first blocks of the cache, which must be
+        empty.
         """
         most = min(_MEASURED_TOKENS, cache_tokens, self._config.max_positions)
         small, large = ((tokens, min(self._seconds(tokens) for _ in range(_ROUNDS))) for tokens in (1, most))
         return StageCost.through(small, large)
 
     def _one(self, piece: Batch, sent: list[Callable[[], object]]) -> torch.Tensor | None:
-        """Run its part of one micro-batch; return logits that stay here. Pending messages join `sent`."""
+        """Run one micro-batch; return local logits.
+
+        Pending messages are appended to `sent`.
+        """
         place, x = self._place, None
         if not place.is_first:
             x = self.ranks.from_behind((len(piece.token_ids), self._config.hidden_size), self._dtype)
@@ -180,7 +179,7 @@ class Stage:
         return logits
 
     def _now(self) -> float:
-        """Wait for a GPU's work where stages follow each other, so that a stage's time is its own."""
+        """Return the time, after a GPU's work if stages are measured."""
         if self._piped and self.ranks.device.startswith("cuda"):
             torch.cuda.synchronize(self.ranks.device)
         return time.perf_counter()
@@ -193,7 +192,7 @@ class Stage:
         return torch.empty(0, self._config.vocab_size, device=self.ranks.device)
 
     def _with_own_features(self, batch: Batch) -> Batch:
-        """Return the pass with the hidden states that this stage has, counted by its own layers."""
+        """Return the pass with this stage's hidden states, renumbered."""
         if batch.features is None:
             return batch
         layers = stage_features(batch.features.layers, self._layers, self._place.is_last)
@@ -209,7 +208,7 @@ class Stage:
             wanted.states[:] = np.concatenate(parts, axis=1)
 
     def _seconds(self, tokens: int) -> float:
-        """Return the seconds of a pass over the first slots of the cache, between no neighbours."""
+        """Return the seconds of a local pass over the first slots."""
         slots = list(range(tokens))
         seen = [slot + 1 for slot in slots]
         rows = AttentionRows(0, tokens, tokens, range(blocks_for(tokens)), seen, [[] for _ in slots])

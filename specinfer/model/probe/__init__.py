@@ -1,1 +1,1 @@
-"""Support decided by result: passes of ours beside the forward of `transformers`, before a model is served."""
+"""Probes: compare our passes with `transformers` before a model is served."""

@@ -1,4 +1,4 @@
-"""Checks the GGUF file of a model directory for an executor: `python -m specinfer.model.probe DIRECTORY EXECUTOR`."""
+"""`python -m specinfer.model.probe DIRECTORY EXECUTOR`: checks a GGUF file."""
 
 import sys
 from pathlib import Path

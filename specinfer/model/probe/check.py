@@ -1,4 +1,4 @@
-"""The probe of one model: what runs it here, how far that is from `transformers`, and the refusal if too far."""
+"""Probes a model: executor, differences from `transformers`, and refusals."""
 
 import copy
 import logging
@@ -59,10 +59,10 @@ class Probe(NamedTuple):
 
 
 def probe_generic(model: Any) -> Probe:
-    """Compare a few layers of a `transformers` model under our attention with themselves.
+    """Compare some layers of a `transformers` model, with and without our attention.
 
     Raises:
-        IncompatibleError: naming what differs.
+        IncompatibleError: naming the difference.
     """
     family = model.config.model_type
     with quiet():
@@ -76,10 +76,10 @@ def probe_generic(model: Any) -> Probe:
 
 
 def probe_gguf(path: Path, hf: Any, generation: Any | None, executor: str) -> Probe:
-    """Compare a few layers of a GGUF file under an executor of ours with `transformers`, in float32.
+    """Compare some layers of a GGUF file with `transformers`, in float32.
 
     Raises:
-        IncompatibleError: naming what differs.
+        IncompatibleError: naming the difference.
     """
     small, tensors = read_sample(path, hf)
     with quiet():
@@ -92,10 +92,10 @@ def probe_gguf(path: Path, hf: Any, generation: Any | None, executor: str) -> Pr
 
 
 def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
-    """Compare a checkpoint that was loaded with `transformers`, on a few layers in float32.
+    """Compare some layers of a loaded checkpoint with `transformers`, in float32.
 
     Raises:
-        IncompatibleError: naming what differs.
+        IncompatibleError: naming the difference.
     """
     if isinstance(loaded.executor, GenericExecutor):
         return probe_generic(loaded.executor.model)
@@ -116,11 +116,11 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
 
 
 def check_gguf_model(directory: Path, executor: str) -> None:
-    """Check the tensors of a GGUF file and probe it for an executor of ours; keep the result for later starts.
+    """Check and probe a GGUF file; cache the result.
 
     Raises:
         SettingError: if the directory has no such file.
-        IncompatibleError: naming what differs.
+        IncompatibleError: naming the difference.
     """
     gguf = kept_gguf(directory)
     if gguf is None:
@@ -134,11 +134,11 @@ def check_gguf_model(directory: Path, executor: str) -> None:
 
 
 def check_directory(directory: Path) -> Probe:
-    """Load a model and probe it, whatever was found before; of our decoder's models a few layers.
+    """Load and probe a model, without cached results.
 
     Raises:
-        SettingError: if the directory holds no model.
-        IncompatibleError: naming what is not understood, or what differs.
+        SettingError: if the directory has no model.
+        IncompatibleError: naming an unsupported part, or the difference.
     """
     hf, generation = load_transformers_config(directory)
     try:
@@ -154,10 +154,10 @@ def check_directory(directory: Path) -> Probe:
 
 
 def require_right(directory: Path, loaded: LoadedModel) -> Probe:
-    """Probe a checkpoint that was loaded, and keep the result for later starts.
+    """Probe a loaded checkpoint, and cache the result.
 
     Raises:
-        IncompatibleError: naming what differs.
+        IncompatibleError: naming the difference.
     """
     with progress(WHAT):
         probe = probe_loaded(directory, loaded)
@@ -191,13 +191,13 @@ def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:
 
 
 def _far_position(hf: Any, config: ModelConfig, length: int) -> int:
-    """Return the last position at which a prompt can begin; where attention is in chunks, one does there."""
+    """Return the last start of a prompt, aligned to attention chunks."""
     unit = getattr(hf.get_text_config(), "attention_chunk_size", None) or 1
     return (config.max_positions - length) // unit * unit
 
 
 def _special_ids(hf: Any) -> set[int]:
-    """Return ids that stand for more than a token of text: of images, of sounds."""
+    """Return ids of images, sounds and other non-text parts."""
     values = {**hf.to_dict(), **hf.get_text_config().to_dict()}
     return {
         value
@@ -242,7 +242,7 @@ class Sample(NamedTuple):
 
 
 def read_sample(path: Path, hf: Any) -> Sample:
-    """Read the first layers of a GGUF file, of every kind at least one, and the first rows of its vocabulary.
+    """Read a GGUF file's first layers of every kind, and vocabulary rows.
 
     Args:
         hf: configuration of the whole model.
@@ -263,7 +263,7 @@ def read_sample(path: Path, hf: Any) -> Sample:
 
 
 def fewest_layers(config: ModelConfig) -> int:
-    """Return the number of first layers to compare: of every kind at least one, two if there are two."""
+    """Return the number of first layers to compare, with every kind."""
     return min(max(_FEWEST_LAYERS, config.varied_layers), config.layers)
 
 

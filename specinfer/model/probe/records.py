@@ -1,7 +1,7 @@
-"""Files in the cache directory that say which checkpoints were found right, so that a start need not ask again.
+"""Cached results of successful probes, to save time at start.
 
-A record holds for the same weights, the same code of ours and the same versions of what computes.
-Only success is kept: what was refused is examined again.
+A record is valid for the same weights, the same code of ours and the same versions of libraries. Only success
+is cached: refused models are examined again.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def record_path(directory: Path, executor: str) -> Path:
-    """Return the file that says that a checkpoint was found right for an executor."""
+    """Return the path of a checkpoint's record for an executor."""
     import transformers
 
     parts = [weights_fingerprint(directory), executor, _code_digest()]
@@ -30,7 +30,7 @@ def record_path(directory: Path, executor: str) -> Path:
 
 
 def write_record(path: Path, content: dict[str, object]) -> None:
-    """Write a record whole; a cache that cannot be written costs the next start some seconds."""
+    """Write a record atomically. Failures only cost the next start time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Models of `transformers` with a few layers in float32, to compare with: of every kind of layer at least one."""
+"""Reference models of `transformers`, with few layers in float32."""
 
 import copy
 import logging
@@ -16,7 +16,7 @@ from specinfer.model.weights.packed import open_checkpoint, quant_method
 WHOLE_BYTES = 1 << 28
 """Size in float32 up to which all layers are compared."""
 WIDE_BYTES = 8 << 30
-"""Size in float32 from which the copy keeps the type that the model is held in."""
+"""Size in float32 above which the copy keeps its type."""
 FEWEST_LAYERS = 2
 
 
@@ -27,7 +27,7 @@ class ReferenceModel:
         self._model = model
 
     def __call__(self, ids: Sequence[int], first: int) -> torch.Tensor:
-        """Return the logits [T, V] of a sequence of tokens that begins at position `first`."""
+        """Return logits [T, V] of tokens that begin at position `first`."""
         tokens = torch.tensor([list(ids)])
         placed = {"position_ids": torch.arange(first, first + len(ids))[None]} if first else {}
         other = self._model.config._attn_implementation
@@ -43,7 +43,7 @@ class ReferenceModel:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the notices of `transformers` out of our log: what matters in them is checked."""
+    """Silence `transformers`' notices: the relevant ones are checked."""
     logger = logging.getLogger("transformers")
     level = logger.level
     from transformers.utils import logging as of_transformers
@@ -62,7 +62,7 @@ def quiet() -> Iterator[None]:
 
 
 def few_layers(model: Any) -> Any:
-    """Return a copy of a loaded model: its first layers until every kind has come, all of a small one."""
+    """Copy a model's first layers with every kind, or a small model."""
     if 4 * sum(parameter.numel() for parameter in model.parameters()) <= WHOLE_BYTES:
         return copy.deepcopy(model).to(device="cpu", dtype=torch.float32)
     lists = layer_lists(model)
@@ -89,13 +89,13 @@ def layer_lists(model: Any) -> list[torch.nn.ModuleList]:
 
 
 def _kinds_end(layers: Sequence[torch.nn.Module]) -> int:
-    """Return the number of first layers among which every kind of layer is."""
+    """Return the number of first layers with every kind."""
     kinds = [_kind(layer) for layer in layers]
     return max(FEWEST_LAYERS, 1 + max(kinds.index(kind) for kind in kinds))
 
 
 def _kind(layer: torch.nn.Module) -> tuple[object, ...]:
-    """Return what distinguishes a layer from others: classes, shapes, and plain attributes but its number."""
+    """Return a layer's kind: classes, shapes, and attributes without its number."""
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
     parts = tuple(
         (name, type(part).__name__, tuple(sorted(_plain(part).items())))
@@ -113,7 +113,7 @@ def _plain(part: torch.nn.Module) -> dict[str, str]:
 
 
 def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
-    """Load the first layers of a checkpoint, in float32: as `transformers` reads it, unless it is quantised.
+    """Load a checkpoint's first layers in float32.
 
     Raises:
         IncompatibleError: if it lacks tensors that the model needs.
@@ -135,7 +135,7 @@ def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
 
 
 def _dequantised(directory: Path, config: Any) -> Any:
-    """Return the model of a quantised checkpoint; what would dequantise it for `transformers` needs a GPU."""
+    """Return a quantised checkpoint's model: `transformers` would need a GPU."""
     from transformers import AutoModelForCausalLM
 
     del config.quantization_config

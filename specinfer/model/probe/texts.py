@@ -1,4 +1,4 @@
-"""A checkpoint's texts described for people: context, ends of answers, tokenizer, conversations."""
+"""Describes a checkpoint's context, ends of answers, tokenizer and conversations."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ def describe_texts(directory: Path) -> Iterator[tuple[str, str]]:
 def _compared(directory: Path, tokenizer: Tokenizer) -> str:
     """Compare tokens of some texts with those of `transformers`.
 
-    It makes tokenizers of some classes anew instead of reading `tokenizer.json`, which is what counts here.
+    For some classes it builds tokenizers itself instead of reading `tokenizer.json`, the reference here.
     """
     from transformers import AutoTokenizer
 

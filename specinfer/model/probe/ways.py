@@ -1,11 +1,11 @@
-"""The same prompt through an executor in every way that serving has, compared with a whole forward.
+"""Compares all ways of running a prompt with a whole forward.
 
 whole            the prompt in one pass
-token by token   every token in a pass of its own: what lies outside the KV cache is lost
+token by token   every token in a pass of its own: all state outside the KV cache is lost
 in two chunks    as a long prompt is read
-beside another   two requests of different lengths in a pass, twice
+with another     two requests of different lengths in a pass, twice
 as a tree        the last tokens as nodes among others, one path committed and continued
-far from zero    at the last positions of the context, in two chunks, beside another at its first
+far from zero    at the last positions of the context, in two chunks, with another at its first
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -18,7 +18,7 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 
 Reference = Callable[[Sequence[int], int], torch.Tensor]
-"""Logits [T, V] of a sequence of tokens that begins at a position, as the model itself computes them."""
+"""Returns the model's own logits [T, V] of tokens from a position."""
 LONGEST_PROMPT = 24
 """More than a block of the cache."""
 _BEHIND = 3
@@ -48,7 +48,7 @@ class WayDistance(NamedTuple):
 
 
 def prompt_tokens(vocab_size: int, max_positions: int, avoided: Set[int]) -> list[int]:
-    """Return a random prompt, the same for the same arguments; none of the `avoided` tokens is in it."""
+    """Return a reproducible random prompt without the `avoided` tokens."""
     length = min(LONGEST_PROMPT, max_positions - _BEHIND)
     draw = torch.Generator().manual_seed(0)
     drawn: list[int] = torch.randint(vocab_size, (4 * length + len(avoided),), generator=draw).tolist()
@@ -56,7 +56,7 @@ def prompt_tokens(vocab_size: int, max_positions: int, avoided: Set[int]) -> lis
 
 
 def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far: int) -> list[WayDistance]:
-    """Run a prompt of six tokens or more in all ways; `far` is a late position that it may begin at."""
+    """Run a prompt in all ways; `far` is a late position."""
     ids = list(prompt)
     other, cut = [*reversed(ids[: len(ids) // 3 + 2])], len(ids) // 2
     wanted = reference(ids, 0)
@@ -72,7 +72,7 @@ def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far:
 
 
 def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the greatest difference of logits [V] in their standard deviations; infinite for no numbers."""
+    """Return the maximum difference of logits [V] in standard deviations."""
     found, wanted = found.float().cpu(), wanted.float().cpu()
     if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
         return float("inf")
@@ -112,7 +112,7 @@ def _beside(
 def _as_tree(
     runner: Runs, ids: list[int], other: list[int], wanted: torch.Tensor, reference: Reference
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield pairs for the tree  context - (a - b - c), (x - y)  and for a token behind its path a b c."""
+    """Yield pairs for context - (a - b - c), (x - y), then a token."""
     sequence, (a, b, c), (x, y) = runner.open(), ids[-3:], other[:2]
     context = ids[:-3]
     (logits,) = runner.forward(
@@ -133,7 +133,7 @@ def _as_tree(
 def _far(
     runner: Runs, ids: list[int], other: list[int], reference: Reference, far: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield pairs for a sequence whose first tokens were dropped, so that positions are not places."""
+    """Yield pairs for a sequence with dropped first tokens."""
     late, early, cut = runner.open(), runner.open(), len(ids) // 2
     late.shift = far
     wanted = reference(ids, far)

@@ -1,15 +1,15 @@
-"""Interface for the target's choices where the logits lie, so that logits need not travel to the host.
+"""Interface for the target's choices on the logits' device.
 
-Acceptance needs of a row of logits [V] the token that the target chooses there (the most probable, or
-the one that wins with the request's noise) and, below a node with draws, P at the tokens of their q. The rest
-of the row matters to it only as a sum and by the token that wins among them: rejections change P at tokens
-of q alone. An `Excerpt` keeps that much:
+So logits are not copied to the host. Acceptance needs of a row of logits [V] the target's choice (the most
+probable token, or the winner with the request's noise) and, below a node with draws, P at the tokens of their
+q. The rest of the row matters to it only as a sum and by the token that wins among them: rejections change P
+at tokens of q alone. An `Excerpt` keeps that much:
 
     whole row          P(cat) P(dog) | P(sat) P(ran) P(the) ...     q of the draws: cat, dog
     kept of it         P(cat) P(dog) | their sum, and the first of them to arrive: (ran, P(ran))
 
-A `Chooser` finds these numbers for all rows of a pass at once (`specinfer.model.gpu.choice`). Rules decide on the host
-by them, as they decide by whole rows (`specinfer.verification.acceptance`).
+A `Chooser` finds these numbers for all rows of a pass at once (`specinfer.model.gpu.choice`). Rules decide on
+the host by them, as they decide by whole rows (`specinfer.verification.acceptance`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ Float64 = NDArray[np.float64]
 
 
 class Excerpt:
-    """P of some tokens, and a summary of all others; unnormalised after changes."""
+    """P of some tokens, and a summary of all others."""
 
     def __init__(self, token_ids: Int32, p: Float64, rest: float, winner: tuple[int, float]) -> None:
         """Make the excerpt; `token_ids` ascend.
@@ -60,7 +60,7 @@ class ChoiceTask:
     """Logits [N, V] float32."""
     sampling: Sampling
     positions: Int32
-    """[N] absolute position of the token that each row predicts: keys the noise."""
+    """[N] absolute position of each row's prediction: keys the noise."""
     excerpts: Mapping[int, Int32] = field(default_factory=dict)
     """Ascending tokens of each row whose P is wanted."""
 
@@ -70,13 +70,13 @@ class Choices:
     """Results in the rows of a task."""
 
     tokens: list[int]
-    """[N] chosen tokens; where an excerpt was wanted, among the others. -1: the logits are not finite."""
+    """[N] chosen tokens, outside the excerpts. -1: non-finite logits."""
     excerpts: Mapping[int, Excerpt]
 
 
 @runtime_checkable
 class Chooser(Protocol):
-    """An executor that chooses where its logits are."""
+    """An executor that chooses on its logits' device."""
 
     def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
-        """Choose tokens, one result per task, in order. Waits for the pass of the logits."""
+        """Choose tokens, one result per task. Waits for the pass."""

@@ -1,7 +1,7 @@
-"""Distribution from which a token is drawn, made of logits: temperature, min-p, top-k, then top-p.
+"""Distributions from logits: temperature, min-p, top-k, then top-p.
 
 Everything that verifies or drafts uses these functions, so that P and q mean the same everywhere. They work
-on single rows in numpy: most rows of a tree are never looked at, and one of 50,000 numbers is too short for
+on single rows in numpy, as many rows of a tree are never used, and one of 50,000 numbers is too short for
 torch to be worth waking its threads (docs/findings.md#numpy-rows).
 """
 
@@ -40,7 +40,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
 
 
 def least_logit(best: np.float32, temperature: float, min_p: float) -> np.float32:
-    """Return the least logit that min-p keeps beside the most probable token's."""
+    """Return the minimum logit kept by min-p, given the best."""
     return np.float32(best + temperature * np.log(min_p))
 
 
@@ -56,7 +56,7 @@ def softmax(row: Float32, temperature: float) -> Float64:
 
 
 def _nucleus(p: Float64, top_p: float) -> Float64:
-    """Keep the most probable tokens up to the one at which their sum reaches top_p."""
+    """Keep the most probable tokens up to a sum of top_p."""
     likely = np.argpartition(p, -_LIKELY)[-_LIKELY:] if len(p) > _LIKELY else np.arange(len(p))
     if p[likely].sum() < top_p:  # a flat distribution: look at all of it
         likely = np.arange(len(p))
@@ -70,7 +70,7 @@ def _nucleus(p: Float64, top_p: float) -> Float64:
 
 
 def generator(sampling: Sampling, position: int, domain: StreamDomain, index: int = 0) -> np.random.Generator:
-    """Return the random stream of a request at an absolute position (see `stream_key`)."""
+    """Return a request's random stream at a position (`stream_key`)."""
     key = np.array(stream_key(sampling.seed, position, domain, index), np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
@@ -79,7 +79,7 @@ def draw(p: Float64, rng: np.random.Generator) -> int:
     """Return one index drawn from unnormalised probabilities p [n] by inversion."""
     sums = np.cumsum(p)
     index = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-    return index if index < len(p) else int(np.flatnonzero(p)[-1])  # rounding can point behind the last
+    return index if index < len(p) else int(np.flatnonzero(p)[-1])  # rounding can point after the last
 
 
 _BLOCK = 256
@@ -87,10 +87,10 @@ _BLOCK = 256
 
 
 def most_probable(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return [N, k] tokens of the largest logits [N, V] in each row, largest first.
+    """Return [N, k] tokens of the largest logits [N, V], descending.
 
-    Only the k blocks of tokens with the largest maxima can hold them. On a processor finding those first
-    takes a third of the time of `topk` over whole rows: 25 rows of 49,152 tokens 0.9 -> 0.3 ms.
+    Only the k blocks of tokens with the largest maxima can contain them. On a CPU that takes a third of the
+    time of `topk` over whole rows.
     """
     rows, tokens = logits.shape
     blocks = tokens // _BLOCK

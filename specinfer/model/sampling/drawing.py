@@ -10,9 +10,9 @@ from specinfer.tree.token_tree import Float32, Int32
 
 
 def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -> tuple[Int32, Float32]:
-    """Return q': the draft's distribution under the request's sampling, cut to its top tokens, renormalised.
+    """Return q': the draft's distribution, cut to its top tokens.
 
-    It is cut *before* anything is drawn; what is sent is what was sampled from.
+    It is cut *before* any draw, so the sent distribution is the one that was sampled.
     """
     p = probabilities(logits, sampling)
     ids = np.argpartition(-p, min(support, len(p)) - 1)[:support]
@@ -32,16 +32,16 @@ class Drawing:
         kind: ProposalKind,
         rng: np.random.Generator,
     ) -> None:
-        """Start drawing; `index` counts the drawings of a tree, `q` are token ids and their probabilities."""
+        """Start drawing; `index` numbers a tree's drawings, `q` are ids and probabilities."""
         self.index, self.node, self.q, self.kind, self._rng = index, node, q, kind, rng
         self._left = q[1].astype(np.float64)
         self._draws = Draws(q[1].tolist(), kind)
         self.children: list[int] = []
-        """Nodes in draw order, entered by the caller that makes nodes of the tokens."""
+        """Nodes in draw order, entered by the caller."""
 
     @property
     def chance(self) -> float:
-        """Probability that the next draw is the accepted one if the node is accepted; 0 if none is left."""
+        """Probability that the next draw is accepted, given its node."""
         return self._draws.chance
 
     def draw(self) -> int:

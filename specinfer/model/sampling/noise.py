@@ -1,12 +1,12 @@
-"""Choice of tokens by noise that the target and its drafters share (the Gumbel-max trick).
+"""Choices by noise common to target and drafters (the Gumbel-max trick).
 
     argmax_x (log P(x) + G_x)  =  argmin_x (E_x / P(x)),      G_x = -log E_x,  E_x exponential with mean 1
 
-is a draw from P. The noise E hangs on the request's seed, the position and the token x, on nothing else. So
-what the target chooses does not depend on what is proposed to it: a tree, a chain and plain decoding give the
-same text. And a drafter that looks at the same noise guesses better than one that does not, because where q
-is near P both have the same winner (Daliri, Musco and Suresh, "Coupling without Communication and
-Drafter-Invariant Speculative Decoding", 2024).
+is a draw from P. The noise E depends only on the request's seed, the position and the token x. So the
+target's choice does not depend on proposals: a tree, a chain and plain decoding give the same text. And a
+drafter that looks at the same noise guesses better than one that does not, because for q near P both have the
+same winner (Daliri, Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative
+Decoding", 2024).
 
 The compiled kernels do the same (`native/csrc/sampling/gumbel.h`); this is their reference.
 """
@@ -48,10 +48,10 @@ class Noise:
         return reference_choice(p, key) if token is None else token
 
     def choose_by_logits(self, logits: torch.Tensor, sampling: Sampling) -> int:
-        """Return a token drawn from `probabilities` of logits [V], which are stored for cuts only.
+        """Return a token sampled from logits [V], by their `probabilities`.
 
         Raises:
-            ValueError: if no token has any probability, as where a logit is a NaN or infinite.
+            ValueError: if no token has any probability, for example for NaN or infinite logits.
         """
         if sampling.greedy or sampling.cuts:
             return self.choose(probabilities(logits, sampling))
@@ -62,7 +62,7 @@ class Noise:
 
 
 def reference_choice(p: Float64, key: int, token_ids: Int32 | None = None) -> int:
-    """Return the choice of `Noise` without the kernels; `token_ids` [n] are those of p, if not all.
+    """Choose like `Noise`, without kernels; `token_ids` [n] are p's.
 
     Raises:
         ValueError: if no token has any probability.
@@ -76,13 +76,13 @@ def reference_choice(p: Float64, key: int, token_ids: Int32 | None = None) -> in
 
 
 def perturbed(p: Float64, token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """Return [v] log p + G of a draft's probabilities, of which `token_ids` are the target's tokens."""
+    """Return log p + G of a draft [v]; `token_ids` are the target's."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(p) - np.log(exponentials(token_ids, key)))
 
 
 def exponentials(token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """Return the noise E [v] of tokens: SplitMix64 by token, as uniforms strictly between 0 and 1."""
+    """Return tokens' noise E [v]: uniforms from SplitMix64."""
     z = _split_mix(key, token_ids)
     return np.asarray(-np.log(((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
 

@@ -1,6 +1,6 @@
-"""The oracle: gathers each request's keys and values and calls SDPA with an explicit mask.
+"""The reference attention: gathers keys and values, and calls SDPA.
 
-Slow and obviously right; every other backend is tested against it.
+The mask is explicit. It is slow and obviously right; every other backend is tested against it.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""Any causal language model of `transformers`, through its attention interface with our tree mask.
+"""Runs any causal model of `transformers`, with our tree mask.
 
-Slower than our own decoder, and for families it does not know (GPT-2, Phi, Gemma, ...). The model
-runs the flattened pass as one row of T tokens; where it would attend, it calls `generic_attention`, which
-stores keys and values in the paged cache and attends over each token's own request.
+Slower than our own decoder, and for families it does not know (GPT-2, Phi, Gemma, ...). It uses their
+attention interface. The model runs the flattened pass as one row of T tokens; for attention it calls
+`generic_attention`, which stores keys and values in the paged cache and attends over each token's own
+request.
 """
 
 import inspect
@@ -129,7 +130,7 @@ def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
 
 
 def _number(text: Any, name: str) -> int | None:
-    """Return a number of a configuration; None if it has none, or one for each layer."""
+    """Return a configuration's number; None if missing or per layer."""
     try:
         value = getattr(text, name, None)
     except RuntimeError:  # raised by configurations of models whose layers differ

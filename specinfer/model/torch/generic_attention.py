@@ -1,8 +1,8 @@
-"""Attention of `transformers` models over the paged cache, by their attention interface.
+"""Attention of `transformers` models over the paged cache.
 
 A model makes its masks by functions of two positions (causal, sliding window, chunks). Those functions are
-kept instead of the masks, and evaluated at the positions of a request's own tokens: a pass holds tokens of
-several requests and of trees, whose places in the pass say nothing.
+kept instead of the masks, and evaluated at the positions of a request's own tokens: a pass has tokens of
+several requests and of trees, whose indices in the pass mean nothing.
 
 Arguments of the interface that change the result are applied; those that are not known are refused.
 """
@@ -26,7 +26,7 @@ CURRENT: "ContextVar[GenericPass]" = ContextVar("specinfer_pass")
 """Pass that runs in this context."""
 MaskFunction = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 Memory = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values [slots, KV heads, D] of each call of attention in a forward pass, in order."""
+"""Keys and values [slots, KV heads, D] of each attention, in order."""
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -36,12 +36,12 @@ _WITHOUT_EFFECT = frozenset(
         *("return_dict", "sliding_window", "token_type_ids", "use_cache"),
     }
 )
-"""Arguments that models hand through, or that repeat the mask (windows), and that `eager` ignores too."""
+"""Arguments without effect, also ignored by `eager`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """Mask of a model, as the rule that it is made by."""
+    """A model's mask, given by its rule."""
 
     function: MaskFunction
 
@@ -57,14 +57,14 @@ class _RequestRows(NamedTuple):
     queries: torch.Tensor
     """[rows] positions of the tokens."""
     keys: torch.Tensor
-    """[positions] positions of the keys, as far as a token of this pass sees them."""
+    """[positions] positions of the visible keys."""
 
 
 class GenericPass:
     """Inputs of the attention function in the pass that calls it."""
 
     def __init__(self, batch: Batch, slots: torch.Tensor, memory: Memory, capacity: int) -> None:
-        """Set up a pass over `memory` of `capacity` slots, which grows by what the model turns out to need."""
+        """Set up a pass over `memory`, which grows with the model's needs."""
         self._slots, self._memory, self._capacity = slots, memory, capacity
         self._parts = [_part(rows, batch.positions, slots.device) for rows in batch.rows]
         self._masks: dict[MaskFunction | None, list[torch.Tensor]] = {}
@@ -80,7 +80,10 @@ class GenericPass:
         mask: object,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Store keys and values [1, KV heads, T, D]; return [1, T, H, D] for the query [1, H, T, D]."""
+        """Store keys and values [1, KV heads, T, D]; attend.
+
+        Returns [1, T, H, D] for the query [1, H, T, D].
+        """
         if query.shape[0] != 1 or not query.shape[2] == key.shape[2] == len(self._slots):
             raise IncompatibleError(
                 f"{type(module).__name__}: attends over other tokens than those of the pass "
@@ -110,7 +113,7 @@ class GenericPass:
         return self._memory[call]
 
     def _seen(self, module: torch.nn.Module, mask: object) -> list[torch.Tensor]:
-        """Return for each request the mask [rows, positions]: its trees' and the model's."""
+        """Return each request's mask [rows, positions], of tree and model."""
         if not (mask is None or isinstance(mask, _Mask)):
             raise IncompatibleError(f"{type(module).__name__}: masks attention by a tensor of its own")
         function = mask.function if isinstance(mask, _Mask) else None
@@ -145,7 +148,7 @@ def _masked(part: _RequestRows, function: MaskFunction | None) -> torch.Tensor:
 def _understood(
     module: torch.nn.Module, options: Mapping[str, Any]
 ) -> tuple[float | None, float | None, torch.Tensor | None]:
-    """Return scale, soft cap and sinks of an attention; refuse arguments that are not known."""
+    """Return an attention's scale, soft cap and sinks; refuse unknown arguments."""
     known = dict(options)
     scale, cap, sinks = (known.pop(name, None) for name in ("scaling", "softcap", "s_aux"))
     neutral = not known.pop("dropout", 0.0) and known.pop("is_causal", None) is not False
@@ -167,7 +170,10 @@ def _attention(
     cap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return [H, rows, Dv] for a query [H, rows, D] over keys and values [KV heads, positions, D]."""
+    """Return [H, rows, Dv] for a query [H, rows, D].
+
+    Keys and values are [KV heads, positions, D].
+    """
     if cap is None and sinks is None:
         grouped = query.shape[0] != key.shape[0]
         q, k, v = query[None], key[None], value[None]

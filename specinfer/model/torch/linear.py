@@ -1,8 +1,8 @@
-"""Linear layers, behind one call so that packed and quantised kinds can take their place.
+"""Linear layers with one interface for all storage formats.
 
 `Linear(x)` maps [T, in] to [T, out]. bfloat16 weights on a CPU are reordered once into oneDNN's
 blocked layout, which reads them at memory speed for one token and for a tree alike
-(docs/findings.md#packed-layers). `Surgery` is the seam by which ranks divide a decoder among them
+(docs/findings.md#packed-layers). `Surgery` is the interface by which ranks divide a decoder
 (`specinfer.model.parallel`).
 """
 
@@ -52,13 +52,13 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 
 
 class Surgery(Protocol):
-    """Wrappers that ranks put around the parts of a decoder whose weights they have divided."""
+    """Wrappers of ranks around divided parts of a decoder."""
 
     def embedding(self, lookup: Linear) -> Linear:
-        """Wrap the lookup of token ids [T] in this rank's rows of the embeddings."""
+        """Wrap the lookup of token ids [T] in this rank's rows."""
 
     def output(self, linear: Linear) -> Linear:
-        """Wrap a layer whose inputs are divided: each rank has a summand of its output."""
+        """Wrap a layer with divided inputs: ranks' outputs are summed."""
 
     def head(self, linear: Linear) -> Linear:
-        """Wrap the head: each rank has the logits of its part of the vocabulary."""
+        """Wrap the head: each rank has part of the logits."""

@@ -1,9 +1,10 @@
-"""Recurrent layers of `transformers` models over trees: gated delta nets, state spaces, short convolutions.
+"""Recurrent layers of `transformers` models over trees.
 
-Such a layer turns a state and some tokens into outputs and the state behind them. A pass is cut into chains of
-tokens that follow each other: the context of a request, then its tree, level by level. Each begins with the state
-behind its parent, and chains of one level and length are one call of the layer. Layers read and write states through
-the cache interface of `transformers`, so any that does is run as it is.
+They are gated delta nets, state space models and short convolutions. Such a layer maps a state and some
+tokens to outputs and the next state. A pass is cut into chains of tokens that follow each other: the context
+of a request, then its tree, level by level. Each begins with the state after its parent, and chains of one
+level and length are one call of the layer. Layers read and write states through the cache interface of
+`transformers`, so any such layer runs unchanged.
 """
 
 import copy
@@ -28,7 +29,7 @@ TokenState = dict[int, Tensors]
 """By number of the layer among the recurrent ones."""
 _CACHE_NAMES = ("cache_params", "past_key_values")
 _MEMORY_PART = 0.5
-"""Part of the memory that is left when a model was loaded for its states."""
+"""Share of free memory for states, after a model is loaded."""
 
 
 class Chain(NamedTuple):
@@ -42,7 +43,7 @@ class Chain(NamedTuple):
 
 
 def levels_of(batch: Batch, stepwise: bool = False) -> list[list[Chain]]:
-    """Return the chains of a pass; those of a level begin with states of earlier levels or passes only.
+    """Return a pass's chains by level, in order of dependencies.
 
     Args:
         stepwise: each chain has one token.
@@ -58,7 +59,7 @@ def levels_of(batch: Batch, stepwise: bool = False) -> list[list[Chain]]:
 
 
 def _chains(part: AttentionRows, stepwise: bool) -> Iterator[Chain]:
-    """Yield one request's chains: its context in up to two, cut behind its last whole block, then node by node."""
+    """Yield a request's chains: context, cut after whole blocks, then nodes."""
 
     def slot(position: int) -> int:
         return part.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
@@ -78,7 +79,7 @@ def _chains(part: AttentionRows, stepwise: bool) -> Iterator[Chain]:
 
 
 class LayerCall(NamedTuple):
-    """Chains of one level and length, with states or without: one call of each layer."""
+    """Chains of equal level and length: one call of each layer."""
 
     chains: Sequence[Chain]
     rows: torch.Tensor
@@ -86,7 +87,7 @@ class LayerCall(NamedTuple):
 
 
 class _LayerCache:
-    """The part of the cache of `transformers` that a recurrent layer uses, for one call of one layer."""
+    """A layer call's part of the cache interface of `transformers`."""
 
     def __init__(self, states: Tensors) -> None:
         self.states = states
@@ -143,7 +144,7 @@ class RecurrentLayers:
 
     @contextmanager
     def over(self, batch: Batch) -> Iterator[None]:
-        """Let the layers run this pass, as long as the context is entered."""
+        """Run layers on this pass within the context."""
         if not self._layers:
             yield
             return
@@ -188,7 +189,7 @@ class RecurrentLayers:
         return _LayerCache({key: torch.stack([each[key] for each in parents]) for key in parents[0]})
 
     def _end(self, number: int, chains: Sequence[Chain], cache: _LayerCache) -> None:
-        """Keep the states behind chains."""
+        """Store the states after chains."""
         for row, chain in enumerate(chains):
             tensors = {key: tensor[row].clone() for key, tensor in cache.states.items()}
             if number == 0:
@@ -196,13 +197,13 @@ class RecurrentLayers:
             self.states[chain.end][number] = tensors
 
     def _fit(self) -> int:
-        """Return the number of states that memory holds, by one that the last pass wrote."""
+        """Return the number of states that fit into memory."""
         state = self.states[self._calls[0].chains[0].end]
         return self._most_bytes // sum(tensor.nbytes for layer in state.values() for tensor in layer.values())
 
 
 def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:
-    """Return chains in groups that are one call: of one length, and with states or without."""
+    """Group chains by length and existence of states."""
     groups: defaultdict[tuple[int, bool], list[Chain]] = defaultdict(list)
     for chain in chains:
         groups[len(chain.rows), chain.parent is None].append(chain)
@@ -210,7 +211,7 @@ def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:
 
 
 def _cache_name(layer: torch.nn.Module) -> str | None:
-    """Return the name by which a recurrent layer takes its cache; None for any other module."""
+    """Return the name of a recurrent layer's cache argument, if any."""
     if not hasattr(layer, "layer_idx") or not any(
         isinstance(child, torch.nn.Conv1d) for child in layer.children()
     ):
@@ -223,7 +224,10 @@ def _cache_name(layer: torch.nn.Module) -> str | None:
 
 @torch.inference_mode()
 def _goes_on(layer: torch.nn.Module, name: str, hidden: int) -> bool:
-    """Return whether a layer goes on from a state with several tokens at once: some take their first state for zero."""
+    """Return whether a layer continues a state with several tokens.
+
+    Some layers assume a zero state there.
+    """
     layer = copy.deepcopy(layer).to(device="cpu", dtype=torch.float32)
     inputs = torch.randn(1, 6, hidden, generator=torch.Generator().manual_seed(0))
     whole = layer(hidden_states=inputs, **{name: _LayerCache({})})

@@ -28,7 +28,10 @@ def _table(count: int, inv_freq: Sequence[float], scale: float) -> Angles:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the first R dimensions of x [T, H, D] by the angles of its tokens' positions, [T, 1, R]."""
+    """Rotate the first R dimensions of x [T, H, D] by angles.
+
+    The angles are [T, 1, R].
+    """
     turned = x[..., : cos.shape[-1]]
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat([-second, first], dim=-1) * sin

@@ -23,11 +23,11 @@ from specinfer.model.weights.families import POSITIONS
 from specinfer.system.progress import progress
 
 LayerCall = Callable[[torch.Tensor, Angles | None, Attend], torch.Tensor]
-"""(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""
+"""Maps hidden states [T, hidden], angles and attention through a layer."""
 
 
 def _keep(features: PassFeatures | None, layers: int, x: torch.Tensor) -> None:
-    """Write the hidden states [T, hidden] after this number of layers, if they are wanted."""
+    """Store the hidden states [T, hidden] after `layers` layers, if wanted."""
     if features is not None and layers in features.layers:
         features.states[:, features.layers.index(layers)] = x.float().cpu().numpy()
 
@@ -94,7 +94,10 @@ class Transformer:
         attend: Attend,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] before the final norm; write the wanted ones."""
+        """Return hidden states [T, hidden] before the final norm.
+
+        Wanted states are written.
+        """
         return self.through(self.embed(token_ids, positions), positions, attend, features)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -107,7 +110,7 @@ class Transformer:
     def through(
         self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: PassFeatures | None = None
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] behind all layers, given those before the first one."""
+        """Return hidden states [T, hidden] after all layers."""
         angles = [self.angles(positions, table) for table in range(len(self._tables))]
         for number, layer in enumerate(self.layers):
             _keep(features, number, x)
@@ -117,7 +120,7 @@ class Transformer:
         return x
 
     def angles(self, positions: torch.Tensor, table: int = 0) -> Angles | None:
-        """Return cosines and sines [T, 1, R/2] of the rotary angles; None where positions are learnt."""
+        """Return rotary cosines and sines [T, 1, R/2]; None with learnt positions."""
         if self._positions is not None:
             return None
         cos, sin = self._tables[table]

@@ -1,4 +1,4 @@
-"""Makes a model directory of a GGUF file: configuration, tokenizer and chat templates, but no weights.
+"""Converts a GGUF file to a model directory without weights.
 
 As a program: `python -m specinfer.model.weights.convert FILE DIRECTORY`.
 """
@@ -23,13 +23,13 @@ def _silent(done: int, total: int) -> None:
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Report = _silent) -> dict[str, Any]:
-    """Write the files of a model directory; return format, number of weights and bytes.
+    """Write a model directory's files; return format, weights and bytes.
 
     Args:
         report: receives the number of finished steps and of all.
 
     Raises:
-        IncompatibleError: if something in the file is not understood.
+        IncompatibleError: if a part of the file is not supported.
         OSError: if the result cannot be written.
     """
     try:
@@ -65,7 +65,7 @@ def _convert(gguf: Path, directory: Path, report: Report) -> dict[str, Any]:
 
 
 def _format(file_type: Any, sizes: Mapping[str, int]) -> str:
-    """Return the name by which a file's mix of types is known, else the type of most bytes."""
+    """Return the name of a file's types, or its main type."""
     import gguf
 
     known = {kind.value: kind.name for kind in gguf.LlamaFileType}

@@ -1,9 +1,10 @@
-"""Checkpoints of trained SSMs: a `config.json` in the `speculators` format beside one safetensors file.
+"""Checkpoints of trained SSMs, in the `speculators` format.
 
-A checkpoint holds what was trained: decoder layers, final norm, a head over the draft vocabulary, and
-`d2t`, the offset from each draft token to its target token (so target id = draft id + d2t[draft id]).
-The embeddings are the target's own and are read from there, and so are positions where they are learnt. It
-names its verifier and carries the fingerprint of the embeddings it was trained on; another target is refused.
+A checkpoint has `config.json` and a safetensors file with all trained tensors: decoder layers, final norm, a
+head over the draft vocabulary, and `d2t`, the offset from each draft token to its target token (so target id
+= draft id + d2t[draft id]). The embeddings are the target's own and are read from there, and so are positions
+where they are learnt. It names its verifier and carries the fingerprint of the embeddings it was trained on;
+another target is refused.
 """
 
 import hashlib
@@ -53,10 +54,10 @@ def verifier_of(directory: Path) -> str:
 
 
 def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint says of its verifier.
+    """Return a checkpoint's description of its verifier.
 
     Raises:
-        IncompatibleError: if it says nothing that can be read.
+        IncompatibleError: if it is missing or invalid.
     """
     described = config.get("speculators_config")
     verifier = described.get("verifier") if isinstance(described, dict) else None
@@ -66,7 +67,7 @@ def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(directory: Path) -> Any:
-    """Return the `speculators_model_type` of a checkpoint, if it has one; it may be anything."""
+    """Return a checkpoint's `speculators_model_type`, of any JSON type."""
     found: Any = json.loads((directory / "config.json").read_bytes()).get(KIND)
     return found
 
@@ -99,10 +100,11 @@ def save_checkpoint(
     target_name: str,
     shape: Mapping[str, int],
 ) -> None:
-    """Write a checkpoint of any kind in bfloat16, under the names of `tensors`, with its draft vocabulary.
+    """Write a checkpoint of any kind in bfloat16.
 
-    `config.json` comes last, so a checkpoint is whole or not there; `fields` are its kind's own, `shape`
-    holds the differences of its layers from the target's, as `config.json` calls them.
+    It has `tensors` and the draft vocabulary. `config.json` is written last, so that a checkpoint is complete
+    or invalid; `fields` are its kind's own, `shape` has the differences of its layers from the target's, with
+    names of `config.json`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").unlink(missing_ok=True)
@@ -123,7 +125,7 @@ def save_checkpoint(
 def _speculators_config(
     algorithm: str, target_directory: Path, target_name: str, shape: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the common fields of the `speculators` format: layers are the target's but for `shape`."""
+    """Return common fields of the `speculators` format, with target's layers."""
     target = open_weights(target_directory, load_config(target_directory))
     target_config = json.loads((target_directory / "config.json").read_bytes())
     return {
@@ -143,13 +145,13 @@ def _speculators_config(
 
 
 def _found_anywhere(name: str, directory: Path) -> str:
-    """Return a target's name as other working directories resolve it: a path is absolute."""
+    """Return a target's name; a path becomes absolute."""
     path = Path(name).resolve()
     return str(path) if path == directory.resolve() else name
 
 
 def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """Return a checkpoint's tensors, and the target token of each draft token, if it has a vocabulary."""
+    """Return a checkpoint's tensors, and its draft tokens' target tokens."""
     stored = SafetensorsWeights(directory)
     tensors = {name: stored[name] for name in stored if name not in (_OFFSETS, _DRAFTED)}
     return tensors, _token_ids(stored)
@@ -225,10 +227,10 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
 
 
 def checked_tokens(found: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
-    """Return the target token of each draft token, as `d2t` gives them.
+    """Return each draft token's target token, after a check.
 
     Raises:
-        IncompatibleError: if they are not as many as `config.json` says, or not different tokens of the target.
+        IncompatibleError: if their number differs from `config.json`, or they are not different tokens of the target.
     """
     if found is None or len(found) != draft_vocabulary:
         what = "nothing" if found is None else f"{len(found)} tokens"
@@ -239,14 +241,14 @@ def checked_tokens(found: torch.Tensor | None, draft_vocabulary: int, vocabulary
 
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Return a hash of some rows of a model's embeddings: equal targets agree, others do not."""
+    """Return a hash of some embedding rows, to recognise targets."""
     table = weights[EMBEDDING]
     rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
 
 
 def fingerprint_in(directory: Path) -> str:
-    """Return a hash of some rows of the embeddings of the model in a directory."""
+    """Return the embedding hash of a directory's model."""
     return embedding_fingerprint(open_weights(directory, load_config(directory)))
 
 

@@ -1,4 +1,4 @@
-"""A short name for a model's weights and configuration: equal for equal files, different for different ones.
+"""Fingerprints of a model's weights and configuration, from samples.
 
 A model of 140 GB must not take minutes, so of the data of every tensor only three samples are read: another
 checkpoint, another fine-tuning and another quantisation change all or most tensors everywhere. A change of
@@ -18,7 +18,7 @@ from specinfer.model.weights.source import kept_gguf
 _SAMPLE_BYTES = 4096
 _SAMPLES_OF_A_TENSOR = 3
 _SAMPLES_OF_A_FILE = 1024
-"""Samples of a file that does not list the places of its tensors (GGUF, PyTorch), evenly spread."""
+"""Number of samples of a file without tensor positions."""
 _LONGEST_HEADER = 100 * 1024 * 1024
 """Limit of the safetensors format."""
 _CONFIGURATION = ("config.json", "generation_config.json")
@@ -26,11 +26,11 @@ _ABOUT_THE_FILE = ("transformers_version", "_name_or_path")
 """Keys of a configuration that decide nothing about the model."""
 
 Span = tuple[int, int]
-"""First byte, and the one behind the last."""
+"""First byte, and the one after the last."""
 
 
 def weights_fingerprint(directory: Path) -> str:
-    """Return a hash of the configuration and of the weight files of a model directory.
+    """Return a hash of a directory's configuration and weight files.
 
     Raises:
         SettingError: if there are no weights.
@@ -72,7 +72,7 @@ def _configuration(path: Path) -> str:
 
 
 def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
-    """Return the sampled spans of a file, in an order that its content decides."""
+    """Yield a file's sampled spans, in an order by its content."""
     size = path.stat().st_size
     if path.suffix != ".safetensors":
         yield from _spread((0, size), _SAMPLES_OF_A_FILE)
@@ -102,7 +102,7 @@ def _tensors(path: Path, header: bytes) -> list[Span]:
 
 
 def _spread(span: Span, count: int) -> Iterator[Span]:
-    """Return `count` samples, the first at the start and the last at the end; all of a short span."""
+    """Yield `count` evenly spread samples, or a short span whole."""
     start, stop = span
     if stop - start <= count * _SAMPLE_BYTES:
         yield span

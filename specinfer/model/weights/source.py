@@ -1,4 +1,4 @@
-"""The GGUF file that a model directory was derived from: a link to it or the file itself, and a record of both."""
+"""The GGUF file of a derived model directory, with its record."""
 
 import json
 from functools import lru_cache
@@ -10,19 +10,19 @@ from specinfer.errors import SettingError
 from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
 
 KEPT_GGUF = "source.gguf"
-"""Name of the file, or of the link to it, in a model directory."""
+"""Name of the file or link in a model directory."""
 RECORD = "gguf.json"
 """Name of the record in a model directory."""
 LARGE_FILE = 1 << 28
-"""Bytes of a file from which work that takes much memory is done in a process of its own."""
+"""Bytes of a file from which a separate process converts it."""
 _MAGIC = b"GGUF"
 _HEAD = 16 << 20
-"""Bytes from a file's start that are hashed: the metadata of nearly all files."""
+"""Hashed bytes at a file's start, usually all metadata."""
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def kept_gguf(directory: Path) -> Path | None:
-    """Return the GGUF file of a model directory; None if it has none.
+    """Return a directory's GGUF file, if any.
 
     Raises:
         SettingError: if the linked file is gone, or another one is there now.
@@ -39,7 +39,7 @@ def kept_gguf(directory: Path) -> Path | None:
 
 
 def is_draft_checkpoint(directory: Path) -> bool:
-    """Return whether a directory holds a trained SSM rather than a whole model."""
+    """Return whether a directory contains a trained SSM, not a whole model."""
     path = directory / "config.json"
     return path.is_file() and "speculators_config" in json.loads(path.read_bytes())
 
@@ -71,7 +71,7 @@ def check_gguf(path: Path) -> None:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Return a short hash of a GGUF file and its further parts: of sizes, metadata and samples."""
+    """Return a short hash of a GGUF file's sizes, metadata and samples."""
     parts = [part for part in paths_of_parts(split_name(path)) if part.is_file()]
     stats = [(part, stat.st_size, stat.st_mtime_ns) for part in parts for stat in [part.stat()]]
     return _fingerprint(tuple(stats))

@@ -1,4 +1,7 @@
-"""Weights whose head has the rows of some tokens only, for drafts: a head is a third of a small model's bytes."""
+"""Weights with a trimmed head, for drafts.
+
+A head is a third of a small model's bytes.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -12,7 +15,7 @@ from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensor
 
 
 class TrimmedWeights(NamedTensors):
-    """A model's weights, under the names of our decoder; the head has a row for some tokens."""
+    """A model's weights in our decoder's names, with a trimmed head."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> None:
         self._weights, self._token_ids = weights, torch.tensor(token_ids)
@@ -49,7 +52,7 @@ class TrimmedBlockWeights(TrimmedWeights):
 
 
 def trimmed(weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> TrimmedWeights:
-    """Return weights whose head has the rows of these tokens, in their order."""
+    """Return weights with a head of these tokens' rows, in order."""
     kind = TrimmedBlockWeights if isinstance(weights, BlockWeights) else TrimmedWeights
     return kind(weights, token_ids)
 
@@ -58,19 +61,19 @@ class StoredRows(Protocol):
     """A file of matrices whose rows can be read one by one."""
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as stored; None if it is in numbers that the kernels do not multiply."""
+        """Return a matrix as stored, if the kernels can multiply it."""
 
     def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Return rows of it."""
 
 
 class TrimmedHead:
-    """Head with the rows of some tokens, which can be replaced by those of others."""
+    """A trimmed head with replaceable rows."""
 
     def __init__(
         self, weights: StoredRows, name: str, token_ids: Sequence[int], set_head: Callable[[Blocks], None]
     ) -> None:
-        """Take the file, its matrix, the tokens by row, and the function that gives the executor a head."""
+        """Create it; `set_head` gives the executor a head."""
         self._weights, self._name, self._set_head = weights, name, set_head
         found = weights.blocks(name)
         assert found is not None, name

@@ -1,4 +1,4 @@
-"""Test of a running speculator service against the contract (docs/protocol.md): `specinfer check`."""
+"""Tests a running speculator service against docs/protocol.md: `specinfer check`."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Finding:
 
 
 async def check_contract(examined: Examined) -> AsyncIterator[Finding]:
-    """Try every rule, one after another; without a description of the service none can be tried."""
+    """Check every rule in turn. All need the service's description."""
     for rule, check in RULES.items():
         try:
             yield Finding(rule, Outcome.KEPT, await check(examined))

@@ -1,9 +1,9 @@
-"""Test that drawn tokens follow the distribution that is sent with them, on which losslessness depends.
+"""Tests that drawn tokens follow the sent distribution, for losslessness.
 
-Every draw is ranked in the q that was left when it was made: 0 is the most probable token, of equals the one
-with the lower id. What is expected at each rank is the sum of the probabilities at that rank over all draws,
-whatever q they came from. Pearson's statistic over the ranks is then at most as spread as chi-square. With
-one draw of each request a total variation of .2 is found with probability .99, one of .1 with a third.
+Every draw is ranked in the q that remained when it was made: 0 is the most probable token, of equals the one
+with the lower id. The expectation of each rank is the sum of the probabilities at that rank over all draws,
+of any q. Pearson's statistic over the ranks is then at most as spread as chi-square. With one draw of each
+request a total variation of .2 is found with probability .99, one of .1 with a third.
 """
 
 import math
@@ -19,7 +19,7 @@ from specinfer.v1 import common_pb2
 REQUESTS = 400
 _BATCH = 50
 _RANKS = 5
-"""Number of ranks; the last stands for all behind it. Odd, as `chi_square_tail` needs."""
+"""Number of ranks. The last includes all after it. Odd, for `chi_square_tail`."""
 _LEAST_EXPECTED = 5.0
 FALSE_ALARM = 1e-6
 """Probability with which a right service is found wrong."""
@@ -28,7 +28,7 @@ Float64 = NDArray[np.float64]
 
 
 async def draws_follow_q(it: Examined) -> str:
-    """Check the draws of many requests with the same context, each with a draw_seed of its own."""
+    """Check draws of many requests with one context and different draw_seeds."""
     drawing = [place for place, each in enumerate(it.description.speculators) if each.draws]
     if not drawing:
         raise NotApplicableError("none of its speculators draws")
@@ -74,7 +74,7 @@ def _judge(name: str, trees: Sequence[TokenTree]) -> str:
 
 
 def rank_counts(trees: Iterable[TokenTree]) -> tuple[Float64, Float64]:
-    """Return how often a draw was of each rank, and how often that is to be expected."""
+    """Return observed and expected counts of draws by rank."""
     observed, expected = np.zeros(_RANKS), np.zeros(_RANKS)
     for tree in trees:
         for proposal in tree.proposals:
@@ -85,7 +85,7 @@ def rank_counts(trees: Iterable[TokenTree]) -> tuple[Float64, Float64]:
 
 
 def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]]:
-    """Yield the rank of every draw of a proposal, and the probabilities of all ranks."""
+    """Yield the rank of every draw, and all ranks' probabilities."""
     if proposal.kind is ProposalKind.POINT:
         return
     ids, q = proposal.q_token_ids, proposal.q_probabilities.astype(np.float64)
@@ -100,7 +100,7 @@ def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]
 
 
 def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
-    """Return the last ranks together where they are expected too seldom; an odd number of them is left."""
+    """Combine the last ranks with small expectations, to an odd number."""
     while len(expected) > 1 and (expected[-1] < _LEAST_EXPECTED or len(expected) % 2 == 0):
         observed, expected = (np.append(each[:-2], each[-2:].sum()) for each in (observed, expected))
     return observed, expected

@@ -1,4 +1,4 @@
-"""A speculator service under examination: calls as a gateway makes them, and checks of each answer."""
+"""Calls a tested speculator service, and checks each answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ class Examined:
     def __init__(self, address: str, channel: grpc.aio.Channel, patience_s: float, seed: int = 0) -> None:
         """Create a connection.
 
-        After `patience_s` without an answer the service is taken for dead; `seed` is that of the questions.
+        After `patience_s` without an answer the service counts as dead; `seed` is that of the test's entries.
         """
         self.address, self._patience_s = address, patience_s
         self.rng = np.random.default_rng(seed)
@@ -68,11 +68,11 @@ class Examined:
         return min(8, self.description.max_nodes)
 
     def vocab_size(self, speculator: int) -> int:
-        """Return the token ids of a speculator; as many as there can be where it reports none."""
+        """Return a speculator's number of token ids, or the maximum."""
         return self.description.speculators[speculator].vocab_size or ANY_TOKEN
 
     def context(self, length: int) -> list[int]:
-        """Return token ids that repeat, so that a drafter that looks back finds something."""
+        """Return repeating token ids, so that lookups find something."""
         told = [each.vocab_size for each in self.description.speculators if each.vocab_size]
         once: list[int] = self.rng.integers(0, min([_USUAL_TOKENS, *told]), -(-length // 2)).tolist()
         return (once + once)[:length]
@@ -80,7 +80,7 @@ class Examined:
     def entry(
         self, request_id: str, delta: Sequence[int], base_len: int = 0, **fields: Any
     ) -> speculator_pb2.DraftEntry:
-        """Return a greedy question with the usual budget, and the inputs that the service reads."""
+        """Return a greedy entry with the usual budget and inputs."""
         defaults: dict[str, Any] = {
             "node_budget": self.nodes,
             "max_depth": self.nodes,
@@ -164,10 +164,10 @@ class Examined:
     def trees(
         self, entry: speculator_pb2.DraftEntry, result: speculator_pb2.DraftResult
     ) -> dict[int, TokenTree]:
-        """Return the trees of a result by speculator, each sound and within the limits of its entry.
+        """Return a result's checked trees by speculator.
 
         Raises:
-            BrokenContractError: naming the speculator and what is wrong.
+            BrokenContractError: for a speculator's wrong tree.
         """
         asked = set(entry.speculators) or set(range(len(self.description.speculators)))
         limits, found = TreeLimits(entry.node_budget, entry.max_depth), dict[int, TokenTree]()
@@ -194,7 +194,7 @@ class Examined:
         return found
 
     def _of_the_target(self, base_len: int, delta: Sequence[int]) -> dict[str, Any]:
-        """Return hidden states and predictions drawn at random, if the service reads any."""
+        """Return random hidden states and predictions, if the service reads any."""
         told: dict[str, Any] = {}
         layers, size, k = (
             len(self.description.feature_layers),

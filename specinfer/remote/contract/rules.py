@@ -1,4 +1,4 @@
-"""The rules of the contract, each tried by a few questions. A rule returns its observation."""
+"""The contract's rules, each with some test entries. They return observations."""
 
 from collections.abc import Awaitable, Callable
 
@@ -21,7 +21,7 @@ _LONGEST_NAME = 128
 
 
 async def describes_itself(it: Examined) -> str:
-    """Check that every speculator has a name, and that limits make sense."""
+    """Check the names of speculators, and their limits."""
     told = await it.describe()
     problems = {
         "speculators: there is none": not told.speculators,
@@ -42,7 +42,7 @@ async def describes_itself(it: Examined) -> str:
 
 
 async def appends_deltas(it: Examined) -> str:
-    """Check that a context grows by deltas; a question without budget drafts nothing."""
+    """Check that contexts grow by deltas, and budget 0 drafts nothing."""
     tokens = it.context(12)
     await it.served(it.entry("grows", tokens[:6]))
     silent = await it.served(it.entry("grows", tokens[6:8], 6, node_budget=0))
@@ -53,7 +53,7 @@ async def appends_deltas(it: Examined) -> str:
 
 
 async def asks_after_a_gap(it: Examined) -> str:
-    """Check that a gap is answered with RESYNC, and that the context then starts over."""
+    """Check that a gap causes RESYNC, and contexts start over then."""
     tokens = it.context(8)
     expect_status(await it.one(it.entry("unknown", tokens[4:], 4)), RESYNC, "an unknown request from 4 on")
     await it.served(it.entry("gap", tokens[:4]))
@@ -65,7 +65,7 @@ async def asks_after_a_gap(it: Examined) -> str:
 
 
 async def starts_over(it: Examined) -> str:
-    """Check that base_len 0 replaces the context that was held."""
+    """Check that base_len 0 replaces the cached context."""
     first, second = it.context(10), it.context(6)
     await it.served(it.entry("again", first))
     await it.served(it.entry("again", second))
@@ -87,7 +87,7 @@ async def forgets_what_is_released(it: Examined) -> str:
 
 
 async def keeps_clients_apart(it: Examined) -> str:
-    """Check that the same request id of two clients stands for two contexts."""
+    """Check that equal request ids of two clients are separate."""
     tokens = it.context(8)
     await it.served(it.entry("shared", tokens[:6]))
     await it.served(it.entry("shared", tokens[:3]), "another client")
@@ -98,7 +98,7 @@ async def keeps_clients_apart(it: Examined) -> str:
 
 
 async def keeps_to_budget_and_shape(it: Examined) -> str:
-    """Check that trees are sound, have the root, and are no larger, deeper or wider than requested."""
+    """Check that trees are valid, and within the requested limits."""
     budgets = [(nodes, depth) for nodes in (1, 2, it.nodes) for depth in (1, 3) if nodes <= it.nodes]
     shapes = (speculator_pb2.TREE_SHAPE_TREE, speculator_pb2.TREE_SHAPE_SEQUENCE)
     largest = deepest = trees = 0
@@ -119,7 +119,7 @@ async def keeps_to_budget_and_shape(it: Examined) -> str:
 
 
 async def drafts_only_who_is_asked(it: Examined) -> str:
-    """Check that the speculators that an entry names draft, and no others."""
+    """Check that exactly the requested speculators draft."""
     count = len(it.description.speculators)
     entries = [it.entry(f"asks-{place}", it.context(12), speculators=[place]) for place in range(count)]
     for entry, result in zip(entries, await it.ask(entries), strict=True):
@@ -128,7 +128,7 @@ async def drafts_only_who_is_asked(it: Examined) -> str:
 
 
 async def bad_entries_cost_themselves(it: Examined) -> str:
-    """Check that a wrong entry has an error of its own; the others of the message are served."""
+    """Check that a wrong entry fails alone."""
     tokens, count = it.context(6), len(it.description.speculators)
     bad = {
         "an empty delta": it.entry("empty", []),
@@ -152,7 +152,7 @@ async def bad_entries_cost_themselves(it: Examined) -> str:
 
 
 async def sends_points_unless_it_draws(it: Examined) -> str:
-    """Check that a service that does not say that it draws only sends points for sampled requests."""
+    """Check that speculators without draws send points for sampled requests."""
     quiet = [place for place, each in enumerate(it.description.speculators) if not each.draws]
     if not quiet:
         raise NotApplicableError("all its speculators draw")

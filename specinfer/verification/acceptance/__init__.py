@@ -34,29 +34,29 @@ Float64 = NDArray[np.float64]
 
 
 class Target(Protocol):
-    """The target model's prediction after each node of a tree.
+    """The target's predictions after each node of a tree.
 
-    `choose` draws from what `probabilities` says, which is quicker where the caller need not see it.
+    `choose` samples from `probabilities`, and is faster as these need not be returned.
     """
 
     def best(self, node: int) -> int:
         """Return the most probable next token."""
 
     def probabilities(self, node: int) -> Float64 | Excerpt:
-        """Return the next-token distribution [V]; the caller may change it at drawable tokens."""
+        """Return the distribution [V]; the caller may change drawable tokens."""
 
     def choose(self, node: int, noise: Noise) -> int:
         """Return the next token, drawn by noise."""
 
 
 class Randomness(Protocol):
-    """Randomness at the position behind a node of some depth."""
+    """Randomness at the position after a node of some depth."""
 
     def stream(self, depth: int) -> np.random.Generator:
         """Return the random stream for trying draws at this depth."""
 
     def noise(self, depth: int) -> Noise:
-        """Return the noise for choosing tokens; it depends on nothing but seed and position."""
+        """Return the noise of token choices, a function of seed and position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class RequestRandomness:
 
     sampling: Sampling
     context_len: int
-    """Absolute position of the token behind the root."""
+    """Absolute position of the token after the root."""
 
     def stream(self, depth: int) -> np.random.Generator:
         """Return the random stream for trying draws at this depth."""
@@ -87,7 +87,7 @@ class Verdict:
 
 
 class AcceptanceRule(Protocol):
-    """Walks down from the root, accepts what the target agrees with, and adds one bonus token."""
+    """Accepts a path from the root, and adds one bonus token."""
 
     def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
         """Return the verdict on the tree."""
@@ -107,13 +107,13 @@ def find_rule(name: str) -> AcceptanceRule:
 
 
 def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
-    """Return a map from (node, token) to the child of the node that has the token."""
+    """Map (node, token) to the node's child with this token."""
     edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
     return {edge: child for child, edge in enumerate(edges, start=1)}
 
 
 def drawable(tree: TokenTree) -> dict[int, Int32]:
-    """Return by node with draws the tokens that could have been drawn below it, ascending."""
+    """Return the drawable tokens below each node with draws, ascending."""
     found: dict[int, list[Int32]] = {}
     for proposal in tree.proposals:
         if proposal.kind is not ProposalKind.POINT:

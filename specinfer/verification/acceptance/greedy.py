@@ -1,11 +1,14 @@
-"""VerifyGreedy (paper, section 4.3): follow the target's own choices as far as the tree has them."""
+"""VerifyGreedy (paper, section 4.3): follow the target's choices within the tree."""
 
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import Randomness, Target, Verdict, children_by_token
 
 
 def verify_greedy(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """Start at u = root; while a child v of u has t_v = argmax P(.|u), accept v, u = v. Add argmax P(.|u)."""
+    """Accept the target's most probable tokens while the tree has them.
+
+    From u = root: while u has a child v with t_v = argmax P(.|u), accept v, u = v. Then add argmax P(.|u).
+    """
     children = children_by_token(tree)
     accepted: list[int] = []
     node = 0

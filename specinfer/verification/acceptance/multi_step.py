@@ -28,7 +28,7 @@ from specinfer.verification.acceptance.residual import normalised, subtract, wit
 
 
 def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """Accept a path whose tokens, with the bonus token, are distributed as the target's (Theorem 4.2)."""
+    """Accept a path and bonus token distributed like the target's (Theorem 4.2)."""
     draws, children = tree.draws_by_parent(), children_by_token(tree)
     accepted: list[int] = []
     node = 0
@@ -49,9 +49,9 @@ def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -
 def _try_draws(
     tree: TokenTree, draws: Sequence[Candidate], p: Float64 | Excerpt, rng: np.random.Generator
 ) -> int | None:
-    """Return the accepted child, or None with `p` changed in place into the unnormalised residual.
+    """Return the accepted child, or None with `p` changed into the residual.
 
-    P is p / total: a rejection then costs as much as q has tokens, not as much as the vocabulary.
+    P is p / total, unnormalised: a rejection then costs as much as q has tokens, not the vocabulary's size.
     """
     total, left = 1.0, dict[int, Float64]()
     for index, place in draws:

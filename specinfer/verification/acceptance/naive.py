@@ -1,7 +1,7 @@
-"""Naive sampling (the paper's baseline NS, section 4.3): draw from the target, follow equal children.
+"""Naive sampling (paper's baseline NS, section 4.3): sample, follow equal children.
 
-Draws exactly what plain decoding with the same seed draws, so its output is plain decoding's, token
-for token, whatever is proposed. It rejects draws more often than multi-step sampling (Theorem 4.3).
+It draws exactly the tokens of plain decoding with the same seed, for any proposals. It rejects draws more
+often than multi-step sampling (Theorem 4.3).
 """
 
 from specinfer.tree import TokenTree
@@ -9,7 +9,7 @@ from specinfer.verification.acceptance import Randomness, Target, Verdict, child
 
 
 def verify_naive(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """Draw x ~ P(.|u) from u = root; while x is a child of u, accept it and draw again below."""
+    """Draw x ~ P(.|u) from u = root, while x is u's child."""
     children = children_by_token(tree)
     accepted: list[int] = []
     node = 0

@@ -1,4 +1,4 @@
-"""Arithmetic of the rules that try draws: what a rejected draw leaves of P, and of its q."""
+"""Residuals of P and q after a rejected draw."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from specinfer.tree.token_tree import Int32
 from specinfer.verification.acceptance import Float64
 
 _ROUNDING = 1e-6
-"""Share of a total below which the remainder may be rounding, and is summed again."""
+"""Share of a total below which the remainder is summed again."""
 
 
 def normalised(q: Float64) -> Float64:
-    """Return q [K] with sum 1; unchanged if nothing is left of it."""
+    """Return q [K] with sum 1, or unchanged if it is 0."""
     total = q.sum()
     return np.asarray(q / total) if total > 0 else q
 
@@ -22,9 +22,10 @@ def without(q: Float64, ids: Int32, token: int) -> Float64:
 
 
 def subtract(p: Float64 | Excerpt, total: float, ids: Int32, q: Float64) -> float:
-    """Set P := max(0, P - q) in place, where P is p / total; return the new total, or 0 if nothing would be left.
+    """Set P := max(0, P - q) in place; return the new total.
 
-    Costs as much as q has tokens, not as much as the vocabulary.
+    P is p / total; 0 means that nothing would be left. Costs as much as q has tokens, not the vocabulary's
+    size.
     """
     before = p[ids]
     after = np.maximum(before - total * q, 0.0)

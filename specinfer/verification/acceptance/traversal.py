@@ -1,23 +1,24 @@
-"""Traversal verification (Weng et al., arXiv 2505.12398), of merged trees: each draw with its own q, beside points.
+"""Traversal verification (Weng et al., arXiv 2505.12398) of merged trees.
 
-A path of draws is accepted as a whole: a node that alone would be rejected is kept where what was drawn below it
-makes up for it. State at a node u of the path that is being tried:
+Each draw has its own q, and points may be in the same tree. A path of draws is accepted as a whole: a node
+that alone would be rejected may be kept for the draws below it. State at a node u of the tried path:
 
-    p   the probability with which u, or something below it, is still to be accepted, given that u was drawn
-    M   what is still to be chosen below u if it is: at first P(.|u)
+    p   the remaining probability to accept u, or a node below it, given that u was drawn
+    M   the remaining distribution below u if it is: at first P(.|u)
 
-At the root p = 1. Each draw c of u, with the q that it was drawn from, is visited with min(1, p M[c] / q[c]), all that
-was drawn below it included. If that accepts nothing, what u owes is R = max(0, p M - q), with sum s:
+At the root p = 1. Each draw c of u, with the q that it was drawn from, is visited with min(1, p M[c] / q[c]),
+all draws below it included. If that accepts nothing, the remainder of u is R = max(0, p M - q), with sum s:
 
     p := s / (s + 1 - p),    M := R / s
 
-After the last draw u is accepted with probability p, together with a token that noise chooses from M. A child with
-this token is visited with p = 1; without one the token is the bonus. Otherwise u is rejected, and its parent goes on.
+After the last draw u is accepted with probability p, together with a token that noise chooses from M. A child
+with this token is visited with p = 1; without one the token is the bonus. Otherwise u is rejected, and its
+parent continues.
 
-Why that is lossless: c takes the mass q[c] min(1, p M[c] / q[c]) = min(q[c], p M[c]), whatever was drawn below it, so R
-is what is missing; nothing is accepted with probability 1 - p + s. No q need be another's, so draws without
-replacement (q without what was drawn before) and those of several speculators are covered. On chains this is block
-verification (Sun et al., arXiv 2403.10444).
+Why that is lossless: c takes the mass q[c] min(1, p M[c] / q[c]) = min(q[c], p M[c]), for any draws below it,
+so R is the missing mass; nothing is accepted with probability 1 - p + s. No q need be another's, so draws
+without replacement (q without what was drawn before) and those of several speculators are covered. On chains
+this is block verification (Sun et al., arXiv 2403.10444).
 
 - Draws below a node are tried in the order in which they were kept, as in `multi_step`. None is visited twice: it can
   be rejected only where p M[c] < q[c], and then nothing is left of it in R.
@@ -41,7 +42,7 @@ from specinfer.verification.target import LateNodeError
 
 
 def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """Accept a path whose tokens, with the bonus token, are distributed as the target's."""
+    """Accept a path and bonus token distributed like the target's."""
     draws, children = _Draws(tree), children_by_token(tree)
     rng = randomness.stream(0)
     path = [_Visit(0, 1.0)]
@@ -63,7 +64,7 @@ def verify_traversal(tree: TokenTree, target: Target, randomness: Randomness) ->
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A draw, with the distribution q [K] over `ids` that it was drawn from."""
+    """A draw, with its distribution q [K] over `ids`."""
 
     child: int
     token: int
@@ -107,9 +108,9 @@ class _Visit:
         self._tried: _Draw | None = None
 
     def is_known(self, target: Target) -> bool:
-        """Return whether M is known: the mask of a constraint may be late.
+        """Return whether M is known: a constraint's mask may be late.
 
-        Then no draw below is tried. The node is accepted with its p all the same, and the verdict ends with it.
+        Then no draw below is tried. The node is still accepted with its p, and the verdict ends with it.
         """
         if self._residual is None:
             try:
@@ -119,14 +120,14 @@ class _Visit:
         return True
 
     def chance(self, draw: _Draw) -> float:
-        """Return the probability with which a draw is to be accepted: min(1, p M[c] / q[c])."""
+        """Return a draw's probability of acceptance: `min(1, p M[c] / q[c])`."""
         assert self._residual is not None
         self._tried = draw
         q = float(draw.q[draw.ids == draw.token][0])
         return min(1.0, self.p * float(self._residual[draw.token]) / (q * self._total))
 
     def reject(self) -> bool:
-        """Take what the latest draw was to be accepted for out of p and M; return False if nothing is left of M."""
+        """Subtract the last draw's share; return False if M is empty."""
         assert self._tried is not None
         assert self._residual is not None
         left = subtract(self._residual, self._total, self._tried.ids, self._tried.q / self.p)

@@ -1,9 +1,9 @@
-"""Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1): takes what the target finds plausible. Lossy.
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1). Lossy.
 
     a child v of u is accepted if  P(t_v|u) > min(epsilon, delta * exp(-H(P(.|u))))
 
-epsilon is the hard threshold; the other is lower where the target itself is undecided (H is the entropy in
-nats). Of the accepted paths the longest wins, of several the most probable one. The token behind it is the
+epsilon is the hard threshold; the other is lower if the target itself is uncertain (H is the entropy in
+nats). Of the accepted paths the longest wins, of several the most probable one. The token after it is the
 target's most probable one, so a step without accepted nodes decodes greedily.
 """
 
@@ -48,7 +48,7 @@ class TypicalAcceptance:
         return Verdict(paths[last], target.best(last))
 
     def threshold(self, p: Float64) -> float:
-        """Return the probability above which a token of the distribution p [V] is accepted."""
+        """Return the minimum probability of an accepted token of p [V]."""
         some = p[p > 0]
         entropy = float(-(some * np.log(some)).sum())
         return min(self.epsilon, self.delta * math.exp(-entropy))

@@ -1,1 +1,4 @@
-"""Names, parts and metadata of GGUF files. Their tensors: `GgufWeights` in `specinfer.model.weights.files`."""
+"""Names, parts and metadata of GGUF files.
+
+Their tensors: `GgufWeights` in `specinfer.model.weights.files`.
+"""

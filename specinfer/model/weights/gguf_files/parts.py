@@ -1,4 +1,4 @@
-"""The parts of a GGUF file that was split, found by the names that llama.cpp gives them."""
+"""Parts of a split GGUF file, found by llama.cpp's names."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def split_stem(name: str) -> str:
 
 
 def split_name(path: Path) -> Path:
-    """Follow links until a name is that of a part; return the path itself if there is none."""
+    """Follow links to a part's name; return the path itself otherwise."""
     link = path
     while _NAME.fullmatch(link.name) is None and link.is_symlink():
         link = link.parent / link.readlink()
@@ -27,7 +27,7 @@ def split_name(path: Path) -> Path:
 
 
 def paths_of_parts(path: Path) -> list[Path]:
-    """Return the paths of all parts of a model whose first file this is; by name alone, missing ones too."""
+    """Return paths of a model's parts by name, also missing ones."""
     named = _NAME.fullmatch(path.name)
     if named is None:
         return [path]
@@ -36,9 +36,9 @@ def paths_of_parts(path: Path) -> list[Path]:
 
 
 def read_parts(path: Path) -> "list[QuickReader]":
-    """Return a reader of the file, or of all parts in order if it is the first of several.
+    """Return a reader of a file, or of all its parts.
 
-    Other parts lie next to the file. If it is a link with another name, they lie next to what it links to.
+    Other parts lie next to the file. If it is a link with another name, they lie next to its target.
 
     Raises:
         IncompatibleError: if it is not GGUF, is another part than the first, or if parts are missing.
@@ -69,7 +69,7 @@ def read_parts(path: Path) -> "list[QuickReader]":
 
 
 def read_fields(reader: "QuickReader") -> dict[str, Any]:
-    """Return the metadata of a file, without the lists of a vocabulary, which are long."""
+    """Return a file's metadata, without long vocabulary lists."""
     return {
         name: reader.value(name)
         for name in reader.fields

@@ -1,4 +1,4 @@
-"""Reads GGUF files without touching their tensors, and the long lists of a vocabulary only on request.
+"""Reads GGUF files without tensors, and vocabulary lists only on request.
 
 `gguf` makes two numpy arrays of each entry of a list: 20 seconds for a vocabulary of 150,000 tokens.
 """
@@ -21,7 +21,7 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
 
     def __init__(self, path: Path) -> None:
         self._lists: dict[int, tuple[GGUFValueType, int]] = {}
-        """Kind and length of each list that was stepped over, by the offset of its value."""
+        """Kind and length of each skipped list, by offset."""
         self.path = path
         super().__init__(path)
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: what its metadata say about texts, where `transformers` does not read them.
+"""The tokenizer of a GGUF file, beyond the support of `transformers`.
 
 Ends of answers are those that llama.cpp finds: the tokens of the keys `eos`, `eot` and `eom`, and those whose
 names are the ends of turns that models use, as many files have no such key.
@@ -42,14 +42,14 @@ _TURN_ENDS = frozenset(
 )
 """Names that end an answer in any vocabulary."""
 _SEQUENCE_ENDS = frozenset({"</s>", "<eos>"})
-"""Names that do so as control tokens; else they are marks in a text."""
+"""Ends of turns if control tokens; otherwise marks in texts."""
 _BOS_BY_DEFAULT = frozenset(
     {
         *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         *("jina-v5-nano", "tekken"),
     }
 )
-"""Kinds of splits (`tokenizer.ggml.pre`) whose vocabularies look words up before they merge, and begin with BOS."""
+"""Kinds of splits (`tokenizer.ggml.pre`) whose texts begin with BOS."""
 _AS_GPT2 = frozenset({"default", "gpt-2", "phi-2", "smollm", "exaone4", "mellum", "a.x-4.0", "gigachat"})
 """Kinds that are GPT-2's, or the same for their vocabularies."""
 
@@ -67,7 +67,7 @@ class Vocabulary:
         return self._fields.get(_PREFIX + name, default)
 
     def end_tokens(self) -> list[int]:
-        """Return the ids that end an answer: those of keys, then those of names."""
+        """Return the ids that end an answer: by keys, then names."""
         keyed = [self._get(f"{name}_token_id") for name in _KEYS]
         named = set(self._named_ends())
         return list(dict.fromkeys([*(int(value) for value in keyed if value is not None), *sorted(named)]))
@@ -82,10 +82,10 @@ class Vocabulary:
                 yield token
 
     def chat_templates(self) -> dict[str, str]:
-        """Return the chat templates beside the default one, by their names.
+        """Return further chat templates by name.
 
         Raises:
-            IncompatibleError: if one has no name that a file can have.
+            IncompatibleError: if a name is invalid for a file.
         """
         found = {
             key.removeprefix(_TEMPLATES): str(text)
@@ -97,10 +97,10 @@ class Vocabulary:
         return found
 
     def adapt(self, stages: dict[str, Any]) -> None:
-        """Change a `tokenizer.json` made by `transformers` to what the file says.
+        """Change `transformers`' `tokenizer.json` to match the file.
 
         Raises:
-            IncompatibleError: naming a key that is not understood.
+            IncompatibleError: for an unknown key.
         """
         match self._get("model"):
             case "gpt2":
@@ -112,7 +112,7 @@ class Vocabulary:
                 raise IncompatibleError(f"GGUF: {_PREFIX}{key} = True: is not supported")
 
     def begins_with_bos(self) -> bool | None:
-        """Return whether texts begin with BOS where the file has no key for it; None: `transformers` decides."""
+        """Return the default for BOS; None: `transformers` decides."""
         unsaid = self._get("add_bos_token") is None and self._get("model") == "gpt2"
         return True if unsaid and self._get("pre") in _BOS_BY_DEFAULT else None
 
@@ -122,7 +122,7 @@ class Vocabulary:
         return {short: value for short, value in found.items() if value is not None}
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of a tokenizer of `transformers`: special tokens, ends, chat template."""
+        """Return arguments of a `transformers` tokenizer: special tokens and templates."""
         found: dict[str, Any] = {
             f"{name}_token": None if (token := self._get(f"{key}_token_id")) is None else self.tokens[token]
             for name, key in _SPECIAL.items()
@@ -150,7 +150,7 @@ class Vocabulary:
             stages["model"]["ignore_merges"] = True
 
     def _adapt_pieces(self, stages: dict[str, Any]) -> None:
-        """Let the blank before a text be as `add_space_prefix` says, where that is said."""
+        """Apply `add_space_prefix`, if given, to the blank before texts."""
         prefix = self._get("add_space_prefix")
         if prefix is None:
             return

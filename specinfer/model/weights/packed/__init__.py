@@ -1,11 +1,11 @@
-"""Checkpoints whose matrices were quantised by others, dequantised while they are read.
+"""Checkpoints with quantised matrices, dequantised while they are read.
 
     gptq                 4 or 8 bits, groups along the inputs, with or without order of activations
     awq                  4 bits, groups along the inputs, layout "gemm"
-    fp8, fbgemm_fp8,     float8 beside scales: of a matrix, of its rows, of blocks of 128 x 128
+    fp8, fbgemm_fp8,     float8 with scales: of a matrix, of its rows, of blocks of 128 x 128
     compressed-tensors   float8 of that kind ("float-quantized")
 
-Weights are what the file says; activations stay in the type that the model runs in. Everything else is
+Weights are those of the file; activations stay in the model's type. Everything else is
 refused by name.
 """
 
@@ -22,11 +22,11 @@ from specinfer.model.weights.source import kept_gguf
 
 
 def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.Tensor]:
-    """Return the tensors of a model directory, quantised ones as numbers: of its GGUF file, if it has one.
+    """Return a model directory's tensors, dequantised.
 
     Raises:
         SettingError: if there are none.
-        IncompatibleError: if their quantisation is not understood, naming it.
+        IncompatibleError: for an unsupported quantisation.
     """
     gguf = kept_gguf(directory)
     if gguf is not None:

@@ -1,4 +1,4 @@
-"""Tensors of a quantised checkpoint as numbers, made one at a time when they are read."""
+"""Tensors of a quantised checkpoint, dequantised when they are read."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,7 +17,7 @@ _OF_ACTIVATIONS = ("input_scale", "activation_scale")
 
 
 class DequantisedWeights(NamedTensors):
-    """Weights whose quantised matrices are read as float32."""
+    """Weights with quantised matrices read in float32."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], scheme: Scheme) -> None:
         """Find the quantised matrices.
@@ -91,13 +91,13 @@ class DequantisedWeights(NamedTensors):
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the numbers of words [A, B] as [A, B, 32 / bits], the lowest bits first."""
+    """Unpack words [A, B] to [A, B, 32 / bits], lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return (words[..., None] >> shifts) & ((1 << bits) - 1)
 
 
 def _gptq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
-    """Return [out, in]; words hold neighbours along the inputs, words of zeros along the outputs."""
+    """Return [out, in]; words contain neighbouring inputs, zeros' words outputs."""
     packed, scales = parts["qweight"], parts["scales"].float()
     weight = _unpacked(packed, scheme.bits).transpose(1, 2).reshape(-1, packed.shape[1])  # [in, out]
     zeros = _unpacked(parts["qzeros"], scheme.bits).flatten(1) + scheme.zero_offset  # [groups, out]
@@ -109,7 +109,7 @@ def _gptq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
 
 
 def _awq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
-    """Return [out, in]; words hold neighbours along the outputs, in AWQ's order."""
+    """Return [out, in]; words contain neighbouring outputs, in AWQ's order."""
     weight = _unpacked(parts["qweight"], 4)[..., _AWQ_ORDER].flatten(1)  # [in, out]
     zeros = _unpacked(parts["qzeros"], 4)[..., _AWQ_ORDER].flatten(1)  # [groups, out]
     scales, inputs = parts["scales"].float(), len(weight)

@@ -1,4 +1,4 @@
-"""The `quantization_config` of a checkpoint: what it says about arithmetic, or the refusal."""
+"""Reads a checkpoint's `quantization_config`, or refuses it."""
 
 import json
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = frozenset(
         *("quantization_status", "version", "zero_point", "kv_cache_scheme", "config_groups", "format"),
     }
 )
-"""Keys about how the numbers were found, about kernels and activations, or that are checked apart."""
+"""Keys without effect on arithmetic, or checked elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Scheme:
     zero_offset: int = 0
     """Number added to the zeros of a file."""
     block: tuple[int, int] | None = None
-    """Rows and columns of a block of float8 that share a scale; None: as the scales' shape says."""
+    """Rows and columns of a scaled block; None: by the scales' shape."""
 
 
 def read_scheme(directory: Path) -> Scheme | None:

@@ -38,7 +38,7 @@ class Attention {
     finish(layer, g, merged_.data());
   }
 
-  // One segment of a group; whoever does the last one merges them.
+  // One segment of a group; the thread of the last one merges them.
   void attend_part(int layer, const AttentionGroup& g, int index, int segment) {
     const size_t size = size_t(g.rows) * width_;
     float* parts = m_.attention.partials.data() + g.partials;

@@ -54,7 +54,7 @@ class GrowthPasses {
     seal();
   }
 
-  // Of the rows whose logits were wanted, the frontiers of these trees in order: x, [tokens, hidden] behind the pass.
+  // Of the rows whose logits were wanted, the frontiers of these trees in order: x, [tokens, hidden] after the pass.
   void keep_outs(const std::vector<GrowingTree*>& trees, const float* x) const {
     const int32_t* row = pass.logit_rows;
     for (GrowingTree* t : trees)

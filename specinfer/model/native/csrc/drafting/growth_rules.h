@@ -39,7 +39,7 @@ class Rules {
     t.frontier = added;
   }
 
-  // Whether a further level is expected to bring as many tokens as the time is worth: a node brings one if its path
+  // Whether a further level is expected to add as many tokens as the time is worth: a node adds one if its path
   // is accepted and its best child as well.
   bool level_pays(const std::vector<GrowingTree*>& active) const {
     double sum = 0;
@@ -62,7 +62,7 @@ class Rules {
     return std::min(most, vocabulary);
   }
 
-  // Finds the candidates behind one node of a level.
+  // Finds the candidates after one node of a level.
   void list(const GrowthJob& j, int row, const float* logits, int vocabulary, int depth) const {
     if (j.greedy || j.draws) return lists_.fill(row, logits, vocabulary, j.draws ? j.temperature : j.score_temperature);
     float floor = -INFINITY;
@@ -111,7 +111,7 @@ class Rules {
     return added;
   }
 
-  // Draws children of the frontier: as many as the expansion vector says, or the likeliest.
+  // Draws children of the frontier: as many as in the expansion vector, or the likeliest.
   std::vector<int> sampled(GrowingTree& t, int row, int most) const {
     const int before = t.size(), first = int(t.drawings.size());
     for (size_t r = 0; r < t.frontier.size(); ++r) {
@@ -166,7 +166,7 @@ class Rules {
 
   // The nodes of the first draws that fit into the budget, by rank or as an expansion vector made them; `rank` gets
   // each draw's place in that order, -1 for those that are left out. (It ends with the budget even if the next draw
-  // repeats a node: going on would look at its token.)
+  // repeats a node: another rule would depend on its token.)
   std::vector<int> likeliest_draws(const GrowingTree& t, std::vector<int>& rank) const {
     std::vector<int> order(t.draws.size()), kept;
     std::iota(order.begin(), order.end(), 0);

@@ -1,4 +1,4 @@
-// Products with blocks of GGUF, with activations in bytes: bit for bit the same for a row, whatever rows stand beside it.
+// Products with blocks of GGUF, with activations in bytes: bit for bit the same for a row, for any other rows.
 //
 // A tile is BLOCK_VECTORS * 16 columns of a matrix over all of k, block by block: scales of all columns, then units of 32
 // weights along k. A line of 64 bytes has 32 bits of each of 16 columns:

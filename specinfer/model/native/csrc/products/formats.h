@@ -1,7 +1,7 @@
 // Formats of matrices. The quantised ones are blocks of GGUF, read here as the file has them.
 //
-// A block holds WEIGHTS numbers q of BITS bits, unsigned, with a scale d (float16). Blocks of 256 have a whole-number scale
-// for each GROUP of weights; some formats have a minimum beside each scale:
+// A block has WEIGHTS numbers q of BITS bits, unsigned, with a scale d (float16). Blocks of 256 have a whole-number scale
+// for each GROUP of weights; some formats have a minimum with each scale:
 //
 //   32 weights    d * (q - ZERO)               d * q + m
 //   256 weights   d * scale * (q - ZERO)       d * scale * q - dmin * least

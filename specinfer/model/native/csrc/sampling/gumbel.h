@@ -13,7 +13,7 @@ inline double exponential(uint64_t z) { return -std::log((double(z >> 12) + 0.5)
 
 inline constexpr int CHUNK = 32;  // tokens that are looked at together
 
-// How many of N tokens may have noise below `bounds` [N], told without a logarithm: E = -log(u) >= 1 - u. Of the numbers behind
+// How many of N tokens may have noise below `bounds` [N], found without a logarithm: E = -log(u) >= 1 - u. Of the numbers after
 // u the upper halves are enough, but for the lowest bit, which split_mix would still change. `state(i)` is what they are of.
 template <int N, class State>
 int may_be_below(State state, const float* bounds) {

@@ -4,7 +4,7 @@
 
 namespace specinfer {
 
-// Steps of SplitMix64: the states behind a first one are GOLDEN apart, and each is mixed; the last shift leaves the upper half
+// Steps of SplitMix64: the states after a first one are GOLDEN apart, and each is mixed; the last shift leaves the upper half
 // as it is, but for its lowest bit.
 inline constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15ull;
 inline uint64_t split_mix_state(uint64_t state, uint64_t index) { return state + (index + 1) * GOLDEN; }

@@ -8,10 +8,10 @@
 
 namespace specinfer {
 
-inline constexpr int SUMS = 4;      // pairs of vectors of sums that stay in registers beside two pairs of factors
-inline constexpr int ROWS = 6;      // rows at a time, of keys or of a tile: as many sums stay there beside one pair
+inline constexpr int SUMS = 4;      // pairs of vectors of sums that stay in registers with two pairs of factors
+inline constexpr int ROWS = 6;      // rows at a time, of keys or of a tile: as many sums stay there with one pair
 inline constexpr int WIDE = 2;      // pairs of vectors of a wide tile
-inline constexpr int UNROLLED = 2;  // steps that a loop takes at once: every instruction beside products counts
+inline constexpr int UNROLLED = 2;  // steps that a loop takes at once: every instruction besides products counts
 inline constexpr int BLOCK_VECTORS = 1;  // pairs of vectors of a tile of quantised blocks,
 inline constexpr int BLOCK_ROWS = 6;     // and rows that are multiplied with it at a time
 

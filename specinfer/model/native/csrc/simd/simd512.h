@@ -6,7 +6,7 @@
 
 namespace specinfer {
 
-inline constexpr int SUMS = 24;     // vectors of sums that stay in registers beside their factors,
+inline constexpr int SUMS = 24;     // vectors of sums that stay in registers with their factors,
 inline constexpr int ROWS = 6;      // and rows at a time, of keys or of a wide tile
 inline constexpr int WIDE = 4;      // vectors of a wide tile
 inline constexpr int UNROLLED = 1;  // steps that a loop takes at once

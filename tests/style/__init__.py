@@ -1,0 +1,1 @@
+"""Checks of the rules of plain technical English."""
