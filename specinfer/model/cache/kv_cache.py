@@ -163,7 +163,7 @@ class PagedKVCache:
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
         if self.states is not None:
-            self.states.claim(sequence, nodes + (_STATES_OF_DELTA if delta else 0))
+            self.states.claim(sequence, _STATES_OF_DELTA if delta else 0, nodes)
         for _ in range(missing):
             sequence.blocks.append(self._take_free())
 

@@ -10,9 +10,10 @@ from specinfer.model.families.olmo import OLMO
 from specinfer.model.families.opt import OPT
 from specinfer.model.families.phi import PHI
 from specinfer.model.families.qwen import QWEN
+from specinfer.model.families.qwen_hybrid import QWEN_3_5, QWEN_3_NEXT
 from specinfer.model.families.smollm3 import SMOLLM3
 
-_ALL = (LLAMA, QWEN, GEMMA, GEMMA_2_3, PHI, SMOLLM3, GRANITE, OLMO, OPT, GPT_NEOX)
+_ALL = (LLAMA, QWEN, QWEN_3_5, QWEN_3_NEXT, GEMMA, GEMMA_2_3, PHI, SMOLLM3, GRANITE, OLMO, OPT, GPT_NEOX)
 FAMILIES: dict[str, Family] = {model_type: family for family in _ALL for model_type in family.model_types}
 """Families by `model_type`."""
 GGUF: dict[str, GgufLayout] = {

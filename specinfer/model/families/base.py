@@ -23,12 +23,27 @@ POSITIONS = "model.embed_positions.weight"
 Fields = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Shape of gated delta nets."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    convolved: int
+    """Inputs that a convolution sees, the token's own included."""
+    tiled: bool = False
+    """True if value head h reads key head h % key_heads; else each key head is read by consecutive value heads."""
+
+
 class HeadSizes(NamedTuple):
-    """Attention heads of a model."""
+    """Heads of a model."""
 
     query: int
     key_value: int
     size: int
+    delta_net: DeltaNet | None = None
 
 
 class TensorSource(NamedTuple):

@@ -90,6 +90,10 @@ class VectorSlot(IntEnum):
     HIDDEN_NORM_BIAS = 14
     ATTENDED_NORM = 15
     MLP_NORM = 16
+    CONVOLUTION = 17
+    DECAY = 18
+    TIME_BIAS = 19
+    GATED_NORM = 20
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -104,6 +108,15 @@ class Shape(ctypes.Structure):
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
         *_fields(c_int, "rotary tables activation gated parallel states residual_normed"),
         *_fields(c_float, "eps embedding_scale score_scale residual_scale score_cap logit_cap"),
+        *_fields(c_int, "kv_layers output_gate key_heads value_heads key_dim value_dim convolved tiled"),
+    ]
+
+
+class Recurrence(ctypes.Structure):
+    """Tokens and states of recurrent layers in a pass."""
+
+    _fields_ = [
+        *_fields(c_void_p, "own base tail past past_start inside job_start job_row job_from job_to job_past"),
     ]
 
 
@@ -119,6 +132,7 @@ class Pass(ctypes.Structure):
         *_fields(c_int, "threads sparse features"),
         *_fields(c_void_p, "feature_layers features_out"),
         *_fields(c_int, "first_layer end_layer"),
+        ("recurrence", c_void_p),
     ]
 
 
@@ -159,10 +173,11 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_model_free": (None, [c_void_p]),
     "si_set_matrix": (None, [c_void_p, c_int, c_int, c_int, c_void_p]),
     "si_set_vector": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
-    "si_set_layer": (None, [c_void_p, c_int, c_int, c_int]),
+    "si_set_layer": (None, [c_void_p, c_int, c_int, c_int, c_int, c_int]),
     "si_set_embedding": (None, [c_void_p, c_int, c_void_p]),
     "si_packed": (c_int64, [c_void_p, c_int, c_int, c_void_p]),
     "si_place": (None, [c_void_p, c_int, c_int, c_void_p]),
+    "si_recurrent_sizes": (None, [c_void_p, c_void_p, c_void_p]),
     "si_forward": (None, [c_void_p, c_void_p]),
     "si_grow": (None, [c_void_p, c_void_p]),
     "si_softmax": (None, [c_void_p, c_int, c_float, c_void_p]),
@@ -199,7 +214,7 @@ def _layout() -> Iterator[tuple[str, int]]:
     yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
     for values in (Activation, CacheKind, Storage, MatrixSlot, VectorSlot):
         yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())
-    for structure in (Shape, Pass, GrowthJob, Growth):
+    for structure in (Shape, Recurrence, Pass, GrowthJob, Growth):
         yield f"sizeof {structure.__name__}", ctypes.sizeof(structure)
         for field in structure._fields_:
             yield f"{structure.__name__}.{field[0]}", getattr(structure, field[0]).offset

@@ -15,12 +15,12 @@ from specinfer.model.weights.interfaces import BlockWeights
 
 
 def matrix_shape(which: MatrixSlot, config: ModelConfig, states: int) -> tuple[int, int]:
-    """Return (outputs, inputs) of a matrix of the kernels."""
+    """Return (outputs, inputs) of a matrix of the kernels; of layers those that attend."""
     hidden, heads = config.hidden_size, config.heads * config.head_dim
     read = 2 * hidden if states else hidden  # embeddings beside hidden states
     keys = config.kv_heads * config.head_dim
     return {
-        MatrixSlot.QUERY: (heads, read),
+        MatrixSlot.QUERY: (heads * (1 + config.output_gate), read),
         MatrixSlot.KEY: (keys, read),
         MatrixSlot.VALUE: (keys, read),
         MatrixSlot.OUT: (hidden, heads),
@@ -80,7 +80,10 @@ class WeightPacker:
     def pack_layer(self, layer: int) -> None:
         """Pack one decoder layer."""
         prefix = f"model.layers.{layer}."
-        for which, name in _LAYER_MATRICES:
+        recurrent = self._config.recurrent(layer)
+        if recurrent:
+            self._pack_delta_net(layer, f"{prefix}linear_attn.")
+        for which, name in _LAYER_MATRICES[4 if recurrent else 0 :]:
             if which is not MatrixSlot.GATE or self._config.gated:
                 self._matrix(layer, which, f"{prefix}{name}.weight")
         for bias, names in _LAYER_BIASES:
@@ -94,9 +97,34 @@ class WeightPacker:
         if self._config.post_norm:
             self._vector(layer, VectorSlot.ATTENDED_NORM, [f"{prefix}post_self_attn_layernorm.weight"])
             self._vector(layer, VectorSlot.MLP_NORM, [f"{prefix}post_mlp_layernorm.weight"])
-        if self._config.qk_norm:
+        if self._config.qk_norm and not recurrent:
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
+
+    def _pack_delta_net(self, layer: int, prefix: str) -> None:
+        """Pack the weights of a gated delta net; the gates of states are few, so they stay numbers."""
+        net, hidden = self._config.delta_net, self._config.hidden_size
+        assert net is not None, "a model with recurrent layers has their shape"
+        values = net.value_heads * net.value_dim
+        channels = 2 * net.key_heads * net.key_dim + values
+        self._matrix(layer, MatrixSlot.QUERY, f"{prefix}in_proj_qkv.weight", (channels, hidden))
+        self._matrix(layer, MatrixSlot.KEY, f"{prefix}in_proj_z.weight", (values, hidden))
+        self._matrix(layer, MatrixSlot.OUT, f"{prefix}out_proj.weight", (hidden, values))
+        gates = [f"{prefix}in_proj_{name}.weight" for name in "ba"]
+        self._check_shapes(gates, (2 * net.value_heads, hidden))
+        rows = torch.cat([self._fetch(name) for name in gates])
+        storage = self._number_storage()
+        self._library.si_set_matrix(self._model, layer, MatrixSlot.VALUE, storage, rows.data_ptr())
+        self._check_shapes([f"{prefix}conv1d.weight"], (channels, 1, net.convolved))
+        self._put(layer, VectorSlot.CONVOLUTION, self._read(f"{prefix}conv1d.weight").float()[:, 0].T)
+        for which, name, size in (
+            (VectorSlot.DECAY, "A_log", net.value_heads),
+            (VectorSlot.TIME_BIAS, "dt_bias", net.value_heads),
+            (VectorSlot.GATED_NORM, "norm.weight", net.value_dim),
+        ):
+            self._check_shapes([f"{prefix}{name}"], (size,))
+            vector = self._read(f"{prefix}{name}").float()
+            self._put(layer, which, -vector.exp() if which is VectorSlot.DECAY else vector)
 
     def pack_states(self) -> None:
         """Pack the weights by which EAGLE changes the target's hidden states before its layer."""
@@ -124,10 +152,9 @@ class WeightPacker:
         if self._config.layer_norm:
             self._vector(layer, bias, [f"{name}.bias"], scale)
 
-    def _matrix(self, layer: int, which: MatrixSlot, name: str) -> None:
-        """Pack a matrix as it is stored."""
-        wanted = matrix_shape(which, self._config, self._states)
-        self._check_shapes([name], wanted)
+    def _matrix(self, layer: int, which: MatrixSlot, name: str, shape: tuple[int, int] | None = None) -> None:
+        """Pack a matrix as it is stored; its shape is that of `matrix_shape` unless it is given."""
+        self._check_shapes([name], shape or matrix_shape(which, self._config, self._states))
         storage, rows = self._stored(name)
         self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
 
@@ -139,12 +166,17 @@ class WeightPacker:
         blocks = self._weights.blocks(name, looked_up) if isinstance(self._weights, BlockWeights) else None
         if blocks is not None:
             return Storage[blocks[0]], blocks[1].contiguous()
-        storage = Storage.F32 if self._dtype is torch.float32 else Storage.BF16
-        return storage, self._fetch(name)
+        return self._number_storage(), self._fetch(name)
+
+    def _number_storage(self) -> Storage:
+        return Storage.F32 if self._dtype is torch.float32 else Storage.BF16
 
     def _vector(self, layer: int, which: VectorSlot, names: Sequence[str], scale: float = 1.0) -> None:
         self._check_shapes(names, vector_shape(which, self._config))
-        vector = torch.cat([self._read(name).float() for name in names]).contiguous() * scale
+        self._put(layer, which, torch.cat([self._read(name).float() for name in names]) * scale)
+
+    def _put(self, layer: int, which: VectorSlot, vector: torch.Tensor) -> None:
+        vector = vector.contiguous()
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 
     def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:

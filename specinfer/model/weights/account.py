@@ -19,7 +19,7 @@ from specinfer.model.weights.files import GgufWeights, shape_of
 from specinfer.model.weights.source import kept_gguf
 
 HEAD = "lm_head.weight"
-_FIRST_LAYER = "model.layers.0."
+_LAYERS = "model.layers."
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 """Tensors that old checkpoints carry and the configuration decides: frequencies, causal masks."""
 _SHOWN = 3
@@ -65,25 +65,24 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
     """Return every tensor of a model of our decoder, by its name of Llama's."""
     from transformers import AutoModelForCausalLM
 
-    single = copy.deepcopy(hf)
-    single.num_hidden_layers = 1
-    if getattr(single, "layer_types", None):
-        single.layer_types = single.layer_types[:1]
+    few = copy.deepcopy(hf)
+    few.num_hidden_layers = config.varied_layers
+    if getattr(few, "layer_types", None):
+        few.layer_types = few.layer_types[: config.varied_layers]
     with torch.device("meta"):
-        state = AutoModelForCausalLM.from_config(single).state_dict()
+        state = AutoModelForCausalLM.from_config(few).state_dict()
     renamed = in_llama_names(config, state)
     expected = {
         name: ExpectedTensor(original_name(renamed, name), shape_of(renamed, name)) for name in renamed
     }
-    of_layer = {name: tensor for name, tensor in expected.items() if name.startswith(_FIRST_LAYER)}
-    rest = {name: tensor for name, tensor in expected.items() if name not in of_layer}
-    return rest | {
-        name.replace(".0.", f".{layer}.", 1): tensor._replace(
-            name=tensor.name.replace(".0.", f".{layer}.", 1)
-        )
-        for layer in range(config.layers)
-        for name, tensor in of_layer.items()
-    }
+    found = {name: tensor for name, tensor in expected.items() if not name.startswith(_LAYERS)}
+    for layer in range(config.layers):
+        alike = next(n for n in range(layer + 1) if config.recurrent(n) == config.recurrent(layer))
+        old, new = f".{alike}.", f".{layer}."
+        for name, tensor in expected.items():
+            if name.startswith(f"{_LAYERS}{alike}."):
+                found[name.replace(old, new, 1)] = tensor._replace(name=tensor.name.replace(old, new, 1))
+    return found
 
 
 def check_rope(config: ModelConfig, weights: GgufWeights) -> None:

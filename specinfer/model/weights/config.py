@@ -8,6 +8,7 @@ from typing import Any
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.families import family_of
+from specinfer.model.families.base import DeltaNet
 from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
 from specinfer.special_tokens import tokenizer_end
@@ -77,6 +78,12 @@ class ModelConfig:
     """Frequencies of each layer: NO_ROTARY, 0 for `inv_freq`, 1 for `local_inv_freq`; empty: all 0."""
     local_inv_freq: tuple[float, ...] = ()
     """Other frequencies, without `rotary_scale`."""
+    recurrent_layers: tuple[bool, ...] = ()
+    """True for layers that do not attend but keep a state; empty: all attend."""
+    delta_net: DeltaNet | None = None
+    """Shape of recurrent layers."""
+    output_gate: bool = False
+    """True if rows of queries alternate by head with those of gates of what attention returns."""
 
     @property
     def rotary_dim(self) -> int:
@@ -96,18 +103,36 @@ class ModelConfig:
         """Return the frequencies of a layer, as `layer_rotary` numbers them."""
         return self.layer_rotary[layer] if self.layer_rotary else 0
 
+    def recurrent(self, layer: int) -> bool:
+        """Return whether a layer keeps a state instead of attending."""
+        return bool(self.recurrent_layers) and self.recurrent_layers[layer]
+
+    @property
+    def kv_layers(self) -> int:
+        """Number of layers that attend."""
+        return self.layers - sum(self.recurrent_layers)
+
+    def place(self, layer: int) -> int:
+        """Return the number of a layer among those of its kind."""
+        before = sum(self.recurrent_layers[:layer])
+        return before if self.recurrent(layer) else layer - before
+
     @property
     def varied_layers(self) -> int:
         """Number of first layers among which every kind is."""
-        kinds = [(self.window(layer), self.rotary_of(layer)) for layer in range(self.layers)]
+        kinds = [
+            (self.window(layer), self.rotary_of(layer), self.recurrent(layer)) for layer in range(self.layers)
+        ]
         return 1 + max(kinds.index(kind) for kind in kinds)
 
     def first_layers(self, count: int) -> "ModelConfig":
         """Return the same model cut after `count` layers."""
         if not 0 < count <= self.layers:
             raise SettingError("layers", count, f"the model has {self.layers} layers")
-        windows, rotary = self.windows[:count], self.layer_rotary[:count]
-        return replace(self, layers=count, windows=windows, layer_rotary=rotary)
+        windows, rotary, recurrent = (
+            kinds[:count] for kinds in (self.windows, self.layer_rotary, self.recurrent_layers)
+        )
+        return replace(self, layers=count, windows=windows, layer_rotary=rotary, recurrent_layers=recurrent)
 
     def like_llama(self, what: str) -> "ModelConfig":
         """Return the model for parts that know layers like Llama's only: served up to its window.
@@ -133,6 +158,8 @@ class ModelConfig:
         yield "a factor on attention scores", self.score_scale != self.head_dim**-0.5
         yield "soft caps", bool(self.score_cap or self.logit_cap)
         yield "rotary positions by layer", bool(self.layer_rotary)
+        yield "recurrent layers", any(self.recurrent_layers)
+        yield "gates of attention", self.output_gate
 
 
 def load_config(directory: Path) -> ModelConfig:

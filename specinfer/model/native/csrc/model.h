@@ -19,7 +19,10 @@ struct Norm {
 struct Layer {
   Norm input_norm, post_norm, attended_norm, mlp_norm;
   std::vector<float> q_norm, k_norm, qkv_bias;
+  std::vector<float> convolution, decay, time_bias, gated_norm;  // of a recurrent layer
   int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
+  bool recurrent = false;
+  int place = 0;                        // number among the layers that attend, or among the recurrent ones
   Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one
   Matrix& matrix(int slot) {
     Matrix* all[] = {&q, &k, &v, &out, &gate, &up, &down};  // in the order of MatrixSlot
@@ -40,10 +43,22 @@ struct Model {
   std::vector<float> positions;  // [positions, hidden], if they are learnt
   // buffers of the largest pass so far
   std::vector<float> x, qkv, normed, attended, inner, change;  // change: what a part adds to x, if it is normed
+  std::vector<float> mixed, deltas, decays;  // of a recurrent layer: see recurrent/delta_rule.h
   std::vector<uint32_t> query;  // as the kind of cache multiplies them
   AttentionPlan attention;
   Inputs inputs;                // of the product that is computed now
   int ways = PLAIN;             // in which any matrix reads them
+};
+
+// Numbers of a recurrent layer, in float32.
+struct RecurrentSizes {
+  int keys, values, channels;  // of a row: keys (and queries) and values of all heads, and all three together
+  int state, base;             // of a head's state; of a block: those of all heads, and the last inputs of the convolution
+  int token;                   // of a token: its inputs of the convolution, key, change of the state, decay
+  explicit RecurrentSizes(const Shape& s)
+      : keys(s.key_heads * s.key_dim), values(s.value_heads * s.value_dim), channels(2 * keys + values),
+        state(s.key_dim * s.value_dim), base(s.value_heads * state + (s.convolved - 1) * channels),
+        token(channels + keys + values + s.value_heads) {}
 };
 
 // Numbers that a layer's first projections read: EAGLE's an embedding and a hidden state.
@@ -52,7 +67,11 @@ inline int read_width(const Shape& s) { return s.states ? 2 * s.hidden : s.hidde
 // Packs the rows of a matrix; `layer` counts for those of layers alone.
 inline void set_matrix(Model& m, int layer, int which, Storage storage, const void* rows) {
   const Shape& s = m.shape;
-  const int query = s.heads * s.dim, keys = s.kv_heads * s.dim, read = read_width(s);
+  const bool recurrent = which < HEAD && m.layers[layer].recurrent;
+  const RecurrentSizes r(s);
+  const int query = recurrent ? r.values : s.heads * s.dim, read = read_width(s);
+  const int first = recurrent ? r.channels : query * (1 + s.output_gate);
+  const int key = recurrent ? r.values : s.kv_heads * s.dim, value = recurrent ? 2 * s.value_heads : key;
   const auto put = [&](Matrix& to, int n, int k, int vectors) {
     pack(to, m.arena, storage, rows, n, k, vectors);
     m.ways |= to.input;
@@ -60,8 +79,9 @@ inline void set_matrix(Model& m, int layer, int which, Storage storage, const vo
   if (which == FC) return put(m.fc, s.hidden, s.states * s.hidden, 2);
   if (which == HEAD) return put(m.head, s.vocab, s.hidden, WIDE);
   Matrix& to = m.layers[layer].matrix(which);
-  if (which == QUERY) put(to, query, read, 2);
-  if (which == KEY || which == VALUE) put(to, keys, read, 2);
+  if (which == QUERY) put(to, first, read, 2);
+  if (which == KEY) put(to, key, read, 2);
+  if (which == VALUE) put(to, value, read, 2);
   if (which == OUT) put(to, s.hidden, query, 2);
   if (which == GATE || which == UP) put(to, s.inter, s.hidden, WIDE);
   if (which == DOWN) put(to, s.hidden, s.inter, 2);
@@ -72,11 +92,16 @@ template <class C>
 void prepare(Model& m, const Pass& p) {
   const Shape& s = m.shape;
   const size_t tokens = std::max(p.tokens, p.logits);
-  const size_t read = std::max(read_width(s), s.states * s.hidden), query = s.heads * s.dim;
+  const RecurrentSizes r(s);
+  const size_t read = std::max(read_width(s), s.states * s.hidden), query = std::max(s.heads * s.dim, r.values);
+  const size_t attending = (s.heads * (1 + s.output_gate) + 2 * s.kv_heads) * s.dim;
   const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
   grow(m.x, tokens * s.hidden);
   if (!m.layers[0].attended_norm.weight.empty()) grow(m.change, tokens * s.hidden);
-  grow(m.qkv, tokens * (s.heads + 2 * s.kv_heads) * s.dim);
+  grow(m.qkv, tokens * std::max<size_t>(attending, r.channels + r.values + 2 * s.value_heads));
+  grow(m.mixed, tokens * r.channels);
+  grow(m.deltas, tokens * r.values);
+  grow(m.decays, tokens * s.value_heads);
   grow(m.normed, tokens * read);
   grow(m.query, tokens * s.heads * C::query_words(s.dim));
   grow(m.attended, tokens * query);
