@@ -76,7 +76,7 @@ def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
 
 def _pick(heads: int, sizes: list[int], wanted: slice, matrix: torch.Tensor) -> torch.Tensor:
     """Return some kinds of rows, of which each head has so many, kind by kind."""
-    kinds = matrix.reshape(heads, sum(sizes), *matrix.shape[1:]).split(sizes, 1)[wanted]
+    kinds = torch.split(matrix.reshape(heads, sum(sizes), *matrix.shape[1:]), sizes, 1)[wanted]
     return torch.cat([kind.flatten(0, 1) for kind in kinds])
 
 

@@ -129,10 +129,13 @@ class ModelConfig:
         """Return the same model cut after `count` layers."""
         if not 0 < count <= self.layers:
             raise SettingError("layers", count, f"the model has {self.layers} layers")
-        windows, rotary, recurrent = (
-            kinds[:count] for kinds in (self.windows, self.layer_rotary, self.recurrent_layers)
+        return replace(
+            self,
+            layers=count,
+            windows=self.windows[:count],
+            layer_rotary=self.layer_rotary[:count],
+            recurrent_layers=self.recurrent_layers[:count],
         )
-        return replace(self, layers=count, windows=windows, layer_rotary=rotary, recurrent_layers=recurrent)
 
     def like_llama(self, what: str) -> "ModelConfig":
         """Return the model for parts that know layers like Llama's only: served up to its window.

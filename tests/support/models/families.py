@@ -29,8 +29,8 @@ _DELTA = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
     "shared_expert_intermediate_size": 24,
 }
 _LATENT = {
@@ -250,6 +250,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe_text": ("qwen3_5_moe_text", _HEAD | _EXPERTS | _DELTA),
     "qwen3_5_text": ("qwen3_5_text", _HEAD | _DELTA),
     "qwen3_next": ("qwen3_next", _HEAD | _EXPERTS | _DELTA),
+    "qwen3_next, dense": ("qwen3_next", _HEAD | _DELTA | {"mlp_only_layers": [0, 1, 2, 3]}),
     "recurrent_gemma": ("recurrent_gemma", {"lru_width": 32, "attention_window_size": 16}),
     "rwkv": ("rwkv", {"attention_hidden_size": 32, "context_length": 512}),
     "seed_oss": ("seed_oss", _HEAD),
@@ -265,12 +266,12 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Name in the table -> (`model_type`, what its configuration has beside `SHAPE`)."""
 
 
-def random_model(name: str, **changes: Any) -> Any:
+def random_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model of this entry whose predictions differ from token to token."""
     family, own = FAMILIES[name]
     wide = _WIDE if family in OURS else {}
     config = transformers.AutoConfig.for_model(family, **(SHAPE | own | wide | changes))
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
