@@ -162,17 +162,17 @@ def section(title: str, figures: dict[str, Figures], size: int, about: dict[str,
         cells = [cell for own in figures.values() for cell in _cells(own, count, rows[0], size)]
         factors = [figures[other].median(count) / figures[first].median(count) for other in others]
         lines.append(line(str(count), [*cells, *(f"{factor:.2f}" for factor in factors)]))
-    rates = [f"{system} {_spread(own.prompt_rates)}" for system, own in figures.items()]
+    rates = [f"{system} {spread(own.prompt_rates)}" for system, own in figures.items()]
     return "\n".join([*lines, "", f"Tokens of a prompt a second: {', '.join(rates)}.", ""])
 
 
 def _cells(own: Figures, count: int, fewest: int, size: int) -> list[str]:
-    milliseconds = _spread([1000 * seconds for seconds in own.passes[count]])
+    milliseconds = spread([1000 * seconds for seconds in own.passes[count]])
     middle = own.median(count)
     return [milliseconds, f"{size / middle / 1e9:.1f}", f"{middle / own.median(fewest):.2f}"]
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     """Return for example "12.3 (12.0..13.1)"."""
     return f"{_short(median(values))} ({_short(min(values))}..{_short(max(values))})"
 

@@ -5,15 +5,32 @@ from specinfer.model.families.base import Family, GgufLayout
 from specinfer.model.families.gemma import GEMMA, GEMMA_2_3
 from specinfer.model.families.gpt_neox import GPT_NEOX
 from specinfer.model.families.granite import GRANITE
+from specinfer.model.families.hybrid.granite import GRANITE_HYBRID
+from specinfer.model.families.hybrid.lfm2 import LFM2
+from specinfer.model.families.hybrid.qwen import QWEN_3_5, QWEN_3_NEXT
 from specinfer.model.families.llama import LLAMA
 from specinfer.model.families.olmo import OLMO
 from specinfer.model.families.opt import OPT
 from specinfer.model.families.phi import PHI
 from specinfer.model.families.qwen import QWEN
-from specinfer.model.families.qwen_hybrid import QWEN_3_5, QWEN_3_NEXT
 from specinfer.model.families.smollm3 import SMOLLM3
 
-_ALL = (LLAMA, QWEN, QWEN_3_5, QWEN_3_NEXT, GEMMA, GEMMA_2_3, PHI, SMOLLM3, GRANITE, OLMO, OPT, GPT_NEOX)
+_ALL = (
+    LLAMA,
+    QWEN,
+    QWEN_3_5,
+    QWEN_3_NEXT,
+    GEMMA,
+    GEMMA_2_3,
+    PHI,
+    SMOLLM3,
+    GRANITE,
+    GRANITE_HYBRID,
+    LFM2,
+    OLMO,
+    OPT,
+    GPT_NEOX,
+)
 FAMILIES: dict[str, Family] = {model_type: family for family in _ALL for model_type in family.model_types}
 """Families by `model_type`."""
 GGUF: dict[str, GgufLayout] = {

@@ -56,6 +56,14 @@ class CacheKind(IntEnum):
     BYTES_CACHE = 2
 
 
+class RecurrentKind(IntEnum):
+    """Kinds of layers that keep a state instead of attending."""
+
+    DELTA_NET = 0
+    STATE_SPACE = 1
+    SHORT_CONVOLUTION = 2
+
+
 class MatrixSlot(IntEnum):
     """Matrices of a layer; of the model: its head, and fc of an EAGLE model."""
 
@@ -94,6 +102,8 @@ class VectorSlot(IntEnum):
     DECAY = 18
     TIME_BIAS = 19
     GATED_NORM = 20
+    CONVOLUTION_BIAS = 21
+    SKIP = 22
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -108,7 +118,9 @@ class Shape(ctypes.Structure):
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
         *_fields(c_int, "rotary tables activation gated parallel states residual_normed"),
         *_fields(c_float, "eps embedding_scale score_scale residual_scale score_cap logit_cap"),
-        *_fields(c_int, "kv_layers output_gate key_heads value_heads key_dim value_dim convolved tiled"),
+        *_fields(
+            c_int, "kv_layers output_gate recurrent_kind key_heads value_heads key_dim value_dim convolved"
+        ),
     ]
 
 
@@ -212,7 +224,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
 def _layout() -> Iterator[tuple[str, int]]:
     """Return the interface as C++ lists it: sizes, offsets of all fields, values."""
     yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
-    for values in (Activation, CacheKind, Storage, MatrixSlot, VectorSlot):
+    for values in (Activation, CacheKind, Storage, RecurrentKind, MatrixSlot, VectorSlot):
         yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())
     for structure in (Shape, Recurrence, Pass, GrowthJob, Growth):
         yield f"sizeof {structure.__name__}", ctypes.sizeof(structure)

@@ -1,14 +1,14 @@
 """A model of the compiled kernels: its supported kinds, its handle, the memory of its cache."""
 
 import ctypes
-from dataclasses import fields
+from dataclasses import asdict
 
 import numpy as np
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.families.base import DeltaNet
-from specinfer.model.native.bindings import BLOCK, LANES, Activation, CacheKind, Shape
+from specinfer.model.families.base import RecurrentShape
+from specinfer.model.native.bindings import BLOCK, LANES, Activation, CacheKind, RecurrentKind, Shape
 from specinfer.model.native.build import load_library
 from specinfer.model.native.expansion import CacheMemory, NativeGrowth
 from specinfer.model.native.weights import WeightPacker
@@ -32,18 +32,24 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
         raise IncompatibleError(
             f"native kernels: head_dim = {config.head_dim}: must be a multiple of {LANES}"
         )
-    net = config.delta_net
-    if net is not None and (net.key_dim % LANES or net.value_dim % LANES or not 1 < net.convolved <= BLOCK):
+    shape = config.recurrent_shape
+    if shape is not None and (shape.key_dim % LANES or shape.value_dim % LANES):
         raise IncompatibleError(
-            f"native kernels: linear heads of {net.key_dim} and {net.value_dim}: must be multiples of {LANES}"
+            f"native kernels: recurrent heads of {shape.key_dim} keys and {shape.value_dim} values: "
+            f"must be multiples of {LANES}"
+        )
+    if shape is not None and not 1 < shape.convolved <= BLOCK:
+        raise IncompatibleError(
+            f"native kernels: a convolution of {shape.convolved} inputs: must be 2 to {BLOCK}"
         )
     load_library()
 
 
-def _recurrent_fields(net: DeltaNet | None) -> dict[str, int]:
-    if net is None:
+def _recurrent_fields(shape: RecurrentShape | None) -> dict[str, int]:
+    if shape is None:
         return {"convolved": 1}
-    return {field.name: int(getattr(net, field.name)) for field in fields(net)}
+    found = asdict(shape)
+    return found | {"recurrent_kind": RecurrentKind[found.pop("kind").upper()]}
 
 
 def cache_kind(kv_type: str, dtype: torch.dtype) -> CacheKind:
@@ -96,7 +102,7 @@ class NativeModel:
             logit_cap=config.logit_cap,
             kv_layers=config.kv_layers,
             output_gate=config.output_gate,
-            **_recurrent_fields(config.delta_net),
+            **_recurrent_fields(config.recurrent_shape),
         )
         cos, sin = (
             torch.cat(parts)[:, : config.rotary_dim // 2].contiguous() for parts in zip(*tables, strict=True)

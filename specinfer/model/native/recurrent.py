@@ -108,13 +108,13 @@ class NativeStates:
     @classmethod
     def of(cls, model: NativeModel) -> "NativeStates | None":
         """Return the states of a model that has just been loaded; None: it has no recurrent layers."""
-        layers, net = model.config.layers - model.config.kv_layers, model.config.delta_net
-        if not layers or net is None:
+        layers, shape = model.config.layers - model.config.kv_layers, model.config.recurrent_shape
+        if not layers or shape is None:
             return None
         base, token = ctypes.c_int32(), ctypes.c_int32()
         model.library.si_recurrent_sizes(model.address, ctypes.addressof(base), ctypes.addressof(token))
         most = int(_MEMORY_PART * available_memory())
-        return cls(layers * base.value, layers * token.value, net.convolved, most)
+        return cls(layers * base.value, layers * token.value, shape.convolved, most)
 
     @contextmanager
     def over(self, batch: Batch) -> Iterator[Recurrence]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.families.base import RecurrentShape
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
@@ -82,7 +83,7 @@ class WeightPacker:
         prefix = f"model.layers.{layer}."
         recurrent = self._config.recurrent(layer)
         if recurrent:
-            self._pack_delta_net(layer, f"{prefix}linear_attn.")
+            self._pack_recurrent(layer, f"{prefix}linear_attn.")
         for which, name in _LAYER_MATRICES[4 if recurrent else 0 :]:
             if which is not MatrixSlot.GATE or self._config.gated:
                 self._matrix(layer, which, f"{prefix}{name}.weight")
@@ -101,30 +102,41 @@ class WeightPacker:
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
 
-    def _pack_delta_net(self, layer: int, prefix: str) -> None:
-        """Pack the weights of a gated delta net; the gates of states are few, so they stay numbers."""
-        net, hidden = self._config.delta_net, self._config.hidden_size
-        assert net is not None, "a model with recurrent layers has their shape"
-        values = net.value_heads * net.value_dim
-        channels = 2 * net.key_heads * net.key_dim + values
-        self._matrix(layer, MatrixSlot.QUERY, f"{prefix}in_proj_qkv.weight", (channels, hidden))
-        self._matrix(layer, MatrixSlot.KEY, f"{prefix}in_proj_z.weight", (values, hidden))
-        self._matrix(layer, MatrixSlot.OUT, f"{prefix}out_proj.weight", (hidden, values))
-        gates = [f"{prefix}in_proj_{name}.weight" for name in "ba"]
-        self._check_shapes(gates, (2 * net.value_heads, hidden))
-        rows = torch.cat([self._fetch(name) for name in gates])
+    def _pack_recurrent(self, layer: int, prefix: str) -> None:
+        """Pack the weights of a recurrent layer; gates of states are few, so they stay numbers."""
+        shape, hidden = self._config.recurrent_shape, self._config.hidden_size
+        assert shape is not None, "a model with recurrent layers has their shape"
+        self._matrix(layer, MatrixSlot.QUERY, f"{prefix}in_proj_qkv.weight", (shape.channels, hidden))
+        self._matrix(layer, MatrixSlot.KEY, f"{prefix}in_proj_z.weight", (shape.values, hidden))
+        self._matrix(layer, MatrixSlot.OUT, f"{prefix}out_proj.weight", (hidden, shape.values))
+        if shape.kind == "short_convolution":
+            self._matrix(layer, MatrixSlot.VALUE, f"{prefix}in_proj_x.weight", (shape.values, hidden))
+        else:
+            self._pack_gates(layer, prefix, shape)
+        self._check_shapes([f"{prefix}conv1d.weight"], (shape.channels, 1, shape.convolved))
+        self._put(layer, VectorSlot.CONVOLUTION, self._read(f"{prefix}conv1d.weight").float()[:, 0].T)
+        if f"{prefix}conv1d.bias" in self._weights:
+            self._sized(layer, VectorSlot.CONVOLUTION_BIAS, f"{prefix}conv1d.bias", shape.channels)
+
+    def _pack_gates(self, layer: int, prefix: str, shape: RecurrentShape) -> None:
+        heads, space = shape.value_heads, shape.kind == "state_space"
+        names = [f"{prefix}in_proj_{name}.weight" for name in ("a" if space else "ba")]
+        self._check_shapes(names, (len(names) * heads, self._config.hidden_size))
+        rows = torch.cat([self._fetch(name) for name in names])
         storage = self._number_storage()
         self._library.si_set_matrix(self._model, layer, MatrixSlot.VALUE, storage, rows.data_ptr())
-        self._check_shapes([f"{prefix}conv1d.weight"], (channels, 1, net.convolved))
-        self._put(layer, VectorSlot.CONVOLUTION, self._read(f"{prefix}conv1d.weight").float()[:, 0].T)
-        for which, name, size in (
-            (VectorSlot.DECAY, "A_log", net.value_heads),
-            (VectorSlot.TIME_BIAS, "dt_bias", net.value_heads),
-            (VectorSlot.GATED_NORM, "norm.weight", net.value_dim),
-        ):
-            self._check_shapes([f"{prefix}{name}"], (size,))
-            vector = self._read(f"{prefix}{name}").float()
-            self._put(layer, which, -vector.exp() if which is VectorSlot.DECAY else vector)
+        decays = f"{prefix}A_log"
+        self._check_shapes([decays], (heads,))
+        self._put(layer, VectorSlot.DECAY, -self._read(decays).float().exp())
+        self._sized(layer, VectorSlot.TIME_BIAS, f"{prefix}dt_bias", heads)
+        normed = shape.values if space else shape.value_dim
+        self._sized(layer, VectorSlot.GATED_NORM, f"{prefix}norm.weight", normed)
+        if space:
+            self._sized(layer, VectorSlot.SKIP, f"{prefix}D", heads)
+
+    def _sized(self, layer: int, which: VectorSlot, name: str, size: int) -> None:
+        self._check_shapes([name], (size,))
+        self._put(layer, which, self._read(name).float())
 
     def pack_states(self) -> None:
         """Pack the weights by which EAGLE changes the target's hidden states before its layer."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.families import family_of
-from specinfer.model.families.base import DeltaNet
+from specinfer.model.families.base import RecurrentShape
 from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
 from specinfer.special_tokens import tokenizer_end
@@ -17,6 +17,8 @@ ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
 """Activations in the order of the kernels (native/csrc/model.h)."""
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Other names in configurations."""
+_WITH_TEXT_PART = ("qwen3_5",)
+"""Values of `model_type` of models for images and text, of which our decoder runs the text part."""
 _SHAPE = {
     "layers": "num_hidden_layers",
     "intermediate_size": "intermediate_size",
@@ -80,7 +82,7 @@ class ModelConfig:
     """Other frequencies, without `rotary_scale`."""
     recurrent_layers: tuple[bool, ...] = ()
     """True for layers that do not attend but keep a state; empty: all attend."""
-    delta_net: DeltaNet | None = None
+    recurrent_shape: RecurrentShape | None = None
     """Shape of recurrent layers."""
     output_gate: bool = False
     """True if rows of queries alternate by head with those of gates of what attention returns."""
@@ -197,6 +199,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     except Exception as error:  # no `model_type` that it knows, values that do not go together: of any type
         what = " ".join(str(error).split())
         raise SettingError("model", str(directory), f"config.json: {what}") from error
+    hf = _text_part(hf)
     generation, path = None, directory / "generation_config.json"
     if path.is_file():
         try:
@@ -209,6 +212,15 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
         generation = generation or GenerationConfig()
         generation.eos_token_id = [*known, end]
     return hf, generation
+
+
+def _text_part(hf: Any) -> Any:
+    if hf.model_type not in _WITH_TEXT_PART:
+        return hf
+    text = hf.get_text_config()
+    if (quantised := getattr(hf, "quantization_config", None)) is not None:
+        text.quantization_config = quantised
+    return text
 
 
 def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:

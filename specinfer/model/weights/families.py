@@ -72,7 +72,7 @@ def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> 
     rename = family_of(config.family).rename
     if rename is None or isinstance(weights, RenamedWeights):
         return weights
-    heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim, config.delta_net)
+    heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim, config.recurrent_shape)
     sources: dict[str, base.TensorSource] = {}
     for name in weights:
         sources |= rename(heads, name)

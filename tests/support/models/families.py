@@ -48,6 +48,19 @@ _LATENT = {
 } | _EXPERTS
 _GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 48}
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+_WIDE_MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_expand": 2,
+    "shared_intermediate_size": 48,
+    "position_embedding_type": "rope",
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 1.5,
+}
 _SLIDING = {"sliding_window": 8}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -174,6 +187,10 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "granitemoehybrid": (
         "granitemoehybrid",
         _MAMBA | _EXPERTS | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 24},
+    ),
+    "granitemoehybrid, dense": (
+        "granitemoehybrid",
+        _WIDE_MAMBA | {"num_local_experts": 0, "layer_types": ["mamba", "attention"] * 2},
     ),
     "helium": ("helium", _HEAD),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _HEAD),

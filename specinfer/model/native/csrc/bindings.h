@@ -17,18 +17,23 @@ enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q
 // How keys and values are kept: attention/cache_kinds.h.
 enum CacheKind { FLOAT32_CACHE, BFLOAT16_CACHE, BYTES_CACHE };
 
+// Kinds of layers that keep a state instead of attending: recurrent/.
+enum RecurrentKind { DELTA_NET, STATE_SPACE, SHORT_CONVOLUTION };
+
 // Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). Of a recurrent layer QUERY makes what
-// is convolved (queries, keys, values), KEY the gates of its output, VALUE those of its states (beta, then alpha, of each head).
+// is convolved (queries, keys, values), KEY the gates of its output, VALUE those of its states: beta, then alpha, of each head,
+// or steps of time; of a short convolution factors of what is convolved.
 enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC };
 
 // Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
 // A norm that is not set is not there. Q_NORM, K_NORM: of each head, or of all heads of a row together, by their length.
 // ATTENDED_NORM, MLP_NORM: of what attention and MLP add to the hidden states.
-// Of recurrent layers: CONVOLUTION [width, channels], DECAY (negative) and TIME_BIAS [heads], GATED_NORM [value dimension].
+// Of recurrent layers: CONVOLUTION [width, channels], its CONVOLUTION_BIAS, DECAY (negative) and TIME_BIAS [heads], SKIP [heads]
+// of a state space, GATED_NORM [value dimension], of a state space of all heads.
 enum VectorSlot {
   INPUT_NORM, POST_NORM, Q_NORM, K_NORM, FINAL_NORM, POSITIONS, INPUT_NORM_BIAS, POST_NORM_BIAS, FINAL_NORM_BIAS,
   QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS, HIDDEN_NORM, HIDDEN_NORM_BIAS,
-  ATTENDED_NORM, MLP_NORM, CONVOLUTION, DECAY, TIME_BIAS, GATED_NORM
+  ATTENDED_NORM, MLP_NORM, CONVOLUTION, DECAY, TIME_BIAS, GATED_NORM, CONVOLUTION_BIAS, SKIP
 };
 
 struct Shape {
@@ -44,12 +49,11 @@ struct Shape {
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
   int kv_layers;    // those that attend; the others are recurrent (si_set_layer)
   int output_gate;  // beside each query head lies a gate of what it attends to
-  // Gated delta nets: heads of keys and of values, their dimensions, inputs that a convolution sees. tiled: value head h
-  // reads key head h mod key_heads, else h / (value_heads / key_heads).
-  int key_heads, value_heads, key_dim, value_dim, convolved, tiled;
+  // Recurrent layers: their kind, heads of keys and of values, dimensions of those, inputs that a convolution sees.
+  int recurrent_kind, key_heads, value_heads, key_dim, value_dim, convolved;
 };
 
-// Tokens and states of recurrent layers in a pass: see recurrent/delta_rule.h. Addresses are of float32 of all recurrent
+// Tokens and states of recurrent layers in a pass: see recurrent/past.h. Addresses are of float32 of all recurrent
 // layers; a past token is an address, or -1 - its row in this pass. `past`: those before each row that it needs, of which the
 // last `inside` are of its block.
 struct Recurrence {
@@ -142,13 +146,14 @@ inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(VectorSlot::OUT_BIAS), VALUE(VectorSlot::UP_BIAS), VALUE(VectorSlot::DOWN_BIAS),
     VALUE(VectorSlot::HIDDEN_NORM), VALUE(VectorSlot::HIDDEN_NORM_BIAS), VALUE(VectorSlot::ATTENDED_NORM),
     VALUE(VectorSlot::MLP_NORM), VALUE(VectorSlot::CONVOLUTION), VALUE(VectorSlot::DECAY), VALUE(VectorSlot::TIME_BIAS),
-    VALUE(VectorSlot::GATED_NORM),
+    VALUE(VectorSlot::GATED_NORM), VALUE(VectorSlot::CONVOLUTION_BIAS), VALUE(VectorSlot::SKIP),
+    VALUE(RecurrentKind::DELTA_NET), VALUE(RecurrentKind::STATE_SPACE), VALUE(RecurrentKind::SHORT_CONVOLUTION),
     SIZE(Shape), AT(Shape, layers), AT(Shape, hidden), AT(Shape, inter), AT(Shape, heads), AT(Shape, kv_heads),
     AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, tables), AT(Shape, activation), AT(Shape, gated),
     AT(Shape, parallel), AT(Shape, states), AT(Shape, residual_normed), AT(Shape, eps),
     AT(Shape, embedding_scale), AT(Shape, score_scale), AT(Shape, residual_scale), AT(Shape, score_cap), AT(Shape, logit_cap),
-    AT(Shape, kv_layers), AT(Shape, output_gate), AT(Shape, key_heads), AT(Shape, value_heads), AT(Shape, key_dim),
-    AT(Shape, value_dim), AT(Shape, convolved), AT(Shape, tiled),
+    AT(Shape, kv_layers), AT(Shape, output_gate), AT(Shape, recurrent_kind), AT(Shape, key_heads), AT(Shape, value_heads), AT(Shape, key_dim),
+    AT(Shape, value_dim), AT(Shape, convolved),
     SIZE(Recurrence), AT(Recurrence, own), AT(Recurrence, base), AT(Recurrence, tail), AT(Recurrence, past),
     AT(Recurrence, past_start), AT(Recurrence, inside), AT(Recurrence, job_start), AT(Recurrence, job_row),
     AT(Recurrence, job_from), AT(Recurrence, job_to), AT(Recurrence, job_past),

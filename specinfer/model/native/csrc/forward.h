@@ -8,7 +8,8 @@
 
 #include "attention/attention.h"
 #include "norms.h"
-#include "recurrent/delta_rule.h"
+#include "recurrent/heads.h"
+#include "recurrent/short_convolution.h"
 
 namespace specinfer {
 
@@ -18,7 +19,8 @@ class Worker {
  public:
   Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
       : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
-        attention_(model, pass, work, thread), recurrence_(model, pass, thread, threads) {}
+        attention_(model, pass, work, thread), heads_(model, pass, thread, threads),
+        short_convolution_(model, pass, thread, threads) {}
 
   void run() {
     const int end = p_.end_layer;
@@ -77,9 +79,13 @@ class Worker {
   }
 
   void recur(const Layer& l) {
-    recurrence_.convolve(l);
+    const bool is_short = s_.recurrent_kind == SHORT_CONVOLUTION;
+    is_short ? short_convolution_.multiply_inputs(l) : heads_.convolve(l);
     barrier_.wait();
-    recurrence_.run(l);
+    is_short ? short_convolution_.convolve(l) : heads_.run(l);
+    barrier_.wait();
+    if (s_.recurrent_kind != STATE_SPACE) return;
+    heads_.norm_groups(l);
     barrier_.wait();
   }
 
@@ -321,7 +327,8 @@ class Worker {
   SharedWork* work_;
   const int thread_, threads_;
   Attention<C> attention_;
-  DeltaRule recurrence_;
+  RecurrentHeads heads_;
+  ShortConvolution short_convolution_;
 };
 
 // Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.

@@ -88,7 +88,7 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
       &l.input_norm.weight, &l.post_norm.weight, &l.q_norm, &l.k_norm, &m.final_norm.weight, &m.positions,
       &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv_bias, &l.out.bias, &l.up.bias, &l.down.bias,
       &m.hidden_norm.weight, &m.hidden_norm.bias, &l.attended_norm.weight, &l.mlp_norm.weight,
-      &l.convolution, &l.decay, &l.time_bias, &l.gated_norm};
+      &l.convolution, &l.decay, &l.time_bias, &l.gated_norm, &l.convolution_bias, &l.skip};
   targets[which]->assign(data, data + n);
 }
 

@@ -19,7 +19,7 @@ struct Norm {
 struct Layer {
   Norm input_norm, post_norm, attended_norm, mlp_norm;
   std::vector<float> q_norm, k_norm, qkv_bias;
-  std::vector<float> convolution, decay, time_bias, gated_norm;  // of a recurrent layer
+  std::vector<float> convolution, convolution_bias, decay, time_bias, gated_norm, skip;  // of a recurrent layer
   int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
   bool recurrent = false;
   int place = 0;                        // number among the layers that attend, or among the recurrent ones
@@ -43,7 +43,7 @@ struct Model {
   std::vector<float> positions;  // [positions, hidden], if they are learnt
   // buffers of the largest pass so far
   std::vector<float> x, qkv, normed, attended, inner, change;  // change: what a part adds to x, if it is normed
-  std::vector<float> mixed, deltas, decays;  // of a recurrent layer: see recurrent/delta_rule.h
+  std::vector<float> mixed, deltas, decays;  // of a recurrent layer: see recurrent/
   std::vector<uint32_t> query;  // as the kind of cache multiplies them
   AttentionPlan attention;
   Inputs inputs;                // of the product that is computed now
@@ -55,10 +55,12 @@ struct RecurrentSizes {
   int keys, values, channels;  // of a row: keys (and queries) and values of all heads, and all three together
   int state, base;             // of a head's state; of a block: those of all heads, and the last inputs of the convolution
   int token;                   // of a token: its inputs of the convolution, key, change of the state, decay
+  int gates;                   // columns of VALUE
   explicit RecurrentSizes(const Shape& s)
       : keys(s.key_heads * s.key_dim), values(s.value_heads * s.value_dim), channels(2 * keys + values),
         state(s.key_dim * s.value_dim), base(s.value_heads * state + (s.convolved - 1) * channels),
-        token(channels + keys + values + s.value_heads) {}
+        token(channels + (s.recurrent_kind == SHORT_CONVOLUTION ? 0 : keys + values + s.value_heads)),
+        gates(s.recurrent_kind == DELTA_NET ? 2 * s.value_heads : s.recurrent_kind == STATE_SPACE ? s.value_heads : values) {}
 };
 
 // Numbers that a layer's first projections read: EAGLE's an embedding and a hidden state.
@@ -71,7 +73,7 @@ inline void set_matrix(Model& m, int layer, int which, Storage storage, const vo
   const RecurrentSizes r(s);
   const int query = recurrent ? r.values : s.heads * s.dim, read = read_width(s);
   const int first = recurrent ? r.channels : query * (1 + s.output_gate);
-  const int key = recurrent ? r.values : s.kv_heads * s.dim, value = recurrent ? 2 * s.value_heads : key;
+  const int key = recurrent ? r.values : s.kv_heads * s.dim, value = recurrent ? r.gates : key;
   const auto put = [&](Matrix& to, int n, int k, int vectors) {
     pack(to, m.arena, storage, rows, n, k, vectors);
     m.ways |= to.input;
@@ -98,7 +100,7 @@ void prepare(Model& m, const Pass& p) {
   const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
   grow(m.x, tokens * s.hidden);
   if (!m.layers[0].attended_norm.weight.empty()) grow(m.change, tokens * s.hidden);
-  grow(m.qkv, tokens * std::max<size_t>(attending, r.channels + r.values + 2 * s.value_heads));
+  grow(m.qkv, tokens * std::max<size_t>(attending, r.channels + r.values + r.gates));
   grow(m.mixed, tokens * r.channels);
   grow(m.deltas, tokens * r.values);
   grow(m.decays, tokens * s.value_heads);

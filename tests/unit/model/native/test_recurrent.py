@@ -1,18 +1,24 @@
 """Recurrent layers of the compiled kernels: the same bits however a text is cut, and whatever is beside it."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from specinfer.errors import ExhaustedError, SettingError
+from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.model.loading import load_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.check import probe_loaded
 from specinfer.model.runner import ModelRunner
 from tests.support.effort import effort
 from tests.support.models.families import random_model
@@ -20,7 +26,7 @@ from tests.support.tiny_models import reference_logits, runner_of
 
 pytestmark = pytest.mark.native
 
-FAMILIES = ("qwen3_5_text", "qwen3_next, dense")
+FAMILIES = ("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense")
 SEEDS = range(6)
 
 
@@ -209,3 +215,62 @@ def test_no_prefixes_are_kept_in_files(tmp_path: Any) -> None:
 
 def test_trees_are_grown_level_by_level() -> None:
     assert not make("qwen3_5_text")._executor.can_grow((), None)  # type: ignore[attr-defined]
+
+
+def test_the_text_part_of_a_model_for_images_is_run(tmp_path: Path) -> None:
+    """Its tensors are below `language_model`; those of images and of MTP are of no use."""
+    model = random_model("qwen3_5_text")
+    weights = {
+        name.replace("model.", "model.language_model.", 1): tensor.contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight" or not model.config.tie_word_embeddings
+    }
+    weights |= {"mtp.norm.weight": torch.zeros(64), "model.visual.pos_embed.weight": torch.zeros(4, 8)}
+    save_file(weights, tmp_path / "model.safetensors")
+    transformers.Qwen3_5Config(text_config=model.config.to_dict()).save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, RunnerOptions(dtype="float32", kv_tokens=512))
+    assert probe_loaded(tmp_path, loaded).executor == "native"
+    runner, tokens = ModelRunner(*loaded), tokens_of(1, 20)
+    (logits,) = runner.forward([Segment(runner.open(), tokens, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, tokens)[-1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "reason"),
+    [
+        ("lfm2", {"conv_bias": True}, "conv_bias = True"),
+        ("qwen3_5_text", {"attention_bias": True}, "attention_bias = True"),
+        ("qwen3_next", {}, "num_experts = 4"),
+        ("granitemoehybrid", {}, "num_local_experts = 4"),
+        ("granitemoehybrid, dense", {"time_step_limit": (0.0, 1.0)}, "time_step_limit"),
+        ("qwen3_5_text", {"linear_key_head_dim": 8}, "recurrent heads of 8 keys and 32 values"),
+    ],
+)
+def test_what_is_not_known_is_named(family: str, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises((IncompatibleError, SettingError), match=reason):
+        make(family, **change)
+
+
+def test_granite_without_positions() -> None:
+    model = random_model("granitemoehybrid, dense", position_embedding_type=None)
+    runner, tokens = runner_of(model, executor="native"), tokens_of(2, 40)
+    (logits,) = runner.forward([Segment(runner.open(), tokens, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, tokens)[-1], rtol=1e-3, atol=1e-3)
+
+
+def test_layers_on_disk_give_the_same_bits(tmp_path: Path) -> None:
+    model, tokens = random_model("qwen3_5_text"), tokens_of(3, 40)
+    offload = {"offload": "disk", "offload_directory": str(tmp_path)}
+    found = [
+        runner.forward([Segment(runner.open(), tokens, want_last=True)])[0]
+        for runner in (runner_of(model, executor="native", **options) for options in ({}, offload))
+    ]
+    assert torch.equal(*found)
+
+
+def test_parts_that_know_only_attention_refuse_such_models() -> None:
+    model = random_model("qwen3_5_text")
+    with pytest.raises(IncompatibleError, match="kv_window = 64: recurrent layers, gates of attention"):
+        runner_of(model, executor="native", kv_window=64)
+    with pytest.raises(SettingError, match="no recurrent layers"):
+        runner_of(model, executor="torch")

@@ -65,11 +65,19 @@ class Past {
   }
   // Last inputs of the convolution, oldest first.
   float* inputs_of(float* base) const { return base + size_t(m_.shape.value_heads) * sizes_.state; }
+  // Keeps the inputs of the last tokens of a block beside its state.
+  void keep_inputs(const int64_t* tokens, const Layer& l, float* base) const {
+    float* to = inputs_of(base);
+    const int before = m_.shape.convolved - 1;
+    for (int i = BLOCK - before; i < BLOCK; ++i, to += sizes_.channels)
+      std::memcpy(to, token(tokens[i], l).inputs, sizes_.channels * sizeof(float));
+  }
   const float* inputs_of(const float* base) const { return base + size_t(m_.shape.value_heads) * sizes_.state; }
 
  private:
   PastToken row(int row, const Layer& l) const {
     const size_t columns = l.q.n + l.k.n + l.v.n;
+    if (m_.shape.recurrent_kind == SHORT_CONVOLUTION) return {&m_.mixed[size_t(row) * sizes_.channels]};
     return {&m_.qkv[row * columns], &m_.mixed[size_t(row) * sizes_.channels + sizes_.keys],
             &m_.deltas[size_t(row) * sizes_.values], &m_.decays[size_t(row) * m_.shape.value_heads]};
   }

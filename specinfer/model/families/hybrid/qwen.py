@@ -6,11 +6,23 @@ from typing import Any
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.families.base import DeltaNet, Family, Fields, HeadSizes, TensorSource, llama_fields
+from specinfer.model.families.base import (
+    Family,
+    Fields,
+    HeadSizes,
+    RecurrentShape,
+    TensorSource,
+    llama_fields,
+    replaced,
+)
+from specinfer.model.families.hybrid.qwen_gguf import LAYOUT
 from specinfer.model.families.positions import FULL, rotary
 
 LINEAR = "linear_attention"
 """Name of recurrent layers in `layer_types`."""
+_NAMES = {"model.language_model.": "model."}
+_OTHER_PARTS = ("model.visual.", "mtp.")
+"""Parts of checkpoints for images, and for drafts."""
 _OUTPUT_NORM = ".linear_attn.norm."
 
 
@@ -24,7 +36,8 @@ def _fields(hf: Any) -> Fields:
         "qk_norm": True,
         "output_gate": True,
         "recurrent_layers": tuple(kind == LINEAR for kind in hf.layer_types),
-        "delta_net": DeltaNet(
+        "recurrent_shape": RecurrentShape(
+            kind="delta_net",
             key_heads=hf.linear_num_key_heads,
             value_heads=hf.linear_num_value_heads,
             key_dim=hf.linear_key_head_dim,
@@ -51,13 +64,15 @@ def _raised(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
+    if name.startswith(_OTHER_PARTS):
+        return {}
     raised = name.endswith("norm.weight") and _OUTPUT_NORM not in name
-    return {name: TensorSource(name, _raised if raised else None)}
+    return {replaced(name, _NAMES): TensorSource(name, _raised if raised else None)}
 
 
 def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     """Divide what Qwen 3 Next projects with one matrix, by key heads."""
-    net = heads.delta_net
+    net = heads.recurrent
     assert net is not None, "its configuration says so"
     of_key = net.value_heads // net.key_heads
     convolved = [net.key_dim, net.key_dim, of_key * net.value_dim]
@@ -80,5 +95,5 @@ def _pick(heads: int, sizes: list[int], wanted: slice, matrix: torch.Tensor) -> 
     return torch.cat([kind.flatten(0, 1) for kind in kinds])
 
 
-QWEN_3_5 = Family(model_types=("qwen3_5_text",), fields=_fields, rename=_rename)
+QWEN_3_5 = Family(model_types=("qwen3_5_text",), fields=_fields, rename=_rename, gguf={"qwen35": LAYOUT})
 QWEN_3_NEXT = Family(model_types=("qwen3_next",), fields=_next_fields, rename=_next_rename)

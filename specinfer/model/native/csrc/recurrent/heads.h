@@ -1,9 +1,10 @@
-// Gated delta net (arXiv 2412.06464) of some rows, in float32: causal convolution, then the delta rule of each head.
+// Layers whose heads keep a state, in float32: gated delta nets (arXiv 2412.06464) and state spaces (Mamba 2, arXiv 2405.21060).
 //
-// With S the state at the beginning of a row's block, k the keys, A the decay since then, and beta, the rule is
+// After a causal convolution, with S the state at the beginning of a row's block and A the decay since then, each head computes
 //   delta = beta (v - A S^T k - sum_i A / A_i (k_i . k) delta_i)     over the tokens i before it in its block
 //   out = A S^T q + sum_i A / A_i (k_i . q) delta_i                  the row itself included
-// which is the recurrence of the state written out. A head's rows are computed by one thread, in order.
+// which is the recurrence of the state written out. A state space has delta = dt v instead, and skip v beside out; its
+// queries, keys and values are called C, B and x. A head's rows are computed by one thread, in order.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -50,13 +51,13 @@ inline void scale_by(float scale, int n, float* x) {
   for (int i = 0; i < n; i += LANES) store(x + i, mul(load(x + i), spread(scale)));
 }
 
-// One thread's share of the recurrent layers of a pass.
-class DeltaRule {
+// One thread's share of such layers.
+class RecurrentHeads {
  public:
-  DeltaRule(Model& m, const Pass& p, int thread, int threads)
+  RecurrentHeads(Model& m, const Pass& p, int thread, int threads)
       : m_(m), s_(m.shape), p_(p), sizes_(m.shape), past_(m, p), thread_(thread), threads_(threads) {}
 
-  // Queries, keys and values of all rows: convolved, and the first two divided by their length.
+  // Queries, keys and values of all rows: convolved; the first two of a delta net divided by their length.
   void convolve(const Layer& l) {
     const int heads = 2 * s_.key_heads + s_.value_heads;
     const Range r = share(p_.tokens * heads, thread_, threads_);
@@ -69,6 +70,16 @@ class DeltaRule {
     for (int item = r.begin; item < r.end; ++item) run_head(l, item / s_.value_heads, item % s_.value_heads);
   }
 
+  // What a state space returns, behind its gates.
+  void norm_groups(const Layer& l) {
+    const int groups = s_.key_heads, n = sizes_.values / groups;
+    const Range r = share(p_.tokens * groups, thread_, threads_);
+    for (int item = r.begin; item < r.end; ++item) {
+      float* x = &m_.attended[size_t(item) * n];
+      rms_norm(x, &l.gated_norm[item % groups * n], n, s_.eps, x);
+    }
+  }
+
  private:
   void prepare() {
     of_key_.resize(s_.value_dim), out_.resize(s_.value_dim), scaled_.resize(BLOCK * s_.key_dim);
@@ -79,7 +90,8 @@ class DeltaRule {
     const int n = value ? s_.value_dim : s_.key_dim;
     const int c = value ? 2 * sizes_.keys + (head - 2 * s_.key_heads) * n : head * n;
     float* out = &m_.mixed[size_t(row) * sizes_.channels + c];
-    std::fill(out, out + n, 0.0f);
+    if (l.convolution_bias.empty()) std::fill(out, out + n, 0.0f);
+    else std::copy_n(&l.convolution_bias[c], n, out);
     for (int back = s_.convolved - 1; back >= 0; --back) {
       const float* x = past_.inputs(row, back, l);
       const float* w = &l.convolution[size_t(s_.convolved - 1 - back) * sizes_.channels + c];
@@ -88,7 +100,7 @@ class DeltaRule {
     }
     for (int i = 0; i < n; i += LANES) store(out + i, silu(load(out + i)));
     const bool query = head < s_.key_heads;
-    if (!value) scale_by(1 / std::sqrt(dot(out, out, n) + SMALLEST_SQUARES) * (query ? 1 / std::sqrt(float(n)) : 1), n, out);
+    if (!value && !spaces()) scale_by(1 / std::sqrt(dot(out, out, n) + SMALLEST_SQUARES) * (query ? 1 / std::sqrt(float(n)) : 1), n, out);
     if (!past_.keeps(row)) return;
     const KeptToken own = past_.own(row, l.place);
     const float* inputs = past_.inputs(row, 0, l) + c;
@@ -107,7 +119,7 @@ class DeltaRule {
     for (; job < end; ++job) settle(l, job, head);
   }
 
-  int key_head(int head) const { return s_.tiled ? head % s_.key_heads : head / (s_.value_heads / s_.key_heads); }
+  int key_head(int head) const { return head / (s_.value_heads / s_.key_heads); }
 
   // A head's state at the end of a block, which may replace that of its beginning.
   void settle(const Layer& l, int job, int head) {
@@ -115,7 +127,7 @@ class DeltaRule {
     const float* from = past_.state(at.job_from[job], l);
     float* to = past_.state(at.job_to[job], l);
     const int64_t* tokens = at.job_past + size_t(job) * BLOCK;
-    if (head == 0) keep_inputs(l, tokens, past_.inputs_of(to));
+    if (head == 0) past_.keep_inputs(tokens, l, to);
     const int keys = s_.key_dim, values = s_.value_dim, first = key_head(head) * keys;
     const float* deltas[BLOCK];
     const float last = past_.token(tokens[BLOCK - 1], l).decays[head];
@@ -136,32 +148,30 @@ class DeltaRule {
       }
   }
 
-  void keep_inputs(const Layer& l, const int64_t* tokens, float* to) const {
-    for (int i = 1; i < s_.convolved; ++i, to += sizes_.channels) {
-      const float* inputs = past_.token(tokens[BLOCK - s_.convolved + i], l).inputs;
-      std::copy(inputs, inputs + sizes_.channels, to);
-    }
-  }
-
   void step(const Layer& l, int row, int head) {
     const int keys = s_.key_dim, values = s_.value_dim, first = key_head(head) * keys, inside = past_.inside(row);
     const float* mixed = &m_.mixed[size_t(row) * sizes_.channels];
     const float *q = mixed + first, *k = mixed + sizes_.keys + first, *v = mixed + 2 * sizes_.keys + head * values;
     const float* row_at = &m_.qkv[size_t(row) * (l.q.n + l.k.n + l.v.n)];
     const float *gate = row_at + sizes_.channels + head * values, *beta = row_at + sizes_.channels + sizes_.values + head;
+    const float time = softplus(beta[spaces() ? 0 : s_.value_heads] + l.time_bias[head]);
     const int64_t* block = past_.block(row);
     const float before = inside ? past_.token(block[inside - 1], l).decays[head] : 0.0f;
-    const float total = before + l.decay[head] * softplus(beta[s_.value_heads] + l.time_bias[head]);
+    const float total = before + l.decay[head] * time;
     read_base(l, row, head, k, q, std::exp(total));
     for (int i = 0; i < inside; ++i) {
       const PastToken t = past_.token(block[i], l);
       const float *key = t.keys + first, *delta = t.deltas + size_t(head) * values, weight = std::exp(total - t.decays[head]);
-      add_scaled(weight * dot(key, k, keys), delta, values, of_key_.data());
+      if (!spaces()) add_scaled(weight * dot(key, k, keys), delta, values, of_key_.data());
       add_scaled(weight * dot(key, q, keys), delta, values, out_.data());
     }
     float* delta = &m_.deltas[size_t(row) * sizes_.values + head * values];
-    const Floats share = spread(1 / (1 + std::exp(-beta[0])));
-    for (int c = 0; c < values; c += LANES) store(delta + c, mul(share, sub(load(v + c), load(&of_key_[c]))));
+    const Floats share = spread(spaces() ? time : 1 / (1 + std::exp(-beta[0])));
+    for (int c = 0; c < values; c += LANES) {
+      const Floats x = load(v + c);
+      store(delta + c, mul(share, spaces() ? x : sub(x, load(&of_key_[c]))));
+    }
+    if (spaces()) add_scaled(l.skip[head], v, values, out_.data());
     add_scaled(dot(k, q, keys), delta, values, out_.data());
     m_.decays[size_t(row) * s_.value_heads + head] = total;
     if (past_.keeps(row)) {
@@ -186,9 +196,12 @@ class DeltaRule {
   }
 
   void finish(const Layer& l, const float* gate, float* to) {
-    rms_norm(out_.data(), l.gated_norm.data(), s_.value_dim, s_.eps, to);
+    if (spaces()) std::copy(out_.begin(), out_.end(), to);
+    else rms_norm(out_.data(), l.gated_norm.data(), s_.value_dim, s_.eps, to);
     for (int c = 0; c < s_.value_dim; c += LANES) store(to + c, mul(load(to + c), silu(load(gate + c))));
   }
+
+  bool spaces() const { return s_.recurrent_kind == STATE_SPACE; }
 
   static float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
