@@ -186,7 +186,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", _EXPERTS),
     "granitemoehybrid": (
         "granitemoehybrid",
-        _MAMBA | _EXPERTS | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 24},
+        _WIDE_MAMBA | _EXPERTS | {"layer_types": ["mamba", "attention"] * 2},
     ),
     "granitemoehybrid, dense": (
         "granitemoehybrid",
