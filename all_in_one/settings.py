@@ -1,6 +1,6 @@
 """Settings of the server in one process (environment prefix SPECINFER_SERVE_)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -28,6 +28,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 class ServeSettings(ApiSettings, RequestSettings):
     """OpenAI's API for one model, all in one process."""
+
+    group: ClassVar[str] = "Model"
 
     model_config = SettingsConfigDict(**{**ApiSettings.model_config, "env_prefix": "SPECINFER_SERVE_"})
 

@@ -1,19 +1,22 @@
-"""`python -m benchmarks pair`: a real target with its draft, plain and in trees, beside llama.cpp on the same file.
+"""`python -m benchmarks pair`: a real target with its draft over HTTP, next to llama-server on the same files.
 
-One `LLM` answers every prompt plainly and with trees, in turns, so that drift of the machine meets both alike.
-The first turn is that of a cold planner. llama.cpp (its Python binding, one stream) takes its turn after them.
+One server of ours answers every prompt plainly and with trees, llama-server once plainly and once with the same draft,
+all in turns, so that a machine that drifts affects all of them. The first turn is that of a cold planner.
+Tokens per second include the reading of the prompts.
 """
 
+import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
 
-from benchmarks.peers.processes import PeerProcess
+from benchmarks.peers.servers import Server
 from benchmarks.prompts import mixed_texts
 from benchmarks.publish import RESULTS, write
 from benchmarks.tables import origin
@@ -21,18 +24,20 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.demo import PAIR
 from specinfer.cli.show import console
 from specinfer.hub import resolve_model
-from specinfer.llm import LLM, SamplingParams
 from specinfer.model.weights.source import KEPT_GGUF
 from specinfer.system.threads import thread_count
-from specinfer.tokenizer import Tokenizer
 
 STREAMS = (1, 4, 16)
-MODES = {"plain": "off", "trees": "tree"}
-LLAMA_CPP = "llama.cpp plain"
-_LONGEST = 256
-"""Tokens of a prompt: what is measured is decoding, and prompts are read."""
+PLAIN = "plain"
+LLAMA_SERVER = "llama-server"
+_LONGEST = 800
+"""Characters of a prompt: decoding is measured, reading has its own report."""
+_CONTEXT = 1024
+"""Tokens per stream that llama-server reserves."""
 Rates = dict[tuple[str, int, str], list[float]]
 """Tokens per second of every turn, by kind of prompts, streams and mode."""
+Mode = Callable[[Sequence[str], int, int], float]
+"""Tokens per second of texts, at this many streams, with answers of this length."""
 
 
 def main(
@@ -43,88 +48,82 @@ def main(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     model: str = PAIR[0],
     draft: str = PAIR[1],
-    llama_cpp: Annotated[Path | None, typer.Option(help="Python with llama-cpp-python.")] = None,
+    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server.")] = None,
     out: Annotated[Path, typer.Option(help="The report, without its suffix.")] = RESULTS / "pair",
 ) -> None:
     """Measure a target with its draft."""
-    directory = resolve_model(model)
-    tokenizer = Tokenizer.load(directory)
-    texts = {path.stem: [_encoded(tokenizer, text) for text in mixed_texts(path)] for path in prompts}
+    texts = {path.stem: [text[-_LONGEST:] for text in mixed_texts(path)] for path in prompts}
     rates: Rates = {}
-    with LLM(model, draft=draft, max_num_seqs=max(STREAMS)) as llm, tempfile.TemporaryDirectory() as folder:
-        file = {"source": (directory / KEPT_GGUF).resolve()}
-        peer = PeerProcess("llama_cpp", "", file, Path(folder), llama_cpp) if llama_cpp else None
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        modes = own_modes(stack, model, draft, temperature, Path(folder))
+        if llama_server is not None:
+            modes |= llama_modes(stack, llama_server, model, draft, temperature, Path(folder))
         for turn in range(turns):
             for kind, own in texts.items():
                 for streams in STREAMS:
-                    console.print(f"turn {turn + 1}: {kind}, {streams} streams")
-                    count = few if streams == 1 else 2 * streams if streams < 16 else streams
+                    count = few if streams == 1 else streams
                     chosen = [own[(turn * count + i) % len(own)] for i in range(count)]
-                    for mode in list(MODES)[:: -1 if turn % 2 else 1]:
-                        rate = tokens_per_second(llm, chosen, streams, MODES[mode], new_tokens, temperature)
-                        rates.setdefault((kind, streams, mode), []).append(rate)
-                    if peer is not None and streams == 1 and not temperature:
-                        rates.setdefault((kind, 1, LLAMA_CPP), []).append(
-                            _of_llama_cpp(peer, chosen, new_tokens)
+                    for mode in list(modes)[:: -1 if turn % 2 else 1]:
+                        rate = modes[mode](chosen, streams, new_tokens)
+                        console.print(
+                            f"turn {turn + 1}: {kind}, {streams} streams, {mode}: {rate:.1f} tokens/s"
                         )
+                        rates.setdefault((kind, streams, mode), []).append(rate)
             kinds = "greedy" if not temperature else f"temperature {temperature}"
             shown = f"{kinds}, {new_tokens} new tokens a prompt; turn {turn + 1} of {turns}, the first one is cold."
             about = origin(about_this_run("python -m benchmarks pair"))
             write(out, report(f"{model} with the draft {draft}", f"{about}; {shown}", rates))
-        if peer is not None:
-            peer.close()
 
 
-def tokens_per_second(
-    llm: LLM,
-    prompts: Sequence[list[int]],
-    streams: int,
-    speculation: str,
-    new_tokens: int,
-    temperature: float,
-) -> float:
-    """Return the pace of all prompts, so many at once, reading included."""
-    params = SamplingParams(
-        temperature=temperature, seed=1, max_tokens=new_tokens, ignore_eos=True, speculation=speculation
-    )
-    started = time.perf_counter()
-    for start in range(0, len(prompts), streams):
-        llm.generate(
-            [{"prompt_token_ids": p} for p in prompts[start : start + streams]], params, use_tqdm=False
+def own_modes(stack: ExitStack, model: str, draft: str, temperature: float, folder: Path) -> dict[str, Mode]:
+    """Start our server; return plain decoding and trees."""
+    command = [sys.executable, "-m", "specinfer.cli", "serve", "--listen", "{host}:{port}", "--model", model]
+    server = stack.enter_context(Server([*command, "--draft", draft], folder / "specinfer.log"))
+    return {
+        name: partial(
+            server.tokens_per_second, fields={"temperature": temperature, "speculation": speculation}
         )
-    return len(prompts) * new_tokens / (time.perf_counter() - started)
-
-
-def _of_llama_cpp(peer: PeerProcess, prompts: Sequence[list[int]], new_tokens: int) -> float:
-    task = {
-        "prompts": [prompts[0], *prompts],
-        "few": len(prompts),
-        "new_tokens": new_tokens,
-        "threads": thread_count(0),
-        "lookup": False,
+        for name, speculation in ((PLAIN, "off"), ("trees", "tree"))
     }
-    found = peer.measure(task)
-    if isinstance(found, str):
-        raise SystemExit(f"llama.cpp: {found}")
-    return float(next(iter(found.values()))["1"])
 
 
-def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode_chat([{"role": "user", "content": text}])[-_LONGEST:]
+def llama_modes(
+    stack: ExitStack, binary: Path, model: str, draft: str, temperature: float, folder: Path
+) -> dict[str, Mode]:
+    """Start llama-server plainly and with the draft; return both modes."""
+    target, small = ((resolve_model(name) / KEPT_GGUF).resolve() for name in (model, draft))
+    threads, slots = thread_count(0), max(STREAMS)
+    flags = {"--host": "{host}", "--port": "{port}", "-m": target, "-t": threads, "-tb": threads}
+    flags |= {"-np": slots, "-c": slots * _CONTEXT}
+    common = [str(binary), *(str(part) for flag in flags.items() for part in flag)]
+    found: dict[str, Mode] = {}
+    for name, extra in (("plain", []), ("draft", ["--spec-type", "draft-simple", "-md", str(small)])):
+        server = stack.enter_context(Server([*common, *extra], folder / f"llama-{name}.log"))
+        fields = {"temperature": temperature, "cache_prompt": False}
+        found[f"{LLAMA_SERVER} {name}"] = partial(server.tokens_per_second, fields=fields)
+    return found
 
 
 def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence[float]]) -> str:
     """Return the page: medians and ranges over turns, and ratios turn by turn."""
-    lines = [f"# {title}", "", about, "", "| prompts | streams | mode | tokens/s | over plain | first turn |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = [f"# {title}", "", about, ""]
+    lines += [
+        "| prompts | streams | mode | tokens/s | over plain | first turn | over the best of llama-server |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|"]
     for (kind, streams, mode), own in rates.items():
-        plain = rates[kind, streams, "plain"]
-        ratios = [a / b for a, b in zip(own, plain, strict=True)]
+        ratios = [a / b for a, b in zip(own, rates[kind, streams, PLAIN], strict=True)]
         pace = f"{median(own):.1f} ({min(own):.1f} to {max(own):.1f})"
-        over = "" if mode == "plain" else f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-        first = "" if mode == "plain" else f"{ratios[0]:.2f}x"
-        lines.append(f"| {kind} | {streams} | {mode} | {pace} | {over} | {first} |")
+        over, first = ("", "") if mode == PLAIN else (_ratio(ratios), f"{ratios[0]:.2f}x")
+        peers = [rate for (k, s, m), rate in rates.items() if (k, s) == (kind, streams) and LLAMA_SERVER in m]
+        best = [max(turn) for turn in zip(*peers, strict=True)] if LLAMA_SERVER not in mode else []
+        lead = _ratio([a / b for a, b in zip(own, best, strict=True)]) if best else ""
+        lines.append(f"| {kind} | {streams} | {mode} | {pace} | {over} | {first} | {lead} |")
     return "\n".join(lines) + "\n"
+
+
+def _ratio(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ _LIMITS = SchedulerLimits()
 class RequestSettings(ProcessSettings):
     """Settings of requests, of a gateway by itself or in one process with everything."""
 
+    group: ClassVar[str] = "Requests"
+
     chat_template: str = Field(
         "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
     )
@@ -53,6 +55,8 @@ class RequestSettings(ProcessSettings):
 
 class SecuritySettings(ServiceSettings):
     """TLS towards verifiers, speculator services and Redis."""
+
+    group: ClassVar[str] = "Security"
 
     services_tls_ca: str = Field(
         "", description="PEM file of the authorities of verifiers and speculators; with it TLS is used."
@@ -100,6 +104,8 @@ EMBEDDED = "embedded:"
 
 class GatewaySettings(SecuritySettings, RequestSettings):
     """Settings of the gateway, which owns every request, merges speculators' trees and calls the verifier."""
+
+    group: ClassVar[str] = "Gateway"
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
     hung_seconds: ClassVar[float] = 5.0

@@ -1,6 +1,7 @@
 """Settings of the HTTP service (environment prefix SPECINFER_HTTP_)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -26,6 +27,8 @@ class GatewayAccess:
 
 class ApiSettings(ProcessSettings):
     """Settings of OpenAI's API over HTTP, in one process with its gateway or not."""
+
+    group: ClassVar[str] = "HTTP API"
 
     listen: str = Field("127.0.0.1:8000", description="Address to listen on, host:port.")
     served_model_name: str = Field(
@@ -77,6 +80,8 @@ class ApiSettings(ProcessSettings):
 
 class HttpSettings(ApiSettings):
     """Settings of the HTTP service, which speaks OpenAI's API and calls gateways."""
+
+    group: ClassVar[str] = "Gateways"
 
     model_config = SettingsConfigDict(**{**ProcessSettings.model_config, "env_prefix": "SPECINFER_HTTP_"})
 

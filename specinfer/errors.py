@@ -34,7 +34,7 @@ class InvalidInputError(SpecInferError):
 
     def __init__(self, field: str, value: object, why: str) -> None:
         super().__init__(f"{field} = {_shorten(value)}: {why}")
-        self.field, self.why = field, why
+        self.field, self.value, self.why = field, value, why
         may_be_shown = isinstance(value, (bool, int, float)) and "token_ids" not in field
         self._shown = f" = {value}" if may_be_shown else ""
 
@@ -50,6 +50,10 @@ class MalformedTreeError(InvalidInputError):
 
 class SettingError(InvalidInputError):
     """A service or command was started with a bad setting."""
+
+    def renamed(self, name: str) -> "SettingError":
+        """Return the same error about a setting as the operator wrote it."""
+        return SettingError(name, self.value, self.why)
 
     @property
     def for_logs(self) -> str:

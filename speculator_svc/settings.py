@@ -1,5 +1,7 @@
 """Settings of a speculator (environment prefix SPECINFER_SPECULATOR_)."""
 
+from typing import ClassVar
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -16,6 +18,8 @@ _DEFAULTS = DrafterOptions()
 
 class SpeculatorSettings(ServiceSettings):
     """A speculator service guesses token trees with one drafter or several."""
+
+    group: ClassVar[str] = "Drafters"
 
     model_config = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_prefix": "SPECINFER_SPECULATOR_"}

@@ -1,6 +1,6 @@
 """Settings of the verifier (environment prefix SPECINFER_VERIFIER_)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -28,6 +28,8 @@ _LIMITS = EngineLimits()
 
 class VerifierSettings(ServiceSettings):
     """The verifier checks whole token trees in one pass of the large model."""
+
+    group: ClassVar[str] = "Model"
 
     model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "SPECINFER_VERIFIER_"})
 

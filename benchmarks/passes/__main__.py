@@ -4,15 +4,26 @@ Writes one section of a report for each model and context; sections of others st
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
-from benchmarks.passes.measure import CHUNK, TITLE, Figures, OurPasses, SystemTimes, matrix_bytes, section
+from benchmarks.passes.measure import (
+    CHUNK,
+    READ,
+    TITLE,
+    Figures,
+    OurPasses,
+    SystemTimes,
+    matrix_bytes,
+    section,
+)
 from benchmarks.peers.processes import PeerProcess
 from benchmarks.publish import RESULTS
 from benchmarks.tables import with_sections
@@ -30,32 +41,48 @@ FEW = 8
 
 def main(
     models: Annotated[list[str], typer.Argument(help="Names, directories or GGUF files.")],
-    rows: Annotated[str, typer.Option(help="Rows of the passes.")] = "1,2,3,4,6,8,12,16,32,64",
+    rows: Annotated[str, typer.Option(help="Rows of each request.")] = "1,2,3,4,6,8,12,16,32,64",
     context: Annotated[str, typer.Option(help="Tokens before the passes.")] = "256,4096",
+    requests: Annotated[str, typer.Option(help="Requests of a pass.")] = "1",
+    kv_type: Annotated[str, typer.Option(help="Formats of cached keys and values.")] = "bf16",
     threads: Annotated[int, typer.Option(help="Threads; 0: all that the process may use.")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="Turns of the systems.")] = 3,
-    llama_python: Annotated[Path | None, typer.Option(help="Python that has llama-cpp-python.")] = None,
+    llama_python: Annotated[
+        Path | None, typer.Option(help="Python that has llama-cpp-python; for one request.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Report, Markdown.")] = RESULTS / "passes.md",
 ) -> None:
     """Measure passes of models."""
     use_threads(threads)
-    sizes, contexts = numbers("rows", rows), numbers("context", context)
+    sizes, contexts, counts = (
+        numbers("rows", rows),
+        numbers("context", context),
+        numbers("requests", requests),
+    )
+    formats = kv_type.split(",")
     about = about_this_run("python -m benchmarks passes")
     for model in models:
         directory = resolve_model(model)
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            peer = None
-            if llama_python is not None:
-                peer = llama_peer(directory, llama_python, Path(folder))
+            peers = (
+                {} if llama_python is None else llama_peers(directory, llama_python, Path(folder), formats)
+            )
+            for peer in peers.values():
                 stack.callback(peer.close)
-            ours = OurPasses(directory, max(contexts))
-            size = matrix_bytes(directory, ours.runner.config)
-            for tokens in contexts:
-                figures = measure(ours, peer, tokens, sizes, turns)
-                head = f"{model_name(model)} after {tokens} tokens"
-                text = section(head, figures, size, about | {"weights": str(ours.runner.weights)})
+            most = max(counts) * (max(contexts) + max(sizes))
+            ours = {_named(OURS, name, formats): OurPasses(directory, most, name) for name in formats}
+            first = next(iter(ours.values()))
+            size = matrix_bytes(directory, first.runner.config)
+            for tokens, count in product(contexts, counts):
+                figures = measure(ours, peers if count == 1 else {}, tokens, count, sizes, turns)
+                head = f"{model_name(model)} after {tokens} tokens" + (f", {count} requests" * (count > 1))
+                text = section(head, figures, size, about | {"weights": str(first.runner.weights)})
                 write(out, {head: text})
                 console.print(text, markup=False)
+
+
+def _named(system: str, kv_type: str, formats: list[str]) -> str:
+    return system if len(formats) == 1 else f"{system} {kv_type}"
 
 
 def numbers(option: str, text: str) -> list[int]:
@@ -70,8 +97,8 @@ def numbers(option: str, text: str) -> list[int]:
     return found
 
 
-def llama_peer(directory: Path, python: Path, folder: Path) -> PeerProcess:
-    """Return llama.cpp on the same file.
+def llama_peers(directory: Path, python: Path, folder: Path, formats: list[str]) -> dict[str, PeerProcess]:
+    """Return llama.cpp on the same file, once for each format of keys and values.
 
     Raises:
         SettingError: if the model was made of no GGUF file.
@@ -81,39 +108,50 @@ def llama_peer(directory: Path, python: Path, folder: Path) -> PeerProcess:
         raise SettingError(
             "llama-python", str(python), f"{directory} has no GGUF file that llama.cpp could read"
         )
-    return PeerProcess("llama_cpp_passes", "", {"source": path.resolve()}, folder, python)
+    source = {"source": path.resolve()}
+    return {
+        _named(PEER, name, formats): PeerProcess("llama_cpp_passes", name, source, folder, python)
+        for name in formats
+    }
 
 
 def measure(
-    ours: OurPasses, peer: PeerProcess | None, tokens: int, sizes: list[int], turns: int
+    ours: Mapping[str, OurPasses],
+    peers: Mapping[str, PeerProcess],
+    tokens: int,
+    requests: int,
+    sizes: list[int],
+    turns: int,
 ) -> dict[str, Figures]:
     """Return figures by system, from turns in alternating order.
 
-    A prompt's speed is that of a chunk in every second turn, behind a long context that of the context.
+    A prompt's speed is that of a chunk in every second turn, after a long context that of the context.
     """
-    task: dict[str, Any] = {"context": tokens, "threads": ours.threads}
-    systems: dict[str, Callable[[list[int]], SystemTimes]] = {OURS: partial(ours.measure, tokens)}
-    if peer is not None:
-        systems[PEER] = lambda wanted: of_peer(peer, task | {"rows": wanted})
+    task: dict[str, Any] = {"context": tokens, "threads": torch.get_num_threads(), "read": READ}
+    systems: dict[str, Callable[[list[int]], SystemTimes]] = {
+        name: partial(own.measure, tokens, requests) for name, own in ours.items()
+    }
+    for name, peer in peers.items():
+        systems[name] = partial(of_peer, peer, task)
     found = {system: Figures() for system in systems}
     several = [size for size in sizes for _ in range(max(1, FEW // size))]
     for turn in range(turns):
         wanted = [1, *several, *([CHUNK] if tokens <= CHUNK and turn % 2 == 0 else [])]
-        for system in sorted(systems, reverse=turn % 2 == 0):
+        for system in list(systems)[:: -1 if turn % 2 else 1]:
             reading = systems[system](wanted)
             found[system].add(wanted[1:], reading.seconds[1:])
             if tokens > CHUNK and turn == 0:
-                found[system].prompt_rates.append(tokens / reading.context)
+                found[system].prompt_rates.append(min(tokens, READ) / reading.context)
     return found
 
 
-def of_peer(peer: PeerProcess, task: dict[str, Any]) -> SystemTimes:
-    """Return what llama.cpp measured.
+def of_peer(peer: PeerProcess, task: dict[str, Any], sizes: list[int]) -> SystemTimes:
+    """Return what llama.cpp measured in passes of these sizes.
 
     Raises:
         UnavailableError: if it failed.
     """
-    answer = peer.measure(task)
+    answer = peer.measure(task | {"rows": sizes})
     if isinstance(answer, str):
         raise UnavailableError(f"llama.cpp {answer}")
     return SystemTimes(**answer)

@@ -34,52 +34,71 @@ class SystemTimes(NamedTuple):
     seconds: list[float]
     """One for each pass."""
     context: float
-    """Seconds in which the context was read, once."""
+    """Seconds in which the context was read, once, at most `READ` tokens of it."""
+
+
+READ = 2048
+"""Longest context that is read; a longer one continues with copies, as attention takes the same time for them."""
+
+_SHORT = 64
+"""Tokens that the other requests of a pass read."""
 
 
 class OurPasses:
-    """A model with a context in its cache."""
+    """A model whose cache has contexts of one length."""
 
-    def __init__(self, directory: Path, longest: int) -> None:
-        """Load a model; no context is longer than `longest`."""
+    def __init__(self, directory: Path, tokens: int, kv_type: str = "auto") -> None:
+        """Load a model; all contexts together have at most this many tokens."""
         self.threads = torch.get_num_threads()
-        self.runner = load_checked(directory, RunnerOptions(kv_tokens=longest + CHUNK + SPARE))
-        self._sequence: KVSequence | None = None
+        options = RunnerOptions(kv_tokens=tokens + CHUNK + SPARE, kv_type=kv_type)
+        self.runner = load_checked(directory, options)
+        self._sequences: list[KVSequence] = []
         self._context_seconds = 0.0
         self._rng = np.random.default_rng(0)
 
-    def _read_context(self, tokens: int) -> None:
-        if self._sequence is not None:
-            self.runner.cache.release(self._sequence)
-        self._sequence = self.runner.open()
-        text = self._tokens(tokens)
-        started = time.perf_counter()
-        for start in range(0, tokens, CHUNK):
-            self.runner.forward([Segment(self._sequence, text[start : start + CHUNK])])
-        self._context_seconds = time.perf_counter() - started
-
-    def measure(self, context: int, sizes: Sequence[int]) -> SystemTimes:
-        """Measure passes of so many rows, each with logits; of a prompt's chunk, only the last has."""
-        if self._sequence is None or self._sequence.length != context:
-            self._read_context(context)
+    def measure(self, context: int, requests: int, sizes: Sequence[int]) -> SystemTimes:
+        """Measure passes of so many rows per request, each with logits; of a prompt's chunk, only the last has."""
+        if [each.length for each in self._sequences] != [context] * requests:
+            self._make_contexts(context, requests)
         return SystemTimes([self._pass(size) for size in sizes], self._context_seconds)
 
+    def _make_contexts(self, tokens: int, requests: int) -> None:
+        for sequence in self._sequences:
+            self.runner.cache.release(sequence)
+        self._sequences = [self.runner.open() for _ in range(requests)]
+        for place, sequence in enumerate(self._sequences):
+            read = min(tokens, _SHORT if place else READ)
+            text, started = self._tokens(read), time.perf_counter()
+            for start in range(0, read, CHUNK):
+                self.runner.forward([Segment(sequence, text[start : start + CHUNK])])
+            self._context_seconds = self._context_seconds if place else time.perf_counter() - started
+            self._lengthen(sequence, tokens)
+
+    def _lengthen(self, sequence: KVSequence, length: int) -> None:
+        cache, read = self.runner.cache, sequence.length
+        while (start := sequence.length) < length:
+            count = min(read, length - start)
+            cache.reserve(sequence, count)
+            cache.append(sequence, self._tokens(count))
+            self.runner.features.move(sequence.slots(0, count), sequence.slots(start, start + count))
+
     def _pass(self, size: int) -> float:
-        assert self._sequence is not None
-        tokens = self._tokens(size)
         if size == CHUNK:
-            return self._chunk(self._sequence, tokens)
+            return self._chunk(self._sequences[0])
+        tokens = self._tokens(size)
         started = time.perf_counter()
-        self.runner.forward([Segment(self._sequence, (), tokens, range(-1, size - 1))])
+        self.runner.forward([Segment(each, (), tokens, range(-1, size - 1)) for each in self._sequences])
         taken = time.perf_counter() - started
-        self.runner.cache.commit(self._sequence, ())
+        for sequence in self._sequences:
+            self.runner.cache.commit(sequence, ())
         return taken
 
-    def _chunk(self, sequence: KVSequence, tokens: list[int]) -> float:
+    def _chunk(self, sequence: KVSequence) -> float:
         other = self.runner.open()
         known = self.runner.cache.share(other, sequence.tokens)
         if rest := sequence.tokens[known:]:
             self.runner.forward([Segment(other, rest)])
+        tokens = self._tokens(CHUNK)
         started = time.perf_counter()
         self.runner.forward([Segment(other, tokens, want_last=True)])
         taken = time.perf_counter() - started
@@ -108,8 +127,11 @@ TITLE = """# Passes by rows
 
 A pass reads all matrices once and gives logits for each of its rows, which follow a context.
 Medians of turns, in which the systems take turns too; in brackets the minimum and maximum.
-Prompts: 512 tokens after a short context; after a long one the context itself, read once in chunks of 512.
-llama.cpp reads the same file with as many threads, by `llama_decode`.
+With several requests a pass has that many rows of each of them.
+Prompts: 512 tokens after a short context; after a long one the context itself, read once in chunks of 512, at most
+2,048 tokens of it; the rest of a longer one is copied.
+llama.cpp reads the same file with as many threads, by `llama_decode`, with flash attention.
+bf16, q8_0: format of the cached keys and values (`--kv-type`; `-ctk`, `-ctv`).
 GB/s: bytes of the matrices that a pass reads, over its seconds. Ratio: to the pass of the fewest rows.
 """
 CHUNK = SchedulerLimits().prefill_chunk

@@ -1,8 +1,10 @@
 """llama.cpp's passes on tasks read from standard input: seconds after a context, logits for all rows.
 
-A task has `gguf`, `context`, `rows` and `threads`. A pass of `CHUNK` rows is a prompt's: only its last row has logits.
+A task has `gguf`, `context`, `rows`, `threads`, `variant` (the format of keys and values) and `read`, the tokens of a
+context that are read; the rest is copied. A pass of `CHUNK` rows is a prompt's: only its last row has logits.
 """
 
+import ctypes
 import random
 import time
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from measure import Task, answer_tasks
 CHUNK = 512
 SPARE = 64
 """Positions beyond context and chunk."""
+FORMATS = {"auto": llama_cpp.GGML_TYPE_F16, "bf16": 30, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
+"""ggml's types; the binding does not name bfloat16."""
 
 
 def load(task: Task) -> Callable[[Task], dict[str, Any]]:
@@ -21,37 +25,57 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
     model = llama_cpp.llama_model_load_from_file(
         task["gguf"].encode(), llama_cpp.llama_model_default_params()
     )
-    passes = LlamaPasses(model)
+    passes = LlamaPasses(model, FORMATS[task["variant"]])
 
     def measure(task: Task) -> dict[str, Any]:
-        passes.read_context(task["context"], task["threads"])
+        passes.make_context(task["context"], task["read"], task["threads"])
         return {"seconds": [passes.measure(size) for size in task["rows"]], "context": passes.context_seconds}
 
     return measure
 
 
 class LlamaPasses:
-    """A context of the model, read once."""
+    """A context of the model, made once."""
 
-    def __init__(self, model: Any) -> None:
-        self._model, self._length, self._context = model, 0, None
+    def __init__(self, model: Any, kv_type: int) -> None:
+        self._model, self._kv_type, self._length, self._context = model, kv_type, 0, None
         self.context_seconds = 0.0
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._tokens = llama_cpp.llama_vocab_n_tokens(vocabulary)
 
-    def read_context(self, length: int, threads: int) -> None:
-        """Read random tokens, unless that many were read already."""
+    def make_context(self, length: int, read: int, threads: int) -> None:
+        """Read random tokens and copy them up to a length, unless it is there already."""
         if length == self._length:
             return
         if self._context is not None:
             llama_cpp.llama_free(self._context)
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = length + CHUNK + SPARE, CHUNK, CHUNK
+        params.n_ctx, params.n_batch, params.n_ubatch = length + CHUNK + SPARE + read, CHUNK, CHUNK
         params.n_threads = params.n_threads_batch = threads
+        params.n_seq_max, params.kv_unified = 2, True
+        params.type_k = params.type_v = self._kv_type
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self._context = llama_cpp.llama_init_from_model(self._model, params)
-        chunks = [(min(CHUNK, length - start), start) for start in range(0, length, CHUNK)]
+        read = min(read, length)
+        chunks = [(min(CHUNK, read - start), start) for start in range(0, read, CHUNK)]
         self.context_seconds = sum(self._decode(*chunk, every=False) for chunk in chunks)
+        for start in range(read, length, read):
+            self._copy(read, start)
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._context), 0, length, -1)
         self._length = length
+
+    def _copy(self, count: int, start: int) -> None:
+        """Append a copy of the first tokens; positions are shifted in the next pass."""
+        memory = llama_cpp.llama_get_memory(self._context)
+        size = llama_cpp.llama_state_seq_get_size(self._context, 0)
+        if start == count:
+            self._state = (ctypes.c_uint8 * size)()
+            llama_cpp.llama_state_seq_get_data(self._context, self._state, size, 0)
+        if not llama_cpp.llama_state_seq_set_data(self._context, self._state, len(self._state), 1):
+            raise RuntimeError(f"llama_state_seq_set_data of {count} tokens failed")
+        llama_cpp.llama_memory_seq_add(memory, 1, 0, -1, start)
+        llama_cpp.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+        llama_cpp.llama_memory_seq_rm(memory, 1, -1, -1)
 
     def measure(self, size: int) -> float:
         """Return the seconds of one pass; what it wrote is removed."""

@@ -9,12 +9,11 @@ from measure import Recorder, Task, answer_tasks
 
 
 def load(task: Task) -> Callable[[Task], dict[str, Any]]:
+    lookup = CountingLookup()
     kinds: dict[str, tuple[CountingLlama, CountingLookup | None]] = {
-        "plain (Q4_1)": (model(task, None), None)
+        "plain (Q4_1)": (model(task, None), None),
+        "prompt lookup (Q4_1)": (model(task, lookup), lookup),
     }
-    if task.get("lookup", True):
-        lookup = CountingLookup()
-        kinds["prompt lookup (Q4_1)"] = model(task, lookup), lookup
     return lambda task: {kind: measure(llm, task, draft) for kind, (llm, draft) in kinds.items()}
 
 

@@ -40,6 +40,7 @@ from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.formats.registry import AUTO
+from specinfer.option_names import meant
 from specinfer.service.channel import check_target
 from specinfer.system.cache_directory import CACHE_HELP
 from specinfer.usage import USAGE_ERROR, usage_message
@@ -212,8 +213,13 @@ def main() -> None:
 
 
 def _usage_message(error: Exception) -> str:
-    """Typer's message, and the value it complains about, which it leaves out."""
+    """Return typer's message with what it leaves out: the wrong value, or the option that was meant."""
     message = usage_message(error)
+    unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if unknown and context is not None:
+        known = [option for parameter in context.command.params for option in parameter.opts]
+        close = meant(unknown, known)
+        return f"{unknown}: no such option" + (f", did you mean {close}?" if close else "; see --help")
     for name in getattr(getattr(error, "param", None), "opts", ()):
         if name in sys.argv[:-1]:
             message += f" (got {sys.argv[sys.argv.index(name) + 1]!r})"

@@ -3,7 +3,6 @@
 Signatures, documentation and checks of everything that takes options are made of this.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from numbers import Real
 from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
 from specinfer.errors import InvalidInputError
+from specinfer.option_names import meant
 from specinfer.v1 import generation_pb2
 
 SPECULATION = {
@@ -230,9 +230,8 @@ def check_names(options: Mapping[str, Any]) -> None:
     known = known_options()
     for name in options:
         if name not in known:
-            begins = [each for each in known if each.startswith(name) or name.startswith(each)]
-            close = begins + difflib.get_close_matches(name, known, n=1, cutoff=0.55)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            close = meant(name, known)
+            hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
             raise TypeError(f"no option {name!r} of a request: {hint}")
 
 

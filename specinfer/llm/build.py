@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +28,7 @@ from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
+from specinfer.option_names import meant
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.table_planner import TablePlanner
 from specinfer.scheduling.limits import SchedulerLimits
@@ -107,10 +107,9 @@ class LLMOptions:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                close = get_close_matches(name, known, 1)
-                raise TypeError(
-                    f"LLM: unknown option {name!r}" + (f", did you mean {close[0]}?" if close else "")
-                )
+                close = meant(name, [*known, "draft", "speculators", "model"])
+                hint = f", did you mean {close}?" if close else f": there are {', '.join(known)}"
+                raise TypeError(f"LLM: unknown option {name!r}{hint}")
         return cls(**options)
 
 

@@ -13,6 +13,9 @@ _LEAST_S = 1e-6
 _ROW = 1e-4
 """Least price of a token more, as part of a pass over one."""
 
+_SLOWER = 2.0
+"""Factor by which the reading of prompts may slow a decoding step."""
+
 
 class PassCurve:
     """Seconds of a pass by its tokens, interpolated between the verifier's measurements, always rising."""
@@ -80,7 +83,17 @@ def derive_budget(
         batches = [1 << i for i in range(max_batch.bit_length())] + [max_batch]
         most = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
         per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in most if nodes > 0)])
-    return NodeBudget(per_request, per_step, max_step_tokens)
+    return NodeBudget(
+        per_request, per_step, max_step_tokens, _prompt_tokens(curve, max_batch + per_step, max_step_tokens)
+    )
+
+
+def _prompt_tokens(curve: PassCurve, largest: int, max_step_tokens: int) -> tuple[int, ...]:
+    """Return by rows 1 to `largest` the tokens that may join a pass, so that it takes twice as long at most."""
+    seconds = curve.between(1, max_step_tokens)
+    rows = np.arange(1, min(largest, max_step_tokens) + 1)
+    together = np.searchsorted(seconds, _SLOWER * seconds[rows - 1], side="right")
+    return tuple(np.maximum(together - rows, 1).tolist())
 
 
 def _best(curve: PassCurve, batch: int, most: int) -> int:

@@ -69,7 +69,7 @@ class RunningBatch:
         """Send running requests back to waiting until the others fit."""
         used = self.cache_tokens
         while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
-            state = max(self.running.values(), key=self._preemption_rank)
+            state = self._cheapest_to_preempt(used - self._limits.kv_capacity_tokens)
             used -= self._room.of(state)
             state.verifier_len = 0
             state.preemptions += 1
@@ -87,6 +87,21 @@ class RunningBatch:
         admitted, self._admitted = self._admitted, []
         return admitted
 
-    def _preemption_rank(self, state: RequestState) -> tuple[int, int, tuple[float, int]]:
-        """Return the key whose largest value is preempted: low priority, then a large load, then lateness."""
-        return -state.request.priority, self.queue.running_of(state.request.caller), state.place
+    def _cheapest_to_preempt(self, excess: int) -> RequestState:
+        """Return the request whose preemption frees `excess` tokens and costs the fewest to read again.
+
+        Only requests of the lowest priority, and of these only those of the caller with most requests, are considered;
+        where none frees enough, the one that frees the most goes first. Of equal ones the latest is chosen.
+        """
+        *others, _ = sorted(self.running.values(), key=self._age, reverse=True)
+        lowest = max(map(self._class, others))
+        found = [state for state in others if self._class(state) == lowest]
+        enough = [state for state in found if self._room.of(state) >= excess]
+        return min(enough, key=lambda each: each.verifier_len) if enough else max(found, key=self._room.of)
+
+    def _class(self, state: RequestState) -> tuple[int, int]:
+        return -state.request.priority, self.queue.running_of(state.request.caller)
+
+    @staticmethod
+    def _age(state: RequestState) -> tuple[int, tuple[float, int]]:
+        return -state.request.priority, state.place

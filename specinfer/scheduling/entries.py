@@ -1,7 +1,7 @@
 """Entry of each request in a step, its verdict, and its progress. Pure.
 
-Prompts are read in chunks, so that a long one delays the others by at most one chunk per step. The chunk goes
-to the highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
+Prompts are read in chunks, which at most double the time of a step in which others decode. A chunk goes to the
+highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -182,11 +182,13 @@ def plan_entries(
 ) -> list[StepEntry]:
     """Return the entries of a step; requests whose prompts have to wait for another step have none."""
     limits = room.limits
-    lengths = delta_lengths(states, limits)
-    free = limits.max_step_tokens - sum(lengths)
     wanted = [_wanted_nodes(state, room, most_nodes) for state in states]
+    shares = split_budget(room.budget, wanted)
+    decoding = sum(1 + share for state, share in zip(states, shares, strict=True) if state.pending == 1)
+    lengths = delta_lengths(states, limits, room.budget.prompt_part(decoding))
+    free = limits.max_step_tokens - sum(lengths)
     entries: list[StepEntry] = []
-    for state, length, share in zip(states, lengths, split_budget(room.budget, wanted), strict=True):
+    for state, length, share in zip(states, lengths, shares, strict=True):
         if length == 0:
             continue
         final = length == state.pending
@@ -219,8 +221,12 @@ def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[R
     return found
 
 
-def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> list[int]:
+def delta_lengths(
+    states: Sequence[RequestState], limits: SchedulerLimits, prompt_part: int | None = None
+) -> list[int]:
     """Return the number of tokens for the verifier that each request sends; 0: it has to wait.
+
+    `prompt_part` limits the chunk of prompts, so that reading does not stall the others; None does not.
 
     Who lacks one token sends it in any case. Those that lack more share the chunk, which is not empty as long
     as a step may have a token for every request.
@@ -228,6 +234,7 @@ def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> li
     lengths = [min(state.pending, 1) for state in states]
     prompts = [index for index, state in enumerate(states) if state.pending > 1]
     chunk = max(0, min(limits.prefill_chunk, limits.max_step_tokens - (len(states) - len(prompts))))
+    chunk = chunk if prompt_part is None else min(chunk, prompt_part)
     prompts.sort(key=lambda index: (-states[index].request.priority, states[index].place))
     for _, level in groupby(prompts, key=lambda index: states[index].request.priority):
         for index, length in _share_chunk(chunk, list(level), states):

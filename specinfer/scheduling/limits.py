@@ -35,12 +35,22 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class NodeBudget:
-    """Most nodes, roots excluded."""
+    """Rows that a step may have in addition to one per decoding request."""
 
     per_request: int
+    """Maximum nodes of a tree, root excluded."""
     per_step: int
+    """Maximum nodes of all trees together."""
     room: int | None = None
     """Tokens that the verifier accepts in one step, roots included; None for no limit."""
+    prompt_tokens: tuple[int, ...] = ()
+    """Maximum prompt tokens in a step with 1, 2, ... other rows; the last entry is for all larger steps."""
+
+    def prompt_part(self, rows: int) -> int | None:
+        """Return the maximum prompt tokens of a step with this many other rows; None: not limited."""
+        if not rows or not self.prompt_tokens:
+            return None
+        return self.prompt_tokens[min(rows, len(self.prompt_tokens)) - 1]
 
     def of_step(self, batch: int, requests: int) -> int:
         """Return the most nodes of a step in which this many of the batch's requests have trees."""

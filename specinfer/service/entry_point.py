@@ -37,12 +37,13 @@ def run_service(
     serve: Callable[[Settings], Coroutine[Any, Any, None]],
 ) -> None:
     """Serve until signalled. Exit code 2 for a bad setting or file, 1 if the service cannot start."""
+    arguments = sys.argv[1:] if argv is None else argv
     try:
-        settings = settings_class.load(program, sys.argv[1:] if argv is None else argv)
+        settings = settings_class.load(program, arguments)
         set_up_logs(name_of(settings), settings.log_level, settings.log_requests, settings.log_format)
         asyncio.run(serve(settings))
     except SettingError as error:
-        exit_with(error, program)
+        exit_with(settings_class.as_given(error, arguments), program)
     except OSError as error:
         if error.filename is None:
             raise

@@ -8,21 +8,28 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from specinfer.errors import SettingError
+from specinfer.option_names import meant
 from specinfer.service.channel import check_target
+from specinfer.service.help import HELP_FLAGS, print_help
 from specinfer.service.tls import ServerTls
 
 KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
+_UNRECOGNIZED = "unrecognized arguments: "
+"""How argparse begins its message."""
 
 
 class ProcessSettings(BaseSettings):
     """Settings of every process that serves, whatever it speaks."""
+
+    group: ClassVar[str] = "Process"
+    """Title of the settings of a class in `--help`."""
 
     model_config = SettingsConfigDict(
         cli_kebab_case=True,
@@ -62,11 +69,14 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def load(cls, program: str, argv: Sequence[str]) -> Self:
-        """Read flags, then the environment, then defaults.
+        """Read flags, then the environment, then defaults. `--help` prints help and exits.
 
         Raises:
             SettingError: naming key and value.
         """
+        if HELP_FLAGS & set(argv):
+            print_help(program, cls)
+            sys.exit()
         prefix = cls.model_config.get("env_prefix", "")
         for name in os.environ:
             if prefix and name.startswith(prefix) and name[len(prefix) :].lower() not in cls.model_fields:
@@ -78,9 +88,30 @@ class ProcessSettings(BaseSettings):
             key = ".".join(map(str, first["loc"])) or "settings"
             raise SettingError(key, first.get("input"), first["msg"]) from error
         except SettingsError as error:
-            raise SettingError("arguments", list(argv), str(error)) from error
+            raise cls._wrong_arguments(argv, str(error)) from error
         settings.check()
         return settings
+
+    @classmethod
+    def _wrong_arguments(cls, argv: Sequence[str], message: str) -> SettingError:
+        """Return the error for arguments that cannot be parsed: for an unknown flag, with the one that was meant."""
+        _, unknown, rest = message.partition(_UNRECOGNIZED)
+        if not unknown:
+            return SettingError("arguments", list(argv), message)
+        flag = rest.split()[0].partition("=")[0]
+        close = meant(flag, [f"--{name.replace('_', '-')}" for name in cls.model_fields])
+        hint = f", did you mean {close}?" if close else "; see --help"
+        return SettingError("arguments", flag, f"no such option{hint}")
+
+    @classmethod
+    def as_given(cls, error: SettingError, argv: Sequence[str]) -> SettingError:
+        """Return an error about a field that names its environment variable if that was set, else its flag."""
+        if error.field not in cls.model_fields:
+            return error
+        flag = f"--{error.field.replace('_', '-')}"
+        variable = f"{cls.model_config.get('env_prefix', '')}{error.field}".upper()
+        flags = {argument.partition("=")[0] for argument in argv}
+        return error.renamed(variable if variable in os.environ and flag not in flags else flag)
 
     def check(self) -> None:
         """Check, before a model is loaded, what a field's type does not say.
@@ -94,6 +125,8 @@ class ProcessSettings(BaseSettings):
 
 class ServiceSettings(ProcessSettings):
     """Settings of every gRPC service."""
+
+    group: ClassVar[str] = "Metrics and traces"
 
     metrics_port: int = Field(
         0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."

@@ -188,6 +188,33 @@ def test_the_earliest_of_the_highest_priority_is_never_preempted() -> None:
     assert s.take_preempted() == ["old", "second", "other"]
 
 
+@pytest.mark.parametrize(
+    ("grown", "preempted"),
+    [
+        pytest.param(
+            {"first": 0, "long": 64, "short": 32, "late": 64}, ["short"], id="the shortest that is enough"
+        ),
+        pytest.param(
+            {"first": 0, "long": 96, "short": 80, "late": 80}, ["long", "late"], id="none is enough alone"
+        ),
+        pytest.param(
+            {"first": 64, "long": 64, "short": 64, "late": 64}, ["late", "short"], id="equal: the latest"
+        ),
+    ],
+)
+def test_the_request_that_is_read_again_fastest_is_preempted(
+    grown: dict[str, int], preempted: list[str]
+) -> None:
+    s = scheduler(max_batch=4, capacity=192)
+    states = {name: s.submit(request(name, name), float(at)) for at, name in enumerate(grown)}
+    assert len(running(s)) == 4
+    for name, state in states.items():
+        state.tokens += [1] * grown[name]
+        state.verifier_len = len(state.tokens) - 1
+    running(s)
+    assert s.take_preempted() == preempted
+
+
 def test_one_caller_cannot_fill_the_queue() -> None:
     s = scheduler(max_batch=1, max_waiting=100)
 

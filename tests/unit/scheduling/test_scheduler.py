@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.session.limits import longest_request
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
+from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.sampling import Sampling
 from specinfer.scheduling.commit import MOST_PUT_OFF_S
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
@@ -42,6 +43,47 @@ def step(s: Scheduler, bonus: int = CAT) -> list[StepEntry]:
     trees = {e.request_id: TokenTree.root_only(e.delta[-1]) for e in entries if e.final}
     s.commit(entries, trees, {e.request_id: answer(e, bonus) for e in entries}, 0.0)
     return entries
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> PassCurve:
+    """Measured passes: any sizes, any seconds."""
+    sizes = draw(st.sets(st.sampled_from([1, 2, 4, 8, 16, 32, 64, 256, 512]), min_size=1))
+    return PassCurve((size, draw(st.floats(1e-4, 2.0))) for size in sizes)
+
+
+@given(curve=curves(), decoders=st.integers(0, 6), prompts=st.lists(st.integers(2, 900), min_size=1, max_size=3))
+def test_reading_at_most_doubles_the_seconds_of_a_decoding_step(
+    curve: PassCurve, decoders: int, prompts: list[int]
+) -> None:
+    limits = SchedulerLimits(kv_capacity_tokens=100_000)
+    budget = derive_budget(curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens)
+    s = Scheduler(limits, budget)
+    for number in range(decoders):
+        s.submit(request(f"decoder {number}", new=1000), 0.0)
+    if decoders:
+        step(s)
+    for number, tokens in enumerate(prompts):
+        s.submit(request(f"prompt {number}", tokens), 0.0)
+    while reading := {name for name, state in s.states.items() if state.pending > 1}:
+        decoding = s.states.keys() - reading
+        entries = step(s)
+        own = [e for e in entries if e.request_id not in reading]
+        assert {e.request_id for e in own} == decoding, "each decodes in each step"
+        rows = sum(1 + e.limits.nodes for e in own)
+        read = sum(len(e.delta) for e in entries) - len(own)
+        assert read
+        assert not rows or read == 1 or curve.at(rows + read) <= 2.000001 * curve.at(rows)
+
+
+def test_a_step_reads_whole_chunks_while_nobody_decodes() -> None:
+    budget = NodeBudget(0, 0, prompt_tokens=(3, 5))
+    s = Scheduler(replace(LIMITS, prefill_chunk=100), budget)
+    s.submit(request("a", prompt=101), 0.0)
+    assert [len(e.delta) for e in step(s)] == [100]
+    assert [len(e.delta) for e in step(s)] == [1]
+    s.submit(request("b", prompt=10), 0.0)
+    assert [[len(e.delta) for e in step(s)] for _ in range(4)] == [[1, 3], [1, 3], [1, 3], [1, 1]]
 
 
 def test_a_prompt_is_read_in_chunks_and_decoding_goes_on_beside_it() -> None:

@@ -1,17 +1,34 @@
-"""Distance of next-token distributions after long texts, by the storage of keys and values."""
+"""`python -m benchmarks cache_quality MODEL`: distributions after long texts with a cache in 8 bits.
+
+The reference is the same model with a cache in bfloat16.
+"""
 
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
+from benchmarks.publish import RESULTS
 from benchmarks.quality import Distance, distances
-from benchmarks.tables import head, line
+from benchmarks.tables import head, line, origin, with_sections
+from specinfer.cli.about import about_this_run
+from specinfer.cli.show import console
+from specinfer.hub import model_name, resolve_model
 from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
+from specinfer.model.threads import use_threads
 from specinfer.tokenizer import Tokenizer
 
+TITLE = """# Quality of a cache in 8 bits
+
+Next-token distributions at the last 128 tokens of 20 texts (sources of the standard library) with `--kv-type q8_0`
+(one scale per token and head), compared with those of the same model with a cache in bfloat16. KL in nats.
+"""
 COMPARED = 128
 """Last tokens of a text whose distributions are compared."""
 _CHUNK = 512
@@ -25,7 +42,7 @@ MODULES = (
 """Modules of the standard library, whose sources are the texts."""
 
 
-def texts(tokenizer: Tokenizer) -> list[list[int]]:
+def load_texts(tokenizer: Tokenizer) -> list[list[int]]:
     """Return the texts: the longest modules for the longest."""
     library = Path(sysconfig.get_paths()["stdlib"])
     sources = sorted(((library / f"{name}.py").read_text("utf-8") for name in MODULES), key=len, reverse=True)
@@ -68,3 +85,31 @@ def table(found: dict[int, Distance]) -> list[str]:
     for length, (mean, high, same) in found.items():
         lines.append(line(str(length or "all"), [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}"]))
     return lines
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="Name, directory or GGUF file.")],
+    texts: Annotated[int, typer.Option(min=1, max=len(LENGTHS), help="Texts, the longest last.")] = len(
+        LENGTHS
+    ),
+    threads: Annotated[int, typer.Option(help="Threads; 0: all that the process may use.")] = 0,
+    out: Annotated[Path, typer.Option(help="Report, Markdown.")] = RESULTS / "cache-quality.md",
+) -> None:
+    """Measure what a cache in 8 bits changes."""
+    use_threads(threads)
+    about = about_this_run("python -m benchmarks cache_quality")
+    directory, title = resolve_model(model), model_name(model)
+    chosen = load_texts(Tokenizer.load(directory))[::-1][:texts]
+    reference, runner = (
+        load_checked(directory, RunnerOptions(kv_tokens=LENGTHS[0] + 2 * _CHUNK, kv_type=name))
+        for name in ("bf16", "q8_0")
+    )
+    for found in compare(reference, runner, chosen):
+        section = "\n".join([f"## {title}", "", f"{origin(about)}.", "", *table(found)])
+        old = out.read_text() if out.is_file() else ""
+        out.write_text(with_sections(TITLE, old, {title: section}))
+        console.print(section, markup=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

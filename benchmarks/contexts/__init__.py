@@ -1,1 +1,0 @@
-"""Measures long contexts: steps and quality by the storage of keys and values."""

@@ -1,0 +1,49 @@
+"""The option that was meant: by a mistyped name, or by its name in another system."""
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+_ELSEWHERE = {
+    "draft": "speculator speculators md model-draft spec-draft-model draft-model assistant-model speculative-model "
+    "speculative-config",
+    "model": "m model-path",
+    "device": "n-gpu-layers gpu-layers ngl",
+    "threads": "t n-threads threads-batch tb",
+    "kv-type": "ctk ctv cache-type-k cache-type-v kv-cache-dtype type-k",
+    "max-context-len": "c ctx-size n-ctx max-model-len",
+    "max-model-len": "c ctx-size n-ctx max-context-len",
+    "max-batch": "np parallel max-num-seqs",
+    "max-num-seqs": "np parallel max-batch",
+    "kv-tokens": "gpu-memory-utilization num-gpu-blocks cache-tokens",
+    "weights": "quantization q",
+    "listen": "host port",
+    "http-listen": "host port",
+    "api-keys": "api-key",
+    "served-model-name": "alias a",
+    "max-new-tokens": "max-tokens n n-predict",
+    "max-tokens": "max-new-tokens n n-predict",
+    "temperature": "temp",
+    "tensor-parallel": "tensor-parallel-size tp",
+    "prefix-cache-directory": "slot-save-path cache-ram",
+}
+"""Names in llama.cpp, vLLM and Transformers by our option: where a command has that option, it is suggested."""
+
+
+def meant(name: str, known: Collection[str]) -> str | None:
+    """Return the known option that an unknown name may mean; None if none is close.
+
+    Names may have dashes in front, and dashes or underscores inside.
+    """
+    plain, options = _plain(name), {_plain(each): each for each in known}
+    for option, others in _ELSEWHERE.items():
+        if option in options and plain in others.split():
+            return options[option]
+    begins = [
+        each for each in options if len(plain) > 2 and (each.startswith(plain) or plain.startswith(each))
+    ]
+    close = begins or get_close_matches(plain, options, n=1, cutoff=0.55)
+    return options[close[0]] if close else None
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("_", "-").lower()
