@@ -56,7 +56,7 @@ def random_model(layers: int, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
-class Passes:
+class ContextPasses:
     """A model with a context in its cache."""
 
     def __init__(self, runner: ModelRunner, context: int) -> None:
@@ -85,7 +85,7 @@ class Passes:
 
 
 def measure(
-    systems: dict[str, Passes], sizes: Sequence[int], turns: int
+    systems: dict[str, ContextPasses], sizes: Sequence[int], turns: int
 ) -> dict[str, dict[str, list[float]]]:
     """Return milliseconds by row of the table and system."""
     found: dict[str, dict[str, list[float]]] = {}
@@ -115,10 +115,10 @@ def main(
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     options = RunnerOptions(dtype=dtype, kv_tokens=2048, executor="native")
     systems = {
-        "compiled kernels": Passes(
+        "compiled kernels": ContextPasses(
             ModelRunner.build(from_transformers(model.config), weights, options), context
         ),
-        "transformers": Passes(
+        "transformers": ContextPasses(
             ModelRunner.wrap(model, model.config, RunnerOptions(dtype, kv_tokens=2048)), context
         ),
     }

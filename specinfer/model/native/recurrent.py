@@ -1,7 +1,7 @@
 """Tokens and states that recurrent layers of the compiled kernels keep.
 
 A state is kept at ends of blocks only; between them each token keeps its change of it (`csrc/recurrent/past.h`), a
-fortieth of a state. `RecurrentStates` decides which tokens are needed; here lies their memory.
+thirtieth of a state. `RecurrentStates` decides which tokens are needed; here lies their memory.
 """
 
 import ctypes

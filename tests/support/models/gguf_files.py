@@ -131,7 +131,7 @@ def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[st
 
 
 def fills_blocks(matrix: Any, kind: "gguf.GGMLQuantizationType") -> bool:
-    """Whether rows are whole blocks: others, as those of convolutions, stay numbers."""
+    """Return whether rows are whole blocks; rows of convolutions are not."""
     return bool(matrix.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0)
 
 

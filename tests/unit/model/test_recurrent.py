@@ -25,7 +25,7 @@ FAMILIES = (
     "olmo_hybrid",
 )
 COMPILED = ("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense")
-"""Those of the compiled kernels."""
+"""Families of the compiled kernels."""
 RUNS = [
     *((family, "generic") for family in FAMILIES),
     *(pytest.param(family, "native", marks=pytest.mark.native) for family in COMPILED),

@@ -41,7 +41,7 @@ FILES: dict[str, dict[str, Any]] = {
 }
 """Entries of the table of families, with what a file has no key for as readers take it."""
 RECURRENT = ("qwen3_5_text", "lfm2")
-"""Those that our decoder in torch does not run."""
+"""Entries that our decoder in torch does not run."""
 
 
 def file_of(name: str, **kind: Any) -> tuple[Any, Gguf]:
