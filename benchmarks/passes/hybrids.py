@@ -3,7 +3,6 @@
 The shape is that of Qwen 3.5 0.8B, the weights are random: times are real, texts are not.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,4 +133,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    typer.run(main)

@@ -83,7 +83,7 @@ def _half(which: int, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _part(sizes: tuple[int, int, int], which: int, rows: torch.Tensor) -> torch.Tensor:
-    return torch.split(rows, sizes)[which]
+    return torch.split(rows, list(sizes))[which]
 
 
 def _queries_first(values: int, rows: torch.Tensor) -> torch.Tensor:
