@@ -26,7 +26,7 @@ def hf_names(
 
     `parts` are those of a layer, `tensors` others with whole names, `top` those outside the layers.
     """
-    yield from (_TOP | top).items()
+    yield from {**_TOP, **top}.items()
     for layer in range(layers):
         for name, stored in tensors.items():
             yield f"model.layers.{layer}.{name}", f"blk.{layer}.{stored}"
