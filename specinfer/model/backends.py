@@ -102,6 +102,12 @@ def _make_gpu(work: Work) -> Executor:
     return GpuExecutor(work.config, work.weights, work.dtype, work.num_blocks, work.device, work.format.name)
 
 
+def _supports_torch(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
+    if config.kv_layers < config.layers or config.output_gate:
+        return f"torch executor: model_type = {config.family!r}: no recurrent layers"
+    return ""
+
+
 def _supports_all(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
     return ""
 
@@ -110,7 +116,7 @@ BACKENDS = {
     each.name: each
     for each in (
         Backend("native", "compiled CPU kernels", _supports_native, _make_native, True, True, True),
-        Backend("torch", "torch operations", _supports_all, _make_torch, True, True),
+        Backend("torch", "torch operations", _supports_torch, _make_torch, True, True),
         Backend("generic", "any causal model of transformers", _supports_all, _make_generic),
         Backend("gpu", "fused kernels for a GPU", _supports_all, _make_gpu),
     )
@@ -123,6 +129,12 @@ def executors_help() -> str:
     each = "; ".join(f"{backend.name}, {backend.help}" for backend in BACKENDS.values())
     automatic = " or ".join(backend.name for backend in BACKENDS.values() if backend.automatic)
     return f"{each}; auto, the first of {automatic} that can, or generic for models that neither knows"
+
+
+def refusal(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
+    """Return why no backend that `auto` may take knows a model's layers, or nothing."""
+    reasons = [backend.supports(config, dtype, device) for backend in candidates("auto")]
+    return "; ".join(reasons) if all(reasons) else ""
 
 
 def candidates(name: str) -> list[Backend]:

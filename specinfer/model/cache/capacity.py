@@ -19,7 +19,7 @@ def token_bytes(config: ModelConfig, dtype: torch.dtype, kv_type: str) -> int:
     """Return the bytes of one token's keys and values."""
     element = {"q8_0": 1, "bf16": 2}.get(kv_type, dtype.itemsize)
     scale = _SCALE_BYTES if kv_type == "q8_0" else 0
-    return 2 * config.layers * config.kv_heads * (config.head_dim * element + scale)
+    return 2 * config.kv_layers * config.kv_heads * (config.head_dim * element + scale)
 
 
 def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: int) -> int:
