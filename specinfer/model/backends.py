@@ -1,4 +1,4 @@
-"""Backends of passes: what runs a model where, and in which formats of weights.
+"""Choose the backend of a model's passes.
 
 native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
 torch    any device and type
@@ -36,7 +36,6 @@ class Work:
     num_blocks: int
     """Blocks of the cache."""
     device: str
-    """Attention backend of the torch executor."""
     store: LayerStore | None = None
     """Place of the layers, if not on the device."""
     kv_type: str = AUTO_KV
@@ -57,7 +56,7 @@ class Backend:
     automatic: bool = False
     """True if `auto` may take it."""
     kv_types: bool = False
-    """True if keys and values may be stored otherwise than in the numeric type of the model."""
+    """True if keys and values may differ from the model's numeric type."""
 
     def runs(self, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str) -> str:
         """Return why it cannot run a model in a format, or nothing."""
@@ -147,7 +146,9 @@ def candidates(name: str) -> list[Backend]:
 def choose_backend(
     name: str, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str
 ) -> Backend:
-    """Return the first backend of this name that runs a model; log why better ones do not.
+    """Return the first backend of this name that runs a model.
+
+    Log why better ones do not.
 
     Raises:
         SettingError: if none does, naming the format or the executor.

@@ -19,11 +19,13 @@ _LARGEST: Mapping[str, int] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 2**14),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "vocab_size", "draft_vocab_size"), 2**24),
 }
-"""The largest value of each size that is believed: some times what the largest models have."""
+"""Largest accepted value of each size: several times any known model's."""
 
 
 def check_sizes(fields: Mapping[str, Any], least: int = 0) -> None:
-    """Check the sizes in a configuration and in the objects within it; what is no number is left to its reader.
+    """Check the sizes in a configuration and in the objects within it.
+
+    Values that are no numbers are left to their readers.
 
     Args:
         least: smallest size; some models write 0 for a size that they do not have.

@@ -1,4 +1,7 @@
-"""The torch decoder with its layers in a store: each is called in the buffer to which it was copied."""
+"""Run the torch decoder with its layers in a store.
+
+Each layer is called in the buffer to which it was copied.
+"""
 
 from math import prod
 
@@ -14,11 +17,11 @@ from specinfer.model.torch.transformer import LayerCall, Transformer
 from specinfer.model.weights.config import ModelConfig
 
 _ALIGNMENT = 256
-"""Bytes at whose multiples a layer's tensors begin, as a GPU's allocator would place them."""
+"""Alignment of a layer's tensors in bytes, as by a GPU's allocator."""
 
 
 class _Collected(Parts):
-    """Makes a layer in host memory and keeps the bytes of all its tensors."""
+    """Makes a layer in host memory and keeps its tensors' bytes."""
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__(config, weights, dtype, "cpu")
@@ -30,12 +33,18 @@ class _Collected(Parts):
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer of kept tensors: not packed, since it is never called."""
+        """Make a linear layer of kept tensors.
+
+        It is not packed, since it is never called.
+        """
         return DenseLinear(weight, bias)
 
 
 class _Placed(Parts):
-    """Makes a layer whose tensors lie in a buffer, in the order in which they were collected."""
+    """Makes a layer of tensors in a buffer.
+
+    They are in the order in which they were collected.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, memory: torch.Tensor
@@ -50,7 +59,10 @@ class _Placed(Parts):
         return placed
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer of kept tensors: in place, since packing would copy it."""
+        """Make a linear layer of kept tensors.
+
+        They stay in place, since packing would copy them.
+        """
         return DenseLinear(weight, bias)
 
 
@@ -67,12 +79,18 @@ class _StreamedLayer:
             return self._in_buffer[buffer](x, angles, self._own(attend))
 
     def _own(self, attend: Attend) -> Attend:
-        """Return attention of this layer, for any number that the layer in the buffer was made with."""
+        """Return attention of this layer.
+
+        The number with which the layer in the buffer was made is ignored.
+        """
         return lambda _, query, key, value: attend(self._index, query, key, value)
 
 
 class StreamedTransformer(Transformer):
-    """The decoder with only embeddings, norm and head on the device, and `BUFFERS` layers at a time."""
+    """The decoder with `BUFFERS` layers on the device at a time.
+
+    Embeddings, norm and head stay there.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str, store: LayerStore

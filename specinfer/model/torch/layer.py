@@ -1,4 +1,7 @@
-"""One decoder layer: attention and MLP. Rows of q, k and v are one matrix, and so are gate and up."""
+"""Compute one decoder layer: attention and MLP.
+
+Rows of q, k and v are one matrix, and so are those of gate and up.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +16,10 @@ from specinfer.model.torch.rotary import Angles, rotate
 from specinfer.model.weights.config import ModelConfig
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, query [T, H, D], key and value [T, KV heads, D]) -> [T, H, D]; also stores key and value."""
+"""Function that stores keys and values and returns attention [T, H, D].
+
+Its arguments are layer, query [T, H, D], key and value [T, KV heads, D].
+"""
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -99,7 +105,10 @@ class Layer:
         angles: Angles | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Map hidden states to the next layer's, given attention's input `normed` [T, projections' width]."""
+        """Map hidden states to the next layer's, given attention's input.
+
+        `normed` is that input, [T, width of the projections].
+        """
         query, key, value = self.project(normed, angles)
         attended = self._out(attend(self._index, query, key, value).flatten(1))
         total = self._sum(x, self._attended_norm(attended))
@@ -112,7 +121,7 @@ class Layer:
         return x + (change if scale == 1 else change * scale)
 
     def operate(self, surgery: Surgery) -> None:
-        """Let ranks divide attention heads and the inside of the MLP among them."""
+        """Divide attention heads and the inside of the MLP among ranks."""
         self._out = surgery.output(self._out)
         assert isinstance(self._mlp, Mlp), "experts are not divided"
         self._mlp.down = surgery.output(self._mlp.down)
@@ -120,7 +129,10 @@ class Layer:
     def project(
         self, x: torch.Tensor, angles: Angles | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value of attention's inputs [T, width], by heads and turned by position."""
+        """Return query, key and value of attention's inputs [T, width].
+
+        They are split into heads; query and key are rotated by position.
+        """
         c = self._config
         qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         query, key, value = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], dim=1)
