@@ -163,7 +163,8 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     prefill_chunk: int = Field(
         _LIMITS.prefill_chunk,
         ge=1,
-        description="Most prompt tokens per iteration; fewer while requests decode, so that reading at most doubles its time.",
+        description="Most prompt tokens per iteration; fewer while requests decode: reading at most doubles its "
+        "time.",
     )
     tree_nodes: int = Field(
         0,
