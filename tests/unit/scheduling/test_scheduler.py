@@ -52,7 +52,9 @@ def curves(draw: st.DrawFn) -> PassCurve:
     return PassCurve((size, draw(st.floats(1e-4, 2.0))) for size in sizes)
 
 
-@given(curve=curves(), decoders=st.integers(0, 6), prompts=st.lists(st.integers(2, 900), min_size=1, max_size=3))
+@given(
+    curve=curves(), decoders=st.integers(0, 6), prompts=st.lists(st.integers(2, 900), min_size=1, max_size=3)
+)
 def test_reading_at_most_doubles_the_seconds_of_a_decoding_step(
     curve: PassCurve, decoders: int, prompts: list[int]
 ) -> None:
