@@ -17,6 +17,7 @@ import typer
 from benchmarks.passes.measure import (
     CHUNK,
     READ,
+    SPARE,
     TITLE,
     Figures,
     OurPasses,
@@ -24,6 +25,8 @@ from benchmarks.passes.measure import (
     matrix_bytes,
     section,
 )
+from benchmarks.passes.mixture import TITLE as MIXTURE_TITLE
+from benchmarks.passes.mixture import RandomMixture
 from benchmarks.peers.processes import PeerProcess
 from benchmarks.publish import RESULTS
 from benchmarks.tables import with_sections
@@ -31,6 +34,8 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import model_name, resolve_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
 from specinfer.model.weights.source import kept_gguf
 
@@ -40,13 +45,14 @@ FEW = 8
 
 
 def main(
-    models: Annotated[list[str], typer.Argument(help="Names, directories or GGUF files.")],
+    models: Annotated[list[str] | None, typer.Argument(help="Names, directories or GGUF files.")] = None,
     rows: Annotated[str, typer.Option(help="Rows of each request.")] = "1,2,3,4,6,8,12,16,32,64",
     context: Annotated[str, typer.Option(help="Tokens before the passes.")] = "256,4096",
     requests: Annotated[str, typer.Option(help="Requests of a pass.")] = "1",
     kv_type: Annotated[str, typer.Option(help="Formats of cached keys and values.")] = "bf16",
     threads: Annotated[int, typer.Option(help="Threads; 0: all that the process may use.")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="Turns of the systems.")] = 3,
+    mixture: Annotated[str, typer.Option(help="Format of a random mixture of experts to measure.")] = "",
     llama_python: Annotated[
         Path | None, typer.Option(help="Python that has llama-cpp-python; for one request.")
     ] = None,
@@ -61,7 +67,9 @@ def main(
     )
     formats = kv_type.split(",")
     about = about_this_run("python -m benchmarks passes")
-    for model in models:
+    if mixture:
+        measure_mixture(mixture, contexts, sizes, turns, out)
+    for model in models or ():
         directory = resolve_model(model)
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             peers = (
@@ -70,14 +78,20 @@ def main(
             for peer in peers.values():
                 stack.callback(peer.close)
             most = max(counts) * (max(contexts) + max(sizes))
-            ours = {_named(OURS, name, formats): OurPasses(directory, most, name) for name in formats}
+            room = most + CHUNK + SPARE
+            ours = {
+                _named(OURS, name, formats): OurPasses(
+                    load_checked(directory, RunnerOptions(kv_tokens=room, kv_type=name))
+                )
+                for name in formats
+            }
             first = next(iter(ours.values()))
             size = matrix_bytes(directory, first.runner.config)
             for tokens, count in product(contexts, counts):
                 figures = measure(ours, peers if count == 1 else {}, tokens, count, sizes, turns)
                 head = f"{model_name(model)} after {tokens} tokens" + (f", {count} requests" * (count > 1))
                 text = section(head, figures, size, about | {"weights": str(first.runner.weights)})
-                write(out, {head: text})
+                write(out, TITLE, {head: text})
                 console.print(text, markup=False)
 
 
@@ -157,10 +171,22 @@ def of_peer(peer: PeerProcess, task: dict[str, Any], sizes: list[int]) -> System
     return SystemTimes(**answer)
 
 
-def write(out: Path, sections: dict[str, str]) -> None:
+def measure_mixture(weights: str, contexts: list[int], sizes: list[int], turns: int, out: Path) -> None:
+    """Measure a random mixture of experts, and write its report."""
+    about = about_this_run("python -m benchmarks passes")
+    random = RandomMixture(weights, max(contexts) + CHUNK + SPARE)
+    ours = {OURS: OurPasses(random.runner)}
+    for tokens in contexts:
+        figures = measure(ours, {}, tokens, 1, sizes, turns)[OURS]
+        head, text = random.section(tokens, figures, about)
+        write(out, MIXTURE_TITLE, {head: text})
+        console.print(text, markup=False)
+
+
+def write(out: Path, title: str, sections: dict[str, str]) -> None:
     """Put sections into a report."""
     old = out.read_text() if out.is_file() else ""
-    out.write_text(with_sections(TITLE, old, sections))
+    out.write_text(with_sections(title, old, sections))
 
 
 if __name__ == "__main__":

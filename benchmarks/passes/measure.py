@@ -14,8 +14,7 @@ import torch
 from benchmarks.tables import head, line, origin
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.options import RunnerOptions
-from specinfer.model.probe.load import load_checked
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import GgufWeights, shape_of
@@ -50,11 +49,10 @@ _SHORT = 64
 class OurPasses:
     """A model whose cache has contexts of one length."""
 
-    def __init__(self, directory: Path, tokens: int, kv_type: str = "auto") -> None:
-        """Load a model; all contexts together have at most this many tokens."""
+    def __init__(self, runner: ModelRunner) -> None:
+        """Take a model with room for the contexts, a chunk and `SPARE` tokens."""
         self.threads = torch.get_num_threads()
-        options = RunnerOptions(kv_tokens=tokens + CHUNK + SPARE, kv_type=kv_type)
-        self.runner = load_checked(directory, options)
+        self.runner = runner
         self._sequences: list[KVSequence] = []
         self._context_seconds = 0.0
         self._rng = np.random.default_rng(0)
@@ -187,18 +185,18 @@ def section(title: str, figures: dict[str, Figures], size: int, about: dict[str,
         cells = [cell for own in figures.values() for cell in _cells(own, count, rows[0], size)]
         factors = [figures[other].median(count) / figures[first].median(count) for other in others]
         lines.append(line(str(count), [*cells, *(f"{factor:.2f}" for factor in factors)]))
-    rates = [f"{system} {_spread(own.prompt_rates)}" for system, own in figures.items()]
+    rates = [f"{system} {spread(own.prompt_rates)}" for system, own in figures.items()]
     return "\n".join([*lines, "", f"Tokens of a prompt a second: {', '.join(rates)}.", ""])
 
 
 def _cells(own: Figures, count: int, fewest: int, size: int) -> list[str]:
-    milliseconds = _spread([1000 * seconds for seconds in own.passes[count]])
+    milliseconds = spread([1000 * seconds for seconds in own.passes[count]])
     middle = own.median(count)
     return [milliseconds, f"{size / middle / 1e9:.1f}", f"{middle / own.median(fewest):.2f}"]
 
 
-def _spread(values: list[float]) -> str:
-    """Return for example "12.3 (12.0..13.1)"."""
+def spread(values: list[float]) -> str:
+    """Return median, minimum and maximum, for example "12.3 (12.0..13.1)"."""
     return f"{_short(median(values))} ({_short(min(values))}..{_short(max(values))})"
 
 

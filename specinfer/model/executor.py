@@ -117,7 +117,10 @@ class TorchExecutor:
             keys.index_copy_(0, slots, key)
             values.index_copy_(0, slots, value)
             plan = plans[config.window(layer)]
-            return self._attention.attend(query, keys, values, plan, config.score_scale, config.score_cap)
+            sinks = self._model.sinks[layer]
+            return self._attention.attend(
+                query, keys, values, plan, config.score_scale, config.score_cap, sinks
+            )
 
         if x is None:
             x = self._model.embed(token_ids, positions)

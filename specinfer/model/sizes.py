@@ -15,6 +15,8 @@ _LARGEST: Mapping[str, int] = {
     **dict.fromkeys(("head_dim", "block_size", "speculative_tokens"), 2**14),
     **dict.fromkeys(("hidden_size", "target_hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 2**20),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 2**22),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 2**22),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 2**14),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "vocab_size", "draft_vocab_size"), 2**24),
 }
 """The largest value of each size that is believed: some times what the largest models have."""

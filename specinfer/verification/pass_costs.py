@@ -84,7 +84,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
         runner.forward([Segment(sequence, [1] * first)])
 
         def one_pass(size: int) -> float:
-            return _one_pass(runner, _nodes(sequence, size), clock)
+            return _one_pass(runner, _nodes(sequence, size, runner.config.vocab_size), clock)
 
         seconds = min(one_pass(1), one_pass(1))
         slow, heavy = seconds > _SLOW_S, seconds > _HEAVY_S
@@ -147,9 +147,9 @@ def _in_turns(
     return {size: median(times) for size, times in found.items()}
 
 
-def _nodes(sequence: KVSequence, size: int) -> Segment:
-    """Return a segment with this many nodes below the root."""
-    return Segment(sequence, (), [1] * size, [-1] * size)
+def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
+    """Return a segment with this many nodes below the root, of different tokens: equal ones share experts."""
+    return Segment(sequence, (), [node % vocabulary for node in range(size)], [-1] * size)
 
 
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:

@@ -17,13 +17,18 @@ from specinfer.model.weights.interfaces import Blocks
 from specinfer.model.weights.trimmed import TrimmedHead
 from specinfer.system.machine import processor_flags
 
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss")
+"""Families with experts."""
 FAMILIES = (
     *("llama", "llama-rope3", "llama-untied", "llama-biased", "mistral", "qwen2", "qwen3"),
     *("opt", "opt-untied", "gpt_neox", "gpt_neox-serial"),
     *("mistral-windowed", "gemma", "gemma2", "gemma3", "phi3", "phi3-longrope"),
-    *("smollm3", "granite", "olmo2", "olmo3"),
+    *("smollm3", "granite", "olmo2", "olmo3", *MIXTURES),
 )
-SPECIAL = ("mistral-windowed", "gemma2", "gemma3", "phi3-longrope", "smollm3", "granite", "olmo2", "olmo3")
+SPECIAL = (
+    *("mistral-windowed", "gemma2", "gemma3", "phi3-longrope", "smollm3", "granite", "olmo2", "olmo3"),
+    *MIXTURES,
+)
 """Families that have together all that layers can have beyond Llama's."""
 _SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -46,13 +51,15 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e5,
+    "factor": 2.0,
+    "original_max_position_embeddings": 256,
+    "truncate": False,
+}
 _TWO_BASES = {
-    "full_attention": {
-        "rope_type": "yarn",
-        "rope_theta": 1e5,
-        "factor": 2.0,
-        "original_max_position_embeddings": 256,
-    },
+    "full_attention": {name: value for name, value in _YARN.items() if name != "truncate"},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 _TRAINABLE = torch.inference_mode(False)
@@ -73,7 +80,7 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     }
     gemma = shape | {"query_pre_attn_scalar": 12}
-    phi = own | {"num_key_value_heads": shape["num_key_value_heads"]}
+    whole = own | {"num_key_value_heads": shape["num_key_value_heads"]}
     partial = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
     factors = [1 + place / 4 for place in range(shape["head_dim"] * 3 // 8)]
     longrope = partial | {
@@ -83,6 +90,15 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
         "original_max_position_embeddings": 256,
     }
     opt = own | {"ffn_dim": shape["intermediate_size"], "init_std": own["initializer_range"], "dropout": 0.0}
+    size = shape["intermediate_size"] // 8 * 4
+    experts = {"num_experts_per_tok": 3, "num_experts": 6, "moe_intermediate_size": size}
+    local = {"num_experts_per_tok": 2, "num_local_experts": 5}
+    factors_of_granite = {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.7,
+    }
     configs: dict[str, Any] = {
         "llama": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=True),
         "llama-untied": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=False),
@@ -102,20 +118,26 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
             **gemma, **mixed, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
         ),
         "gemma3": lambda: transformers.Gemma3TextConfig(**gemma, **mixed, rope_parameters=_TWO_BASES),
-        "phi3": lambda: transformers.Phi3Config(**phi, rope_parameters=partial, sliding_window=window),
+        "phi3": lambda: transformers.Phi3Config(**whole, rope_parameters=partial, sliding_window=window),
         "phi3-longrope": lambda: transformers.Phi3Config(
-            **phi, rope_parameters=longrope, original_max_position_embeddings=256
+            **whole, rope_parameters=longrope, original_max_position_embeddings=256
         ),
         "smollm3": lambda: transformers.SmolLM3Config(**shape, no_rope_layers=[1, 0, 1]),
-        "granite": lambda: transformers.GraniteConfig(
-            **shape,
-            embedding_multiplier=3.0,
-            attention_multiplier=0.3,
-            residual_multiplier=0.4,
-            logits_scaling=0.7,
-        ),
+        "granite": lambda: transformers.GraniteConfig(**shape, **factors_of_granite),
         "olmo2": lambda: transformers.Olmo2Config(**shape),
         "olmo3": lambda: transformers.Olmo3Config(**shape, **mixed, rope_parameters=_TWO_BASES),
+        "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+            **shape, **experts, norm_topk_prob=True, mlp_only_layers=[0]
+        ),
+        "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+            **shape, **experts, shared_expert_intermediate_size=size + 6, decoder_sparse_step=2
+        ),
+        "mixtral": lambda: transformers.MixtralConfig(**shape, **local, sliding_window=window),
+        "olmoe": lambda: transformers.OlmoeConfig(**whole, num_experts_per_tok=2, num_experts=7),
+        "granitemoe": lambda: transformers.GraniteMoeConfig(**whole, **local, **factors_of_granite),
+        "gpt_oss": lambda: transformers.GptOssConfig(
+            **shape, **local, **mixed, swiglu_limit=0.5, rope_parameters=_YARN
+        ),
         "gpt_neox-serial": lambda: transformers.GPTNeoXConfig(**own, use_parallel_residual=False),
     }
     torch.manual_seed(seed)

@@ -24,11 +24,12 @@ Fields = dict[str, Any]
 
 
 class HeadSizes(NamedTuple):
-    """Attention heads of a model."""
+    """Attention heads of a model, and its experts."""
 
     query: int
     key_value: int
     size: int
+    experts: int = 0
 
 
 class TensorSource(NamedTuple):
@@ -37,6 +38,8 @@ class TensorSource(NamedTuple):
     name: str
     pick: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Takes the wanted part; rows, if it may be a quantised matrix. None: all."""
+    matrix: int | None = None
+    """Number of the matrix in a tensor of several; None: it is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ _FACTORS = {
 """Names in `config.json` and in GGUF files."""
 
 
-def _fields(hf: Any) -> Fields:
+def granite_fields(hf: Any) -> Fields:
+    """Return the fields of a configuration, factors included."""
     return llama_fields(hf) | {
         "embedding_scale": float(hf.embedding_multiplier),
         "attention_scale": float(hf.attention_multiplier),
@@ -23,15 +24,20 @@ def _fields(hf: Any) -> Fields:
     }
 
 
+def granite_factors(file: GgufFile) -> Fields:
+    """Return the fields of a file, factors included."""
+    factors = {name: file.meta.number(short) for name, short in _FACTORS.items()}
+    return factors | {"rope_parameters": file.rope(), "attention_bias": file.has_bias}
+
+
 def _gguf(file: GgufFile) -> tuple[Any, Fields]:
     from transformers import GraniteConfig
 
-    factors = {name: file.meta.number(short) for name, short in _FACTORS.items()}
-    return GraniteConfig, factors | {"rope_parameters": file.rope(), "attention_bias": file.has_bias}
+    return GraniteConfig, granite_factors(file)
 
 
 GRANITE = Family(
     model_types=("granite",),
-    fields=_fields,
+    fields=granite_fields,
     gguf={"granite": GgufLayout(GGUF_PARTS, _gguf, paired=True)},
 )

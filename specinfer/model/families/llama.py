@@ -1,8 +1,9 @@
-"""Llama and Mistral."""
+"""Llama and Mistral; their GGUF architecture is that of Mixtral, too."""
 
 from typing import Any
 
 from specinfer.model.families.base import GGUF_PARTS, Family, Fields, GgufLayout, llama_fields
+from specinfer.model.families.experts import expert_counts, gguf_experts
 from specinfer.model.families.positions import windows
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 
@@ -12,9 +13,11 @@ def _fields(hf: Any) -> Fields:
 
 
 def _gguf(file: GgufFile) -> tuple[Any, Fields]:
-    from transformers import LlamaConfig, MistralConfig
+    from transformers import LlamaConfig, MistralConfig, MixtralConfig
 
     fields: Fields = {"rope_parameters": file.rope()}
+    if file.meta.get("expert_count", 0):
+        return MixtralConfig, fields | expert_counts(file, "num_local_experts")
     if file.meta.has("attention.sliding_window"):
         window = int(file.meta.number("attention.sliding_window"))
         return MistralConfig, fields | {"sliding_window": window or None}
@@ -24,5 +27,5 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
 LLAMA = Family(
     model_types=("llama", "mistral"),
     fields=_fields,
-    gguf={"llama": GgufLayout(GGUF_PARTS, _gguf, paired=True)},
+    gguf={"llama": GgufLayout(GGUF_PARTS | gguf_experts(), _gguf, paired=True)},
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specinfer.model.families.experts import ROUTER, SHARED_GATE
 from specinfer.model.formats.base import BlockFormat, Format, GpuFormat, NumberFormat
 from specinfer.model.formats.registry import format_for_rows
 from specinfer.model.weights.families import EMBEDDING
@@ -110,7 +111,7 @@ class HeldWeights(NamedTensors):
         return HeldFormats(self._reason(), counts, tuple(sorted(blocks)))
 
     def _type_of(self, name: str, dimensions: int) -> str:
-        if dimensions == 1 and self._backend == "native":
+        if self._backend == "native" and (dimensions == 1 or name.endswith((ROUTER, SHARED_GATE))):
             return "F32"
         if isinstance(self.format, GpuFormat) and dimensions == 2 and ".layers." in name:
             return self.format.name.upper()

@@ -11,7 +11,7 @@ import torch
 from specinfer.model.gpu.description import power_above
 from specinfer.model.gpu.layer_kernels import add_norm, gate, turn_heads
 from specinfer.model.gpu.weights import Quantise, ShownWeights
-from specinfer.model.torch.layer import Attend, Layer
+from specinfer.model.torch.layer import Attend, Layer, Mlp
 from specinfer.model.torch.parts import Norm, Parts, RMSNorm, Weights
 from specinfer.model.torch.transformer import (
     Transformer,
@@ -77,8 +77,22 @@ def gated(both: torch.Tensor) -> torch.Tensor:
     return out
 
 
+class FusedMlp(Mlp):
+    """An MLP whose activation is a kernel where it can be."""
+
+    def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
+        super().__init__(prefix, config, parts)
+        self._fused = config.gated and config.activation == "silu"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map rows [T, hidden] to what they add to the hidden states."""
+        return self.down(gated(self.up(x))) if self._fused else super().__call__(x)
+
+
 class FusedLayer(Layer):
     """A decoder layer of which norms, rotary positions and activation are kernels where they can be."""
+
+    mlp_type = FusedMlp
 
     def __init__(
         self, index: int, config: ModelConfig, parts: Parts, quantise: Quantise | None = None
@@ -86,7 +100,8 @@ class FusedLayer(Layer):
         super().__init__(index, config, parts)
         if quantise is not None:
             self._qkv, self._out = quantise(self._qkv), quantise(self._out)
-            self._up, self._down = quantise(self._up), quantise(self._down)
+            assert isinstance(self._mlp, Mlp), "mixtures are refused"
+            self._mlp.up, self._mlp.down = quantise(self._mlp.up), quantise(self._mlp.down)
 
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
@@ -109,11 +124,6 @@ class FusedLayer(Layer):
         change = self._out(attend(self._index, query, key, value).flatten(1))
         attended, behind = added_and_normed(x, change, norm)
         return attended + self._mlp(behind)
-
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        if self._config.gated and self._config.activation == "silu":
-            return self._down(gated(self._up(x)))
-        return super()._mlp(x)
 
     def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None

@@ -46,6 +46,7 @@ class Storage(IntEnum):
     IQ4_NL = 13
     IQ4_XS = 14
     BLOCK_FLOAT = 15
+    MXFP4 = 16
 
 
 class CacheKind(IntEnum):
@@ -57,7 +58,7 @@ class CacheKind(IntEnum):
 
 
 class MatrixSlot(IntEnum):
-    """Matrices of a layer; of the model: its head, and fc of an EAGLE model."""
+    """Matrices of a layer; of the model: its head, and fc of an EAGLE model; EXPERTS: see `expert_slot`."""
 
     QUERY = 0
     KEY = 1
@@ -68,6 +69,8 @@ class MatrixSlot(IntEnum):
     DOWN = 6
     HEAD = 7
     FC = 8
+    ROUTER = 9
+    EXPERTS = 1000
 
 
 class VectorSlot(IntEnum):
@@ -90,6 +93,11 @@ class VectorSlot(IntEnum):
     HIDDEN_NORM_BIAS = 14
     ATTENDED_NORM = 15
     MLP_NORM = 16
+    SINKS = 17
+    ROUTER_BIAS = 18
+    EXPERT_GATE_BIAS = 19
+    EXPERT_UP_BIAS = 20
+    EXPERT_DOWN_BIAS = 21
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -104,6 +112,15 @@ class Shape(ctypes.Structure):
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
         *_fields(c_int, "rotary tables activation gated parallel states residual_normed"),
         *_fields(c_float, "eps embedding_scale score_scale residual_scale score_cap logit_cap"),
+    ]
+
+
+class ExpertShape(ctypes.Structure):
+    """The mixture of experts of a layer."""
+
+    _fields_ = [
+        *_fields(c_int, "count used inter shared gated_shared renormalised"),
+        *_fields(c_float, "limit alpha"),
     ]
 
 
@@ -160,6 +177,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_set_matrix": (None, [c_void_p, c_int, c_int, c_int, c_void_p]),
     "si_set_vector": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
     "si_set_layer": (None, [c_void_p, c_int, c_int, c_int]),
+    "si_set_experts": (None, [c_void_p, c_int, c_void_p]),
     "si_set_embedding": (None, [c_void_p, c_int, c_void_p]),
     "si_packed": (c_int64, [c_void_p, c_int, c_int, c_void_p]),
     "si_place": (None, [c_void_p, c_int, c_int, c_void_p]),
@@ -199,7 +217,7 @@ def _layout() -> Iterator[tuple[str, int]]:
     yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
     for values in (Activation, CacheKind, Storage, MatrixSlot, VectorSlot):
         yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())
-    for structure in (Shape, Pass, GrowthJob, Growth):
+    for structure in (Shape, ExpertShape, Pass, GrowthJob, Growth):
         yield f"sizeof {structure.__name__}", ctypes.sizeof(structure)
         for field in structure._fields_:
             yield f"{structure.__name__}.{field[0]}", getattr(structure, field[0]).offset

@@ -75,7 +75,8 @@ class NativeExecutor:
         self.config, self.dtype = config, dtype
         self._model = NativeModel(config, dtype, kv_type)
         self._library, self._address = self._model.library, self._model.address
-        self._streamed = None if store is None else StreamedMatrices(self._library, self._address, store)
+        own = (self._library, self._address, config)
+        self._streamed = None if store is None else StreamedMatrices(*own, store)
         self._embedding = self._pack(weights)
         self._memory = self._model.memory(num_blocks)
         self._growth = self._model.growth(self._memory)

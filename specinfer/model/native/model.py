@@ -26,7 +26,10 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
         raise IncompatibleError(f"native kernels: device = {device!r} is not the CPU")
     if dtype not in (torch.float32, torch.bfloat16):
         raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
-    if config.head_dim % LANES or config.hidden_size % 2 or config.intermediate_size % 2:
+    sizes = [config.hidden_size, config.intermediate_size]
+    if config.experts is not None:
+        sizes += [config.experts.intermediate_size, config.experts.shared_size]
+    if config.head_dim % LANES or any(size % 2 for size in sizes):
         raise IncompatibleError(
             f"native kernels: head_dim = {config.head_dim}: must be a multiple of {LANES}"
         )

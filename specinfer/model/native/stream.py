@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from specinfer.model.native.bindings import MatrixSlot, Pass
+from specinfer.model.native.experts import expert_matrices
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.stream import BUFFERS, LayerStream, make_buffers
+from specinfer.model.weights.config import ModelConfig
 
 _OF_A_LAYER = (
     *(MatrixSlot.QUERY, MatrixSlot.KEY, MatrixSlot.VALUE, MatrixSlot.OUT),
@@ -22,18 +24,20 @@ _OF_A_LAYER = (
 class StreamedMatrices:
     """The matrices of a model's layers. Filled layer by layer, then read by passes."""
 
-    def __init__(self, library: ctypes.CDLL, model: int, store: LayerStore) -> None:
+    def __init__(self, library: ctypes.CDLL, model: int, config: ModelConfig, store: LayerStore) -> None:
         self._library, self._model, self._store = library, model, store
-        self._sizes: list[list[int]] = []
-        """Sizes of the matrices, by layer."""
+        self._config = config
+        self._sizes: list[dict[int, int]] = []
+        """Sizes of the matrices by slot, of every layer."""
         self._stream: LayerStream | None = None
 
     def put_away(self, layer: int) -> None:
         """Move the matrices of the next layer, which was packed just now, from memory to the store."""
-        pieces = [self._packed(layer, which) for which in _OF_A_LAYER]
-        self._sizes.append([len(piece) for piece in pieces])
+        slots = self._slots(layer)
+        pieces = [self._packed(layer, which) for which in slots]
+        self._sizes.append({which: len(piece) for which, piece in zip(slots, pieces, strict=True)})
         self._store.append(pieces)
-        for which in _OF_A_LAYER:
+        for which in slots:
             self._library.si_place(self._model, layer, which, None)
 
     def forward(self, task: Pass) -> None:
@@ -47,11 +51,16 @@ class StreamedMatrices:
                 self._library.si_forward(self._model, ctypes.byref(task))
 
     def _place(self, layer: int, address: int) -> None:
-        for which, size in zip(_OF_A_LAYER, self._sizes[layer], strict=True):
+        for which, size in self._sizes[layer].items():
             self._library.si_place(self._model, layer, which, address)
             address += size
 
-    def _packed(self, layer: int, which: MatrixSlot) -> torch.Tensor:
+    def _slots(self, layer: int) -> list[int]:
+        experts = self._config.experts_of(layer)
+        own = expert_matrices(experts, self._config.hidden_size) if experts else ()
+        return [*_OF_A_LAYER, *(matrix.slot for matrix in own)]
+
+    def _packed(self, layer: int, which: int) -> torch.Tensor:
         """Return the bytes [bytes] uint8 that the kernels have packed."""
         at = ctypes.c_void_p()
         size = self._library.si_packed(self._model, layer, which, ctypes.byref(at))

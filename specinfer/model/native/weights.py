@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.families.experts import ROUTER, ROUTER_BIAS, SHARED_GATE, SINKS, Experts
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
+from specinfer.model.native.experts import EXPERT_BIASES, expert_matrices, expert_shape
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
@@ -14,9 +16,12 @@ from specinfer.model.weights.files import shape_of
 from specinfer.model.weights.interfaces import BlockWeights
 
 
-def matrix_shape(which: MatrixSlot, config: ModelConfig, states: int) -> tuple[int, int]:
-    """Return (outputs, inputs) of a matrix of the kernels."""
+def matrix_shape(
+    which: MatrixSlot, config: ModelConfig, states: int, experts: Experts | None = None
+) -> tuple[int, int]:
+    """Return (outputs, inputs) of a matrix of the kernels; `experts` are those of its layer."""
     hidden, heads = config.hidden_size, config.heads * config.head_dim
+    inner = config.intermediate_size if experts is None else experts.shared_size
     read = 2 * hidden if states else hidden  # embeddings beside hidden states
     keys = config.kv_heads * config.head_dim
     return {
@@ -24,9 +29,9 @@ def matrix_shape(which: MatrixSlot, config: ModelConfig, states: int) -> tuple[i
         MatrixSlot.KEY: (keys, read),
         MatrixSlot.VALUE: (keys, read),
         MatrixSlot.OUT: (hidden, heads),
-        MatrixSlot.GATE: (config.intermediate_size, hidden),
-        MatrixSlot.UP: (config.intermediate_size, hidden),
-        MatrixSlot.DOWN: (hidden, config.intermediate_size),
+        MatrixSlot.GATE: (inner, hidden),
+        MatrixSlot.UP: (inner, hidden),
+        MatrixSlot.DOWN: (hidden, inner),
         MatrixSlot.HEAD: (config.vocab_size, hidden),
         MatrixSlot.FC: (hidden, states * hidden),
     }[which]
@@ -49,6 +54,8 @@ _LAYER_MATRICES = (
     (MatrixSlot.KEY, "self_attn.k_proj"),
     (MatrixSlot.VALUE, "self_attn.v_proj"),
     (MatrixSlot.OUT, "self_attn.o_proj"),
+)
+_MLP_MATRICES = (
     (MatrixSlot.GATE, "mlp.gate_proj"),
     (MatrixSlot.UP, "mlp.up_proj"),
     (MatrixSlot.DOWN, "mlp.down_proj"),
@@ -81,8 +88,8 @@ class WeightPacker:
         """Pack one decoder layer."""
         prefix = f"model.layers.{layer}."
         for which, name in _LAYER_MATRICES:
-            if which is not MatrixSlot.GATE or self._config.gated:
-                self._matrix(layer, which, f"{prefix}{name}.weight")
+            self._matrix(layer, which, f"{prefix}{name}.weight")
+        self._mlp(layer, prefix)
         for bias, names in _LAYER_BIASES:
             if f"{prefix}{names[0]}.bias" in self._weights:
                 self._vector(layer, bias, [f"{prefix}{name}.bias" for name in names])
@@ -94,9 +101,44 @@ class WeightPacker:
         if self._config.post_norm:
             self._vector(layer, VectorSlot.ATTENDED_NORM, [f"{prefix}post_self_attn_layernorm.weight"])
             self._vector(layer, VectorSlot.MLP_NORM, [f"{prefix}post_mlp_layernorm.weight"])
+        if self._config.sinks:
+            self._vector(layer, VectorSlot.SINKS, [f"{prefix}{SINKS}"], wanted=(self._config.heads,))
         if self._config.qk_norm:
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
+
+    def _mlp(self, layer: int, prefix: str) -> None:
+        """Pack the MLP of a layer, its experts if it has them."""
+        experts = self._config.experts_of(layer)
+        if experts is not None:
+            self._mixture(layer, prefix, experts)
+        if experts is None or experts.shared_size:
+            for which, name in _MLP_MATRICES:
+                if which is not MatrixSlot.GATE or self._config.gated:
+                    self._matrix(layer, which, f"{prefix}{name}.weight")
+
+    def _mixture(self, layer: int, prefix: str, experts: Experts) -> None:
+        hidden = self._config.hidden_size
+        shape = expert_shape(experts)
+        self._library.si_set_experts(self._model, layer, ctypes.byref(shape))
+        names = {f"{prefix}{ROUTER}": experts.count}
+        if experts.shared_size:
+            names[f"{prefix}{SHARED_GATE}"] = 1
+        for name, rows in names.items():
+            self._check_shapes([name], (rows, hidden))
+        router = torch.cat([self._read(name).float() for name in names]).contiguous()
+        self._library.si_set_matrix(self._model, layer, MatrixSlot.ROUTER, Storage.F32, router.data_ptr())
+        for slot, name, wanted in expert_matrices(experts, hidden):
+            self._shaped_matrix(layer, slot, f"{prefix}{name}.weight", wanted)
+        if experts.biased:
+            self._expert_biases(layer, prefix, experts)
+
+    def _expert_biases(self, layer: int, prefix: str, experts: Experts) -> None:
+        self._vector(layer, VectorSlot.ROUTER_BIAS, [f"{prefix}{ROUTER_BIAS}"], wanted=(experts.count,))
+        for slot, part in EXPERT_BIASES:
+            columns = self._config.hidden_size if part == "down_proj" else experts.intermediate_size
+            names = [f"{prefix}mlp.experts.{number}.{part}.bias" for number in range(experts.count)]
+            self._vector(layer, slot, names, wanted=(experts.count * columns,))
 
     def pack_states(self) -> None:
         """Pack the weights by which EAGLE changes the target's hidden states before its layer."""
@@ -126,7 +168,10 @@ class WeightPacker:
 
     def _matrix(self, layer: int, which: MatrixSlot, name: str) -> None:
         """Pack a matrix as it is stored."""
-        wanted = matrix_shape(which, self._config, self._states)
+        experts = self._config.experts_of(layer)
+        self._shaped_matrix(layer, which, name, matrix_shape(which, self._config, self._states, experts))
+
+    def _shaped_matrix(self, layer: int, which: int, name: str, wanted: tuple[int, int]) -> None:
         self._check_shapes([name], wanted)
         storage, rows = self._stored(name)
         self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
@@ -142,8 +187,15 @@ class WeightPacker:
         storage = Storage.F32 if self._dtype is torch.float32 else Storage.BF16
         return storage, self._fetch(name)
 
-    def _vector(self, layer: int, which: VectorSlot, names: Sequence[str], scale: float = 1.0) -> None:
-        self._check_shapes(names, vector_shape(which, self._config))
+    def _vector(
+        self,
+        layer: int,
+        which: VectorSlot,
+        names: Sequence[str],
+        scale: float = 1.0,
+        wanted: tuple[int, ...] | None = None,
+    ) -> None:
+        self._check_shapes(names, wanted or vector_shape(which, self._config))
         vector = torch.cat([self._read(name).float() for name in names]).contiguous() * scale
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 

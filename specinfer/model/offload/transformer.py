@@ -4,6 +4,7 @@ from math import prod
 
 import torch
 
+from specinfer.errors import IncompatibleError
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.stream import BUFFERS, LayerStream, make_buffers
 from specinfer.model.torch.layer import Attend, Layer
@@ -81,6 +82,8 @@ class StreamedTransformer(Transformer):
 
     def _make_layers(self, weights: Weights) -> list[LayerCall]:
         config, dtype = self.config, self.dtype
+        if config.experts is not None and config.experts.dense_layers:
+            raise IncompatibleError("offload: torch executor: dense layers beside mixtures: not supported")
         for index in range(config.layers):
             parts = _Collected(config, weights, dtype)
             self.layer_type(index, config, parts)

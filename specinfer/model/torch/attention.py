@@ -64,32 +64,45 @@ class ReferenceAttention:
         plan: list[_Part],
         scale: float | None = None,
         cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend from every token of the pass to its own request."""
+        """Attend from every token of the pass to its own request.
+
+        Args:
+            cap: soft bound of scores; 0: none.
+            sinks: [H] scores that take a part of attention and give nothing.
+        """
         out = torch.empty_like(query)
         for part in plan:
             q = query[part.start : part.stop].transpose(0, 1)[None]
             k = keys.index_select(0, part.slots).transpose(0, 1)[None]
             v = values.index_select(0, part.slots).transpose(0, 1)[None]
-            if cap:
-                y = _capped(q, k, v, part.mask, scale or q.shape[-1] ** -0.5, cap)
+            if cap or sinks is not None:
+                y = _explicit(q, k, v, part.mask, scale or q.shape[-1] ** -0.5, cap, sinks)
             else:
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=scale, enable_gqa=True)
             out[part.start : part.stop] = y[0].transpose(0, 1)
         return out
 
 
-def _capped(
+def _explicit(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
     scale: float,
     cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return attention [1, H, rows, D] with a soft bound of scores."""
+    """Return attention [1, H, rows, D] with a soft bound of scores, or with sinks."""
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    scores = torch.tanh(query @ keys.transpose(2, 3) * scale / cap) * cap
+    scores = query @ keys.transpose(2, 3) * scale
+    if cap:
+        scores = torch.tanh(scores / cap) * cap
     scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+    if sinks is not None:
+        sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+    return weights[..., : keys.shape[2]] @ values

@@ -6,7 +6,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from specinfer.model.torch.linear import Surgery
+from specinfer.model.torch.experts import Mixture
+from specinfer.model.torch.linear import Linear, Surgery
 from specinfer.model.torch.parts import Norm, Parts
 from specinfer.model.torch.rotary import Angles, rotate
 from specinfer.model.weights.config import ModelConfig
@@ -33,13 +34,36 @@ def _unchanged(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+class Mlp:
+    """The MLP of a layer, or of an expert."""
+
+    def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
+        self._act, self._gated = ACTIVATIONS[config.activation], config.gated
+        experts = config.experts
+        self._limit, self._alpha = (experts.limit, experts.alpha) if experts else (0.0, 1.0)
+        self.up: Linear = parts.linear(prefix, *(["gate_proj"] if config.gated else []), "up_proj")
+        self.down: Linear = parts.linear(prefix, "down_proj")
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map rows [T, hidden] to what they add to the hidden states."""
+        if not self._gated:
+            return self.down(self._act(self.up(x)))
+        gate, up = self.up(x).chunk(2, dim=-1)
+        if not self._limit:
+            return self.down(self._act(gate) * up)
+        gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
+        return self.down((up + 1) * gate * torch.sigmoid(self._alpha * gate))
+
+
 class Layer:
     """One decoder layer."""
+
+    mlp_type: type[Mlp] = Mlp
+    """Class of its MLP."""
 
     def __init__(self, index: int, config: ModelConfig, parts: Parts) -> None:
         prefix = f"model.layers.{index}."
         self._index, self._config = index, config
-        self._act = ACTIVATIONS[config.activation]
 
         def norm(name: str, wanted: bool) -> Norm:
             return parts.norm(f"{prefix}{name}") if wanted else _unchanged
@@ -50,8 +74,12 @@ class Layer:
         self._mlp_norm = norm("post_mlp_layernorm", config.post_norm)
         self._qkv = parts.linear(f"{prefix}self_attn.", "q_proj", "k_proj", "v_proj")
         self._out = parts.linear(f"{prefix}self_attn.", "o_proj")
-        self._up = parts.linear(f"{prefix}mlp.", *(["gate_proj"] if config.gated else []), "up_proj")
-        self._down = parts.linear(f"{prefix}mlp.", "down_proj")
+        experts = config.experts_of(index)
+        self._mlp: Mlp | Mixture
+        if experts is None:
+            self._mlp = self.mlp_type(f"{prefix}mlp.", config, parts)
+        else:
+            self._mlp = Mixture(prefix, experts, parts, lambda name: self.mlp_type(name, config, parts))
         self._q_norm = parts.norm(f"{prefix}self_attn.q_norm") if config.qk_norm else None
         self._k_norm = parts.norm(f"{prefix}self_attn.k_norm") if config.qk_norm else None
 
@@ -85,7 +113,9 @@ class Layer:
 
     def operate(self, surgery: Surgery) -> None:
         """Let ranks divide attention heads and the inside of the MLP among them."""
-        self._out, self._down = surgery.output(self._out), surgery.output(self._down)
+        self._out = surgery.output(self._out)
+        assert isinstance(self._mlp, Mlp), "experts are not divided"
+        self._mlp.down = surgery.output(self._mlp.down)
 
     def project(
         self, x: torch.Tensor, angles: Angles | None
@@ -102,9 +132,3 @@ class Layer:
 
     def _normed(self, heads: torch.Tensor, norm: Norm) -> torch.Tensor:
         return norm(heads.flatten(1)).view_as(heads) if self._config.qk_norm_rows else norm(heads)
-
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._config.gated:
-            return self._down(self._act(self._up(x)))
-        gate, up = self._up(x).chunk(2, dim=-1)
-        return self._down(self._act(gate) * up)

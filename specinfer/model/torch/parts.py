@@ -45,11 +45,11 @@ class Parts:
         self._config, self._weights, self._dtype, self._device = config, weights, dtype, device
         self.loaded_bytes = 0
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor of the checkpoint, on the device."""
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a tensor of the checkpoint, on the device; in the decoder's type if no other is given."""
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
-        loaded = self._weights[name].to(device=self._device, dtype=self._dtype)
+        loaded = self._weights[name].to(device=self._device, dtype=dtype or self._dtype)
         self.loaded_bytes += loaded.nbytes
         return loaded
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.model.batch import PassFeatures
+from specinfer.model.families.experts import SINKS
 from specinfer.model.families.positions import NO_ROTARY
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import Linear, Surgery
@@ -54,6 +55,11 @@ class Transformer:
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
         self.layers = self._make_layers(weights)
         """Layers in order."""
+        self.sinks = [
+            parts.tensor(f"model.layers.{layer}.{SINKS}", torch.float32) if config.sinks else None
+            for layer in range(config.layers)
+        ]
+        """[heads] scores of every layer that take a part of attention; None: there are none."""
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = parts.make(table if tied else parts.tensor("lm_head.weight"), None)

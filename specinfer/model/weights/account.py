@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.families.experts import merged_experts
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
 from specinfer.model.weights.files import GgufWeights, shape_of
 from specinfer.model.weights.source import kept_gguf
 
 HEAD = "lm_head.weight"
-_FIRST_LAYER = "model.layers.0."
+_LAYERS = "model.layers."
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 """Tensors that old checkpoints carry and the configuration decides: frequencies, causal masks."""
 _SHOWN = 3
@@ -37,9 +38,9 @@ def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tens
     wanted = expected_tensors(hf, config)
     found = {name: original_name(weights, name) for name in weights}
     optional = {HEAD} if config.tied_embeddings else set()
-    if missing := sorted(wanted[name].name for name in wanted.keys() - found.keys() - optional):
+    if missing := sorted({wanted[name].name for name in wanted.keys() - found.keys() - optional}):
         raise IncompatibleError(f"the model's weights lack {_some(missing)}")
-    extra = sorted(found[name] for name in found.keys() - wanted.keys() if not _COMPUTED.search(name))
+    extra = sorted({found[name] for name in found.keys() - wanted.keys() if not _COMPUTED.search(name)})
     if extra:
         raise IncompatibleError(
             f"the model's weights have tensors that its configuration does not: {_some(extra)}"
@@ -65,25 +66,26 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
     """Return every tensor of a model of our decoder, by its name of Llama's."""
     from transformers import AutoModelForCausalLM
 
-    single = copy.deepcopy(hf)
-    single.num_hidden_layers = 1
-    if getattr(single, "layer_types", None):
-        single.layer_types = single.layer_types[:1]
+    few, kinds = copy.deepcopy(hf), [config.experts_of(layer) is None for layer in range(config.layers)]
+    few.num_hidden_layers = 1 + max(kinds.index(kind) for kind in kinds)
+    if getattr(few, "layer_types", None):
+        few.layer_types = few.layer_types[: few.num_hidden_layers]
     with torch.device("meta"):
-        state = AutoModelForCausalLM.from_config(single).state_dict()
+        state = AutoModelForCausalLM.from_config(few).state_dict()
     renamed = in_llama_names(config, state)
     expected = {
         name: ExpectedTensor(original_name(renamed, name), shape_of(renamed, name)) for name in renamed
     }
-    of_layer = {name: tensor for name, tensor in expected.items() if name.startswith(_FIRST_LAYER)}
-    rest = {name: tensor for name, tensor in expected.items() if name not in of_layer}
-    return rest | {
-        name.replace(".0.", f".{layer}.", 1): tensor._replace(
-            name=tensor.name.replace(".0.", f".{layer}.", 1)
-        )
-        for layer in range(config.layers)
-        for name, tensor in of_layer.items()
-    }
+    found = {name: tensor for name, tensor in expected.items() if not name.startswith(_LAYERS)}
+    for layer, kind in enumerate(kinds):
+        first = kinds.index(kind)
+        old, new = f".{first}.", f".{layer}."
+        found |= {
+            name.replace(old, new, 1): tensor._replace(name=tensor.name.replace(old, new, 1))
+            for name, tensor in expected.items()
+            if name.startswith(f"{_LAYERS}{first}.")
+        }
+    return found
 
 
 def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
@@ -134,7 +136,9 @@ def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM._model_mapping[type(config)]
-    return _loaded(kind, None, config.model_type, dtype, {"config": config, "state_dict": dict(tensors)})
+    return _loaded(
+        kind, None, config.model_type, dtype, {"config": config, "state_dict": merged_experts(dict(tensors))}
+    )
 
 
 def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, options: Any) -> Any:

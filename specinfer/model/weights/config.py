@@ -8,6 +8,7 @@ from typing import Any
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.families import family_of
+from specinfer.model.families.experts import Experts
 from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
 from specinfer.special_tokens import tokenizer_end
@@ -77,6 +78,10 @@ class ModelConfig:
     """Frequencies of each layer: NO_ROTARY, 0 for `inv_freq`, 1 for `local_inv_freq`; empty: all 0."""
     local_inv_freq: tuple[float, ...] = ()
     """Other frequencies, without `rotary_scale`."""
+    sinks: bool = False
+    """True if every head has a score that takes a part of attention and gives nothing."""
+    experts: Experts | None = None
+    """Mixture of experts; None: all layers are dense."""
 
     @property
     def rotary_dim(self) -> int:
@@ -96,10 +101,18 @@ class ModelConfig:
         """Return the frequencies of a layer, as `layer_rotary` numbers them."""
         return self.layer_rotary[layer] if self.layer_rotary else 0
 
+    def experts_of(self, layer: int) -> Experts | None:
+        """Return the mixture of a layer; None for a dense one."""
+        experts = self.experts
+        return None if experts is None or layer in experts.dense_layers else experts
+
     @property
     def varied_layers(self) -> int:
         """Number of first layers among which every kind is."""
-        kinds = [(self.window(layer), self.rotary_of(layer)) for layer in range(self.layers)]
+        kinds = [
+            (self.window(layer), self.rotary_of(layer), self.experts_of(layer) is None)
+            for layer in range(self.layers)
+        ]
         return 1 + max(kinds.index(kind) for kind in kinds)
 
     def first_layers(self, count: int) -> "ModelConfig":
@@ -133,6 +146,8 @@ class ModelConfig:
         yield "a factor on attention scores", self.score_scale != self.head_dim**-0.5
         yield "soft caps", bool(self.score_cap or self.logit_cap)
         yield "rotary positions by layer", bool(self.layer_rotary)
+        yield "attention sinks", self.sinks
+        yield "a mixture of experts", self.experts is not None
 
 
 def load_config(directory: Path) -> ModelConfig:

@@ -9,7 +9,7 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.families import base, family_of
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.files import TensorSlice, read_part, shape_of
-from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors
+from specinfer.model.weights.interfaces import Blocks, BlockWeights, NamedTensors, StackedBlocks
 from specinfer.model.weights.packed import open_checkpoint
 
 EMBEDDING, POSITIONS = "model.embed_tokens.weight", base.POSITIONS
@@ -18,23 +18,40 @@ EMBEDDING, POSITIONS = "model.embed_tokens.weight", base.POSITIONS
 class RenamedWeights(NamedTensors):
     """Weights under other names, or parts of them."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], sources: Mapping[str, base.TensorSource]) -> None:
-        self._weights = weights
+    def __init__(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        sources: Mapping[str, base.TensorSource],
+        experts: int = 0,
+    ) -> None:
+        self._weights, self._experts = weights, experts
         self._sources = self._names = sources
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        source, pick = self._sources[name]
-        tensor = self._weights[source]
+        source, pick, index = self._sources[name]
+        if index is None:
+            tensor = self._weights[source]
+        else:
+            tensor = read_part(self._weights, source, TensorSlice(0, index, index + 1))[0]
         return pick(tensor) if pick else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
-        source, pick = self._sources[name]
+        source, pick, index = self._sources[name]
         shape = shape_of(self._weights, source)
+        if index is not None:
+            shape = self._shape_in_stack(source, shape)
         try:
             return tuple(pick(torch.empty(shape, device="meta")).shape) if pick else shape
         except (RuntimeError, IndexError) as error:
             raise IncompatibleError(f"{source} has shape {list(shape)}: not what its name says") from error
+
+    def _shape_in_stack(self, source: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(shape) < 2 or shape[0] != self._experts:
+            raise IncompatibleError(
+                f"{source} has shape {list(shape)}: must have a part for each of {self._experts} experts"
+            )
+        return shape[1:]
 
     def origin(self, name: str) -> str:
         """Return the name of a tensor in the checkpoint."""
@@ -42,15 +59,20 @@ class RenamedWeights(NamedTensors):
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Read a part of a tensor."""
-        source, pick = self._sources[name]
-        if pick is None:
+        source, pick, index = self._sources[name]
+        if pick is None and index is None:
             return read_part(self._weights, source, span)
         return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a matrix in its stored format, some rows of it if it is a part of one; None for others."""
-        source, pick = self._sources[name]
-        found = self._weights.blocks(source, as_stored) if isinstance(self._weights, BlockWeights) else None
+        source, pick, index = self._sources[name]
+        if index is not None:
+            found = self._weights.stacked(source, index) if isinstance(self._weights, StackedBlocks) else None
+        else:
+            found = (
+                self._weights.blocks(source, as_stored) if isinstance(self._weights, BlockWeights) else None
+            )
         if found is None or pick is None:
             return found
         kind, rows = found
@@ -72,8 +94,9 @@ def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> 
     rename = family_of(config.family).rename
     if rename is None or isinstance(weights, RenamedWeights):
         return weights
-    heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim)
+    experts = config.experts.count if config.experts else 0
+    heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim, experts)
     sources: dict[str, base.TensorSource] = {}
     for name in weights:
         sources |= rename(heads, name)
-    return RenamedWeights(weights, sources)
+    return RenamedWeights(weights, sources, experts)

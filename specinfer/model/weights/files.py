@@ -24,7 +24,7 @@ from specinfer.model.weights.interfaces import Blocks, NamedTensors
 MATRICES = frozenset(
     {
         *("F16", "BF16", "F32"),
-        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS"),
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"),
         *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     }
 )
@@ -263,6 +263,14 @@ class GgufWeights(NamedTensors):
         """Return whether a matrix has `blocks`."""
         _, stored = self._tensors[self._names[name]]
         return self._blocks and len(stored.shape) == 2 and stored.tensor_type.name in MATRICES
+
+    def stacked(self, name: str, index: int) -> Blocks | None:
+        """Return one of the matrices of a tensor, as `blocks` does; only it is read."""
+        reader, stored = self._tensors[self._names[name]]
+        if not self._blocks or stored.tensor_type.name not in MATRICES:
+            return None
+        rows = torch.from_numpy(reader.bytes_of(stored, index, index + 1)).view(torch.uint8)
+        return stored.tensor_type.name, rows[0]
 
     def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Return rows of a matrix as stored, [rows, bytes of a row]; only they are read."""

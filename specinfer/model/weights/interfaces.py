@@ -30,3 +30,11 @@ class BlockWeights(Protocol):
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a matrix in its format, with `as_stored` in that of its file; None if it has none."""
+
+
+@runtime_checkable
+class StackedBlocks(Protocol):
+    """Weights with tensors of several matrices in a format of GGUF."""
+
+    def stacked(self, name: str, index: int) -> Blocks | None:
+        """Return one of the matrices of a tensor in its format; None if it has none."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -23,6 +24,8 @@ def stored(kind: str, numbers: NDArray[np.float32]) -> torch.Tensor:
     """Return a matrix [N, K] as rows [N, bytes] of a format."""
     if kind in _NUMBERS:
         return torch.from_numpy(numbers).to(_NUMBERS[kind]).contiguous().view(torch.uint8)
+    if kind == "MXFP4":  # of files only
+        return torch.from_numpy(gguf.quantize(numbers, gguf.GGMLQuantizationType.MXFP4))
     chosen = FORMATS[kind.lower()]
     assert isinstance(chosen, BlockFormat)
     return torch.from_numpy(chosen.quantise(numbers))

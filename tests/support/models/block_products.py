@@ -16,6 +16,9 @@ Integers = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+EXPONENTS = (104, 140)
+"""First and last exponent of MXFP4 whose half is a number of float16."""
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 """Types whose blocks have 256 weights; they meet activations in Q8_K, all others in Q8_0."""
 
@@ -144,6 +147,11 @@ def _iq4_nl(b: Bytes) -> IntegerBlocks:
     return _simple(IQ4_VALUES[_nibbles(_whole(b, 2, 18))], _half(b, 0))
 
 
+def _mxfp4(b: Bytes) -> IntegerBlocks:
+    scale = 2.0 ** (b[..., 0].astype(np.float64) - 128)
+    return _simple(FP4_VALUES[_nibbles(_whole(b, 1, 17))], scale)
+
+
 def _six_bits(b: Bytes) -> tuple[Integers, Integers]:
     """Return the eight scales and eight minimums of Q4_K and Q5_K, packed in bytes 4 to 15."""
     first, second, third = (_whole(b, at, at + 4) for at in (4, 8, 12))
@@ -218,6 +226,7 @@ _READERS: dict[str, tuple[int, Callable[[Bytes], IntegerBlocks]]] = {
     "Q5_1": (24, _q5_1),
     "Q8_0": (34, _q8_0),
     "IQ4_NL": (18, _iq4_nl),
+    "MXFP4": (17, _mxfp4),
     "Q2_K": (84, _q2_k),
     "Q3_K": (110, _q3_k),
     "Q4_K": (144, _q4_k),
@@ -235,6 +244,8 @@ def random_rows(type_name: str, rows: int, k: int, seed: int = 0) -> Bytes:
     size = BLOCK_BYTES[type_name]
     weights = 256 if type_name in K_QUANTS else 32
     blocks = random.integers(0, 256, (rows, k // weights, size), np.uint8)
+    if type_name == "MXFP4":
+        blocks[..., 0] = random.integers(118, 124, blocks.shape[:-1])
     for at in factors_at(type_name):
         factors = random.uniform(0.001, 0.02, (rows, k // weights, 1)).astype(np.float16)
         blocks[..., at : at + 2] = factors.view(np.uint8)
@@ -253,6 +264,7 @@ _FACTORS_AT = {
     "Q5_1": (0, 2),
     "Q8_0": (0,),
     "IQ4_NL": (0,),
+    "MXFP4": (),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q4_K": (0, 2),

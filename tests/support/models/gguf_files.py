@@ -1,6 +1,7 @@
 """GGUF files of small models, as llama.cpp's converter writes them, to be changed before they are written."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ _PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.sinks": "attn_sinks",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    **{f"mlp.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+    **{f"block_sparse_moe.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+    **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 _POST = {
     "post_attention_layernorm": "post_attention_norm",
@@ -28,9 +37,18 @@ _POST = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
-_OF_ARCHITECTURE = {"gemma2": _POST, "gemma3": _POST, "olmo2": _POST, "phi3": _FUSED}
-_ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mistral": "llama"}
-_INTERLEAVED = ("llama", "smollm3", "granite")
+_GPT_OSS = {"post_attention_layernorm": "post_attention_norm"}
+_OF_ARCHITECTURE = {"gpt-oss": _GPT_OSS, "gemma2": _POST, "gemma3": _POST, "olmo2": _POST, "phi3": _FUSED}
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+}
+_INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe")
 _TOP = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 
 
@@ -38,6 +56,47 @@ def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """llama.cpp's order of rotary pairs."""
     size = tensor.shape[0] // heads
     return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def _expert_values(config: Any) -> dict[str, Any]:
+    """Return the keys of files with experts."""
+    if getattr(config, "num_experts_per_tok", None) is None:
+        return {}
+    sizes = {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    }
+    counts = {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    stated = {key: getattr(config, name) for key, name in sizes.items() if hasattr(config, name)}
+    if config.model_type == "gpt_oss":
+        stated["expert_feed_forward_length"] = config.intermediate_size
+    return counts | (stated if config.model_type.startswith(("qwen", "gpt_oss")) else {})
+
+
+def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a tensor as files have it: matrices [outputs, inputs], gate and up apart."""
+    stem, kind = (name[:-5], "bias") if name.endswith("_bias") else (name, "weight")
+    if tensor.dim() == 3:
+        tensor = tensor.transpose(1, 2)
+    if not stem.endswith("gate_up_proj"):
+        yield f"{stem}.{kind}", tensor
+        return
+    for first, part in enumerate(("gate", "up")):
+        yield stem.replace("gate_up", part) + f".{kind}", tensor[:, first::2]
+
+
+def _each_tensor(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a model, gate and up of experts apart."""
+    for name, tensor in model.state_dict().items():
+        if model.config.model_type == "gpt_oss" and (".experts." in name or name.endswith("sinks")):
+            yield from _gpt_oss_parts(name, tensor)
+        elif name.endswith(".experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        elif name.endswith(".experts.down_proj"):
+            yield f"{name}.weight", tensor
+        else:
+            yield name, tensor.flatten() if name.endswith("shared_expert_gate.weight") else tensor
 
 
 def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[str, Any]:
@@ -48,12 +107,18 @@ def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[st
                 "attn_logit_softcapping": config.attn_logit_softcapping,
                 "final_logit_softcapping": config.final_logit_softcapping,
             }
-        case "granite":
+        case "granite" | "granitemoe":
             return {
                 "embedding_scale": config.embedding_multiplier,
                 "attention.scale": config.attention_multiplier,
                 "residual_scale": config.residual_multiplier,
                 "logit_scale": config.logits_scaling,
+            }
+        case "gpt-oss":
+            return {
+                "rope.scaling.type": rope["rope_type"],
+                "rope.scaling.factor": float(rope["factor"]),
+                "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
             }
         case "phi3":
             original = config.original_max_position_embeddings
@@ -104,7 +169,8 @@ class Gguf:
             values |= {"attention.key_length": head, "attention.value_length": head}
         if getattr(config, "sliding_window", None):
             values["attention.sliding_window"] = config.sliding_window
-        file = cls(architecture, values | _own_values(architecture, config, rope), kind=kind)
+        own = _own_values(architecture, config, rope) | _expert_values(config)
+        file = cls(architecture, values | own, kind=kind)
         file._add_tensors(model)
         if "short_factor" in rope:
             for name in ("short", "long"):
@@ -114,7 +180,7 @@ class Gguf:
 
     def _add_tensors(self, model: Any) -> None:
         config, parts = model.config, _PARTS | _OF_ARCHITECTURE.get(self.architecture, {})
-        for name, tensor in model.state_dict().items():
+        for name, tensor in _each_tensor(model):
             stored = tensor.detach().float()
             stem, kind = name.removeprefix("model.").rsplit(".", 1)
             if stem == "lm_head" and config.tie_word_embeddings:
@@ -166,7 +232,8 @@ class Gguf:
                 case _:
                     writer.add_string(name, str(value))
         for name, array in tensors.items():
-            if self.kind is not None and array.ndim == 2:
+            matrix = array.ndim > 1 and "gate_inp" not in name and name.endswith(".weight")
+            if self.kind is not None and matrix:
                 writer.add_tensor(name, gguf.quants.quantize(array, self.kind), raw_dtype=self.kind)
             else:
                 writer.add_tensor(name, array)

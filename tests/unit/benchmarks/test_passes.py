@@ -1,13 +1,20 @@
 """Figures of passes, their sections in a report, and distances of distributions."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks.passes.measure import CHUNK, Figures, section
+from benchmarks.passes.mixture import RandomBlocks, expected_experts
 from benchmarks.quality import Distance, distances
 from benchmarks.tables import with_sections
+from specinfer.model.families.experts import Experts
+from specinfer.model.formats.registry import BLOCK_FORMATS
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.families import EMBEDDING
+from tests.support.tiny_models import tiny_transformers
 
 ABOUT = {
     "cores": 2,
@@ -33,6 +40,23 @@ def test_a_chunk_counts_as_a_prompt() -> None:
     figures.add([1, 1, CHUNK], [0.1, 0.2, 2.0])
     assert figures.passes == {1: [0.1, 0.2]}
     assert figures.prompt_rates == [CHUNK / 2.0]
+
+
+def test_a_mixture_reads_the_experts_that_its_rows_choose() -> None:
+    experts = Experts(128, 8, 768, renormalised=True)
+    config = replace(from_transformers(tiny_transformers("qwen3_moe").config), experts=experts)
+    assert expected_experts(config, 1) == 8
+    assert expected_experts(config, 2) == pytest.approx(16 - 8 * 8 / 128)
+
+
+def test_random_weights_are_quantised_once_for_each_shape() -> None:
+    weights = RandomBlocks({"a": (2, 32), "b": (2, 32), EMBEDDING: (2, 32), "norm": (4,)}, BLOCK_FORMATS[0])
+    first, second = weights.blocks("a"), weights.blocks("b")
+    assert first is not None
+    assert second is not None
+    assert (first[0], first[1].data_ptr()) == ("Q8_0", second[1].data_ptr())
+    assert weights.blocks(EMBEDDING) is weights.blocks("norm") is None
+    assert weights["norm"].tolist() == [1, 1, 1, 1]
 
 
 def test_a_section_replaces_that_of_its_title() -> None:

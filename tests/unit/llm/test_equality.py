@@ -25,7 +25,7 @@ from tests.support.effort import effort
 from tests.support.local import tiny_llm
 from tests.support.models.families import random_model
 from tests.support.system import VOCABULARY, ScriptedDrafter
-from tests.support.tiny_models import tiny_transformers
+from tests.support.tiny_models import MIXTURES, runner_of, tiny_transformers
 
 CONTEXT = 48
 """Positions of the target: short, so that many requests end there."""
@@ -67,6 +67,9 @@ def system(family: str) -> tuple[LLM, Oracle]:
     drafters = {name: ScriptedDrafter(oracle.tree) for name in ("first", "second")}
     if family == "llama":
         return tiny_llm(drafters, tiny_transformers(family, **changes), kv_tokens=1024), oracle
+    if family in MIXTURES:
+        mixture = tiny_transformers(family, head_dim=16, **changes)
+        return tiny_llm(drafters, runner_of(mixture, executor="native", kv_tokens=1024)), oracle
     model = random_model(family, **changes)
     runner = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", kv_tokens=1024))
     return tiny_llm(drafters, runner, kv_tokens=1024), oracle
@@ -121,7 +124,9 @@ def logprobs(output: CompletionOutput) -> list[float]:
     return [row[token].logprob for row, token in zip(rows, output.token_ids, strict=False)]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3_5_text", pytest.param("qwen2_moe", marks=pytest.mark.native)]
+)
 @given(requests=REQUESTS, fill=st.booleans())
 @settings(max_examples=effort(8, 60))
 def test_trees_and_chains_give_what_plain_decoding_gives(

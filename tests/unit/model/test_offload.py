@@ -106,7 +106,7 @@ def test_the_matrices_lie_in_the_file_and_nowhere_else(on_disk: dict[str, str], 
     runner = runner_of(tiny_transformers("llama", **SHAPE), executor="native", **on_disk)
     assert not list(tmp_path.iterdir()), "the file has no name"
     streamed = runner._executor._streamed  # type: ignore[attr-defined]
-    assert [sum(sizes) for sizes in streamed._sizes] == list(streamed._store.sizes)
+    assert [sum(sizes.values()) for sizes in streamed._sizes] == list(streamed._store.sizes)
     heads = (6 + 2 * 2) * 32 * 96 + 6 * 32 * 96
     assert streamed._store.sizes[0] == 4 * (heads + 3 * 96 * 160)
     library, model = streamed._library, streamed._model

@@ -43,7 +43,7 @@ from speculator_svc.training.generate import in_draft_vocabulary, label_corpus
 from speculator_svc.training.student import Student
 from speculator_svc.training.train_ssm import missed_by_all, pool_report, train_ssm
 from tests.support.system import ascii_tokenizer
-from tests.support.tiny_models import FAMILIES, reference_logits, tiny_transformers
+from tests.support.tiny_models import FAMILIES, MIXTURES, reference_logits, tiny_transformers
 
 VOCABULARY = 40
 
@@ -211,7 +211,7 @@ def test_a_checkpoint_drafts_as_the_student_predicts(
     np.testing.assert_allclose(proposal.q_probabilities, expected / expected.sum(), rtol=0.1, atol=0.01)
 
 
-BEYOND_LLAMA = {"gemma", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "olmo3"}
+BEYOND_LLAMA = {"gemma", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "olmo3", *MIXTURES}
 
 
 @pytest.mark.parametrize("family", sorted(BEYOND_LLAMA))

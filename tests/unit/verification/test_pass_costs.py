@@ -1,12 +1,13 @@
 """The verifier measures its passes before serving."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from specinfer.model.batch import Segment
 from specinfer.verification.pass_costs import measure_passes, undisturbed
 from tests.support.tiny_models import runner_of, tiny_transformers
 
@@ -25,6 +26,21 @@ def test_every_size_is_measured_and_nothing_is_kept() -> None:
     assert all(seconds > 0 for seconds in found.values())
     runner.cache.check()
     assert runner.cache.free_tokens == runner.cache.capacity_tokens
+
+
+def test_measured_rows_are_of_different_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal rows would choose the same experts of a mixture."""
+    runner = runner_of(MODEL, kv_tokens=2048)
+    forward, rows = runner.forward, list[list[int]]()
+
+    def spy(segments: Sequence[Segment]) -> list[torch.Tensor]:
+        rows.extend(list(segment.nodes) for segment in segments)
+        return forward(segments)
+
+    monkeypatch.setattr(runner, "forward", spy)
+    measure_passes(runner, clock=quick())
+    assert max(map(len, rows)) == 64
+    assert all(len(set(nodes)) == len(nodes) for nodes in rows)
 
 
 def test_a_small_cache_limits_the_sizes() -> None:

@@ -12,21 +12,24 @@ enum Activation { SILU, GELU, RELU, GELU_TANH };
 
 // How a matrix is stored: dense, or in blocks of GGUF (products/formats.h), by GGUF's names. BLOCK_FLOAT is how bfloat16 is
 // multiplied where the processor does not do it itself: see block_float.h; it is never asked for.
-enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BLOCK_FLOAT };
+enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BLOCK_FLOAT, MXFP4 };
 
 // How keys and values are kept: attention/cache_kinds.h.
 enum CacheKind { FLOAT32_CACHE, BFLOAT16_CACHE, BYTES_CACHE };
 
-// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states).
-enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC };
+// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). Those of the i-th expert are
+// EXPERTS + 3 i on: gate, up, down.
+enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC, ROUTER, EXPERTS = 1000 };
 
 // Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
 // A norm that is not set is not there. Q_NORM, K_NORM: of each head, or of all heads of a row together, by their length.
-// ATTENDED_NORM, MLP_NORM: of what attention and MLP add to the hidden states.
+// ATTENDED_NORM, MLP_NORM: of what attention and MLP add to the hidden states. SINKS: scores [heads] that take a part of
+// attention and give nothing. EXPERT_...: of all experts of a layer, one after another.
 enum VectorSlot {
   INPUT_NORM, POST_NORM, Q_NORM, K_NORM, FINAL_NORM, POSITIONS, INPUT_NORM_BIAS, POST_NORM_BIAS, FINAL_NORM_BIAS,
   QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS, HIDDEN_NORM, HIDDEN_NORM_BIAS,
-  ATTENDED_NORM, MLP_NORM
+  ATTENDED_NORM, MLP_NORM,
+  SINKS, ROUTER_BIAS, EXPERT_GATE_BIAS, EXPERT_UP_BIAS, EXPERT_DOWN_BIAS
 };
 
 struct Shape {
@@ -40,6 +43,15 @@ struct Shape {
   float eps;
   float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, what attention and MLP add
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
+};
+
+// The mixture of experts of a layer.
+struct ExpertShape {
+  int count, used, inter;  // experts, those of a row, numbers between the matrices of one
+  int shared;              // the same of the layer's own MLP, which all rows read; 0: it has none
+  int gated_shared;        // what the own MLP computes has a weight: the sigmoid of the router's last row
+  int renormalised;        // weights of a row's experts: the softmax of their scores, not of all experts'
+  float limit, alpha;      // bound of an expert's gate and of the magnitude of up, in (up + 1) gate sigmoid(alpha gate); 0: none
 };
 
 // One pass; every array is flat. See specinfer/model/batch.py for the meaning.
@@ -115,19 +127,22 @@ inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(Storage::F32), VALUE(Storage::F16), VALUE(Storage::BF16), VALUE(Storage::Q4_0), VALUE(Storage::Q4_1),
     VALUE(Storage::Q5_0), VALUE(Storage::Q5_1), VALUE(Storage::Q8_0), VALUE(Storage::Q2_K), VALUE(Storage::Q3_K),
     VALUE(Storage::Q4_K), VALUE(Storage::Q5_K), VALUE(Storage::Q6_K), VALUE(Storage::IQ4_NL), VALUE(Storage::IQ4_XS),
-    VALUE(Storage::BLOCK_FLOAT), VALUE(MatrixSlot::QUERY), VALUE(MatrixSlot::KEY), VALUE(MatrixSlot::VALUE),
+    VALUE(Storage::BLOCK_FLOAT), VALUE(Storage::MXFP4), VALUE(MatrixSlot::QUERY), VALUE(MatrixSlot::KEY), VALUE(MatrixSlot::VALUE),
     VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::GATE), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN),
-    VALUE(MatrixSlot::HEAD), VALUE(MatrixSlot::FC),
+    VALUE(MatrixSlot::HEAD), VALUE(MatrixSlot::FC), VALUE(MatrixSlot::ROUTER), VALUE(MatrixSlot::EXPERTS),
     VALUE(VectorSlot::INPUT_NORM), VALUE(VectorSlot::POST_NORM), VALUE(VectorSlot::Q_NORM), VALUE(VectorSlot::K_NORM),
     VALUE(VectorSlot::FINAL_NORM), VALUE(VectorSlot::POSITIONS), VALUE(VectorSlot::INPUT_NORM_BIAS),
     VALUE(VectorSlot::POST_NORM_BIAS), VALUE(VectorSlot::FINAL_NORM_BIAS), VALUE(VectorSlot::QKV_BIAS),
     VALUE(VectorSlot::OUT_BIAS), VALUE(VectorSlot::UP_BIAS), VALUE(VectorSlot::DOWN_BIAS),
     VALUE(VectorSlot::HIDDEN_NORM), VALUE(VectorSlot::HIDDEN_NORM_BIAS), VALUE(VectorSlot::ATTENDED_NORM),
-    VALUE(VectorSlot::MLP_NORM),
+    VALUE(VectorSlot::MLP_NORM), VALUE(VectorSlot::SINKS), VALUE(VectorSlot::ROUTER_BIAS),
+    VALUE(VectorSlot::EXPERT_GATE_BIAS), VALUE(VectorSlot::EXPERT_UP_BIAS), VALUE(VectorSlot::EXPERT_DOWN_BIAS),
     SIZE(Shape), AT(Shape, layers), AT(Shape, hidden), AT(Shape, inter), AT(Shape, heads), AT(Shape, kv_heads),
     AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, tables), AT(Shape, activation), AT(Shape, gated),
     AT(Shape, parallel), AT(Shape, states), AT(Shape, residual_normed), AT(Shape, eps),
     AT(Shape, embedding_scale), AT(Shape, score_scale), AT(Shape, residual_scale), AT(Shape, score_cap), AT(Shape, logit_cap),
+    SIZE(ExpertShape), AT(ExpertShape, count), AT(ExpertShape, used), AT(ExpertShape, inter), AT(ExpertShape, shared),
+    AT(ExpertShape, gated_shared), AT(ExpertShape, renormalised), AT(ExpertShape, limit), AT(ExpertShape, alpha),
     SIZE(Pass), AT(Pass, tokens), AT(Pass, sequences), AT(Pass, logits), AT(Pass, token_ids), AT(Pass, positions),
     AT(Pass, write_slots), AT(Pass, visible), AT(Pass, states), AT(Pass, hidden), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
     AT(Pass, block_start), AT(Pass, blocks), AT(Pass, logit_rows), AT(Pass, keys), AT(Pass, values), AT(Pass, cache_blocks),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "mixture.h"
 #include "norms.h"
 
 namespace specinfer {
@@ -17,7 +18,7 @@ class Worker {
  public:
   Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
       : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
-        attention_(model, pass, work, thread) {}
+        attention_(model, pass, work, thread), mixture_(model, pass, barrier, thread, threads) {}
 
   void run() {
     const int end = p_.end_layer;
@@ -34,15 +35,19 @@ class Worker {
       place(l, layer);
       attention_.run(layer);
       barrier_.wait();
-      const Matrix& inner = s_.gated ? l.gate : l.up;
+      const Matrix& inner = l.experts.any() ? l.experts.router : s_.gated ? l.gate : l.up;
       if (s_.parallel) norm(l.post_norm, PLAIN);  // of x as attention saw it
       add_to_x(l.out, m_.attended.data(), l.attended_norm, first(inner));
       const int ways = l.up.input | (s_.gated ? l.gate.input : PLAIN);
       if (s_.parallel) prepare(m_.normed.data(), p_.tokens, s_.hidden, ways);
       else norm(l.post_norm, ways);
-      expand(l, first(l.down));
       // of a layer that is not there yet nothing can be fetched
-      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].q : end == s_.layers ? m_.head : l.down;
+      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].q : end == s_.layers ? m_.head : l.out;
+      if (l.experts.any()) {
+        mix(l, first(next));
+        continue;
+      }
+      expand(l, first(l.down));
       add_to_x(l.down, m_.inner.data(), l.mlp_norm, first(next));
     }
     if (end < s_.layers) return;
@@ -195,16 +200,26 @@ class Worker {
     return cache_block<C>(s_, cache, p_.cache_blocks, layer, slot / BLOCK, head);
   }
 
-  // x += residual_scale * norm(a W^T + bias)
-  void add_to_x(const Matrix& w, const float* a, const Norm& norm, const char* next) {
+  // x += what its experts make of a row, and the MLP that all rows have.
+  void mix(const Layer& l, const char* next) {
+    mixture_.route(l.experts);
+    if (l.up.n) {
+      expand(l, first(l.down));
+      add_to_x(l.down, m_.inner.data(), Norm{}, l.experts.each[0].gate.data, m_.routes.shared.data());
+    }
+    mixture_.add_experts(l.experts, next);
+  }
+
+  // x += residual_scale * norm(a W^T + bias), the sum times a row's weight if there are weights.
+  void add_to_x(const Matrix& w, const float* a, const Norm& norm, const char* next, const float* weights = nullptr) {
     prepare(a, p_.tokens, w.k, w.input);
     const Shares<1> shares({&w}, thread_, threads_);
     const bool normed = !norm.weight.empty();
-    const float scale = s_.residual_scale;
     multiply(w, m_.inputs, a, p_.tokens, shares.tiles[0], next, [&](int row, int col, float* v, int n) {
       if (!w.bias.empty()) add_to(v, &w.bias[col], n);
       if (normed) return void(std::copy(v, v + n, &m_.change[size_t(row) * s_.hidden + col]));
       float* y = &m_.x[size_t(row) * s_.hidden + col];
+      const float scale = weights ? s_.residual_scale * weights[row] : s_.residual_scale;
       for (int i = 0; i < n; ++i) y[i] += scale * v[i];
     });
     barrier_.wait();
@@ -233,11 +248,11 @@ class Worker {
   template <Floats act(Floats)>
   void expand(const Layer& l, const char* next) {
     const Shares<1> up({&l.up}, thread_, threads_);
-    const auto inner = [this](int row, int col) { return &m_.inner[size_t(row) * s_.inter + col]; };
+    const auto inner = [&](int row, int col) { return &m_.inner[size_t(row) * l.up.n + col]; };
     if (!s_.gated)
       return multiply(l.up, m_.inputs, m_.normed.data(), p_.tokens, up.tiles[0], next, [&](int row, int col, float* v, int n) {
         if (!l.up.bias.empty()) add_to(v, &l.up.bias[col], n);
-        put(n, inner(row, col), [v](int i) { return act(load(v + i)); });
+        write_lanes(n, inner(row, col), [v](int i) { return act(load(v + i)); });
       });
     // both matrices are shared out alike: a thread finds the gates of its columns where it put them
     const Shares<1> gate({&l.gate}, thread_, threads_);
@@ -245,19 +260,8 @@ class Worker {
              [&](int row, int col, const float* v, int n) { std::copy(v, v + n, inner(row, col)); });
     multiply(l.up, m_.inputs, m_.normed.data(), p_.tokens, up.tiles[0], next, [&](int row, int col, const float* v, int n) {
       float* y = inner(row, col);
-      put(n, y, [&](int i) { return mul(act(load_first(y + i, n - i, zeros())), load(v + i)); });
+      write_lanes(n, y, [&](int i) { return mul(act(load_first(y + i, n - i, zeros())), load(v + i)); });
     });
-  }
-
-  // Writes n numbers, `lanes(i)` being those from i on.
-  template <class Lanes>
-  static void put(int n, float* y, Lanes lanes) {
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) store(y + i, lanes(i));
-    if (i == n) return;
-    float rest[LANES];
-    store(rest, lanes(i));
-    std::copy(rest, rest + n - i, y + i);
   }
 
   void finish() {
@@ -292,6 +296,7 @@ class Worker {
   SharedWork* work_;
   const int thread_, threads_;
   Attention<C> attention_;
+  Mixture mixture_;
 };
 
 // Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.

@@ -79,6 +79,11 @@ void si_set_layer(void* model, int layer, int window, int table) {
   l.window = window, l.table = table;
 }
 
+// To be called before the matrices of the layer's experts are set.
+void si_set_experts(void* model, int layer, const ExpertShape* shape) {
+  set_experts(*static_cast<Model*>(model), layer, *shape);
+}
+
 // which: a VectorSlot
 void si_set_vector(void* model, int layer, int which, const float* data, int n) {
   Model& m = *static_cast<Model*>(model);
@@ -87,7 +92,8 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
       // in the order of VectorSlot
       &l.input_norm.weight, &l.post_norm.weight, &l.q_norm, &l.k_norm, &m.final_norm.weight, &m.positions,
       &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv_bias, &l.out.bias, &l.up.bias, &l.down.bias,
-      &m.hidden_norm.weight, &m.hidden_norm.bias, &l.attended_norm.weight, &l.mlp_norm.weight};
+      &m.hidden_norm.weight, &m.hidden_norm.bias, &l.attended_norm.weight, &l.mlp_norm.weight, &l.sinks,
+      &l.experts.router.bias, &l.experts.gate_bias, &l.experts.up_bias, &l.experts.down_bias};
   targets[which]->assign(data, data + n);
 }
 

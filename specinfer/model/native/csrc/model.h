@@ -8,6 +8,7 @@
 #include "attention/cache_kinds.h"
 #include "attention/plan.h"
 #include "bindings.h"
+#include "experts.h"
 #include "products/products.h"
 
 namespace specinfer {
@@ -18,10 +19,13 @@ struct Norm {
 
 struct Layer {
   Norm input_norm, post_norm, attended_norm, mlp_norm;
-  std::vector<float> q_norm, k_norm, qkv_bias;
+  std::vector<float> q_norm, k_norm, qkv_bias, sinks;
   int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
   Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one
+  Experts experts;
   Matrix& matrix(int slot) {
+    if (slot == ROUTER) return experts.router;
+    if (slot >= EXPERTS) return experts.matrix(slot);
     Matrix* all[] = {&q, &k, &v, &out, &gate, &up, &down};  // in the order of MatrixSlot
     return *all[slot];
   }
@@ -41,6 +45,7 @@ struct Model {
   // buffers of the largest pass so far
   std::vector<float> x, qkv, normed, attended, inner, change;  // change: what a part adds to x, if it is normed
   std::vector<uint32_t> query;  // as the kind of cache multiplies them
+  Routes routes;
   AttentionPlan attention;
   Inputs inputs;                // of the product that is computed now
   int ways = PLAIN;             // in which any matrix reads them
@@ -59,12 +64,35 @@ inline void set_matrix(Model& m, int layer, int which, Storage storage, const vo
   };
   if (which == FC) return put(m.fc, s.hidden, s.states * s.hidden, 2);
   if (which == HEAD) return put(m.head, s.vocab, s.hidden, WIDE);
+  const ExpertShape& experts = m.layers[layer].experts.shape;
+  const int inter = experts.count ? experts.shared : s.inter;
   Matrix& to = m.layers[layer].matrix(which);
   if (which == QUERY) put(to, query, read, 2);
   if (which == KEY || which == VALUE) put(to, keys, read, 2);
   if (which == OUT) put(to, s.hidden, query, 2);
-  if (which == GATE || which == UP) put(to, s.inter, s.hidden, WIDE);
-  if (which == DOWN) put(to, s.hidden, s.inter, 2);
+  if (which == GATE || which == UP) put(to, inter, s.hidden, WIDE);
+  if (which == DOWN) put(to, s.hidden, inter, 2);
+  if (which == ROUTER) put(to, experts.count + experts.gated_shared, s.hidden, 2);
+  if (which < EXPERTS) return;
+  if ((which - EXPERTS) % 3 < 2) put(to, experts.inter, s.hidden, WIDE);
+  else put(to, s.hidden, experts.inter, 2);
+}
+
+// The layer has experts, whose matrices will be set.
+inline void set_experts(Model& m, int layer, const ExpertShape& shape) {
+  Experts& e = m.layers[layer].experts;
+  e.shape = shape;
+  e.each = std::vector<Expert>(shape.count);
+}
+
+// Makes the buffers of a layer's mixture large enough for a pass; returns its number of routes.
+inline size_t prepare(Routes& to, const ExpertShape& shape, size_t tokens, size_t hidden) {
+  const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
+  const size_t routes = tokens * shape.used;
+  grow(to.scores, tokens * (shape.count + shape.gated_shared));
+  grow(to.expert, routes), grow(to.weight, routes), grow(to.shared, tokens);
+  grow(to.gathered, routes * hidden), grow(to.inner, routes * shape.inter);
+  return routes;
 }
 
 // Makes the buffers large enough for a pass and plans its attention.
@@ -80,8 +108,15 @@ void prepare(Model& m, const Pass& p) {
   grow(m.normed, tokens * read);
   grow(m.query, tokens * s.heads * C::query_words(s.dim));
   grow(m.attended, tokens * query);
-  grow(m.inner, tokens * s.inter);
-  m.inputs.reserve(m.ways, tokens, std::max({read, query, size_t(s.inter)}));
+  size_t inter = s.inter;
+  for (const Layer& l : m.layers) {
+    const ExpertShape& shape = l.experts.shape;
+    if (!shape.count) continue;
+    inter = std::max(inter, size_t(shape.shared));
+    m.inputs.reserve(m.ways, prepare(m.routes, shape, tokens, s.hidden), std::max(s.hidden, shape.inter));
+  }
+  grow(m.inner, tokens * inter);
+  m.inputs.reserve(m.ways, tokens, std::max({read, query, inter}));
   m.attention.make(s, p);
 }
 

@@ -24,6 +24,12 @@ REASONS = {
     "granite": "factors on .*, a factor on attention scores",
     "olmo2": "norms behind attention and MLP, norms of whole rows of queries and keys",
     "olmo3": "norms behind .*, rotary positions by layer",
+    "gpt_oss": "attention sinks, a mixture of experts",
+    "qwen3_moe": "a mixture of experts",
+    "qwen2_moe": "a mixture of experts",
+    "mixtral": "a mixture of experts",
+    "olmoe": "norms of whole rows of queries and keys, a mixture of experts",
+    "granitemoe": "factors on .*, a factor on attention scores, a mixture of experts",
 }
 LIKE_LLAMA = [name for name in FAMILIES if name not in REASONS]
 

@@ -10,7 +10,9 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.families import FAMILIES, GGUF
+from specinfer.model.families.experts import merged_experts
 from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.check import probe_gguf
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors
 from specinfer.model.weights.config import from_transformers
@@ -36,6 +38,16 @@ FILES: dict[str, dict[str, Any]] = {
     "granite": {},
     "olmo2": {},
     "olmo3": {},
+    "qwen2_moe": {  # all experts, so that rounding chooses no other ones
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96,
+        "num_experts_per_tok": 4,
+    },
+    "qwen3_moe": {"moe_intermediate_size": 64, "norm_topk_prob": True},
+    "mixtral": {},
+    "olmoe": {},
+    "granitemoe": {},
+    "gpt_oss": {"num_experts_per_tok": 4},
 }
 """Entries of the table of families, with what a file has no key for as readers take it."""
 
@@ -67,13 +79,27 @@ def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_pa
     assert float((logits[0] - expected).abs().max() / expected.std()) < 5e-5
 
 
-@pytest.mark.parametrize("name", ["phi3", "gemma3_text", "olmo3", "granite"])
-def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, tmp_path: Path) -> None:
-    model, file = file_of(name, kind=gguf.GGMLQuantizationType.Q8_0)
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss"])
+def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> None:
+    path = file_of(name)[1].write(tmp_path / "model.gguf")
+    found = probe_gguf(path, GgufWeights(path).config(), None, "native")
+    assert max(way.distance for way in found.differences) < 5e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "Q8_0") for name in ("phi3", "gemma3_text", "olmo3", "granite", "qwen2_moe")),
+        ("gpt_oss", "MXFP4"),
+    ],
+)
+def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
+    model, file = file_of(name, kind=gguf.GGMLQuantizationType[kind])
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     config = from_transformers(weights.config())
-    model.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    model.load_state_dict(merged_experts({name: weights[name] for name in weights}), strict=False)
     runner = ModelRunner.build(config, weights, RunnerOptions(kv_tokens=256, executor="native"))
+    assert runner.weights.blocks == (kind,)
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
     expected = reference_logits(model, TOKENS)[-1]
     assert float((logits[0] - expected).abs().max() / expected.std()) < 0.3

@@ -28,12 +28,12 @@ def dequantised(model: Any, runner: ModelRunner) -> Any:
     held: Any = runner._executor
     for ours, theirs in zip(held._model.layers, model.model.layers, strict=True):
         q, k, v = ours._qkv.weight.dequantize().split([16, 8, 8])
-        gate, up = ours._up.weight.dequantize().chunk(2)
+        gate, up = ours._mlp.up.weight.dequantize().chunk(2)
         attention, mlp = theirs.self_attn, theirs.mlp
         for module, weight in (
             *((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v)),
             *((attention.o_proj, ours._out.weight.dequantize()), (mlp.gate_proj, gate), (mlp.up_proj, up)),
-            (mlp.down_proj, ours._down.weight.dequantize()),
+            (mlp.down_proj, ours._mlp.down.weight.dequantize()),
         ):
             module.weight.data = weight.cpu().clone()
     return model
@@ -47,7 +47,7 @@ def test_quantised_matrices_are_multiplied_as_what_they_stand_for(kind: str, dty
     runner = runner_of(model, executor="gpu", device=DEVICE, weights=kind, kv_tokens=512)
     found = logits(runner)
     held: Any = runner._executor
-    assert held._model.layers[1]._down.weight.qdata.dtype is dtype, "eight bits each"
+    assert held._model.layers[1]._mlp.down.weight.qdata.dtype is dtype, "eight bits each"
     torch.testing.assert_close(found, logits(runner_of(dequantised(model, runner))), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found, exact, atol=1e-3), "another model, as it must be"
     assert torch.nn.functional.cosine_similarity(found, exact).min() > 0.9

@@ -14,6 +14,7 @@ from specinfer.model.batch import PassFeatures, Segment, flatten
 from tests.support.models.block_models import one_product, stored
 from tests.support.models.block_products import (
     BLOCK_BYTES,
+    EXPONENTS,
     K_QUANTS,
     factors_at,
     integer_blocks,
@@ -37,12 +38,14 @@ def random_blocks(kind: str, n: int, k: int, random: np.random.Generator) -> NDA
     blocks = random.integers(0, 256, shape, np.uint8)
     pattern = random.integers(0, 6, (n, k // weights, 1))
     blocks = np.where(pattern == 0, np.uint8(0), np.where(pattern == 1, np.uint8(255), blocks))
+    if kind == "MXFP4":
+        blocks[..., 0] = random.integers(*EXPONENTS, shape[:2], endpoint=True)
     extreme = random.random((n, 1, 1)) < 0.5  # else one extreme scale hides all blocks beside it
     for at in factors_at(kind):
         ordinary = random.normal(0, 0.02, (*shape[:2], 1)).astype(np.float16)
         factors = np.where(extreme, random.choice(FACTORS, (*shape[:2], 1)), ordinary)
         blocks[..., at : at + 2] = np.ascontiguousarray(factors).view(np.uint8)
-    blocks[pattern[..., 0] == 0] = 0
+    blocks[pattern[..., 0] == 0, kind == "MXFP4" :] = 0
     return blocks.reshape(n, -1)
 
 

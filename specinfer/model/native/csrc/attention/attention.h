@@ -35,7 +35,7 @@ class Attention {
       attend_segment(layer, g, segment, segment ? part_.data() : merged_.data());
       if (segment) merge(g.rows, merged_.data(), part_.data());
     }
-    finish(g, merged_.data());
+    finish(layer, g, merged_.data());
   }
 
   // One segment of a group; the thread of the last one merges them.
@@ -45,7 +45,7 @@ class Attention {
     attend_segment(layer, g, segment, parts + segment * size);
     if (!m_.attention.finish_segment(index)) return;
     for (int i = 1; i < g.segments; ++i) merge(g.rows, parts, parts + i * size);
-    finish(g, parts);
+    finish(layer, g, parts);
   }
 
   void attend_segment(int layer, const AttentionGroup& g, int segment, float* out) {
@@ -79,12 +79,14 @@ class Attention {
     }
   }
 
-  void finish(const AttentionGroup& g, const float* rows) const {
+  void finish(int layer, const AttentionGroup& g, const float* rows) const {
+    const std::vector<float>& sinks = m_.layers[layer].sinks;
     const int group = s_.heads / s_.kv_heads;
     for (int r = 0; r < g.rows; ++r, rows += width_) {
       const int token = p_.row_start[g.sequence] + (g.first + r) / group, head = g.head * group + (g.first + r) % group;
       float* out = m_.attended.data() + (size_t(token) * s_.heads + head) * s_.dim;
-      const Floats scale = spread(1.0f / rows[1]);
+      const float sink = sinks.empty() ? 0 : std::exp2(sinks[head] * LOG2_E - rows[0]);  // rows[0]: what weights are over
+      const Floats scale = spread(1.0f / (rows[1] + sink));
       for (int i = 0; i < s_.dim; i += LANES) store(out + i, mul(load(rows + 2 + i), scale));
     }
   }

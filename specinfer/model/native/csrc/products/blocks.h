@@ -56,13 +56,13 @@ INLINED inline void nibble_pair(const char* at, Words& first, Words& second) {
   first = masked(both, 0x0F0F0F0F), second = masked(moved<-4>(both), 0x0F0F0F0F);
 }
 
-// Values of numbers in tables, as they are multiplied: 128 more where bytes are unsigned.
-inline constexpr auto TABLE_VALUES_OF = [] {
+// Values of a format's numbers in its table, as they are multiplied: 128 more where bytes are unsigned.
+template <class F>
+inline constexpr auto TABLE_OF = [] {
   std::array<int8_t, 16> values{};
-  for (int i = 0; i < 16; ++i) values[i] = int8_t(DOTS_WHOLE_BYTES ? IQ4_VALUES[i] + 128 : IQ4_VALUES[i]);
+  for (int i = 0; i < 16; ++i) values[i] = int8_t(DOTS_WHOLE_BYTES ? F::VALUES[i] + 128 : F::VALUES[i]);
   return values;
 }();
-inline const int8_t* const TABLE_VALUES = TABLE_VALUES_OF.data();
 
 // Steps 2P and 2P + 1 of a unit, four weights of 16 columns each, in bytes.
 template <class F, int P>
@@ -74,7 +74,7 @@ INLINED inline void weight_pair(const char* at, Words& first, Words& second) {
     nibble_pair<P>(at, first, second);
     if constexpr (F::BITS == 5) add_pair<P, 1, 4>(at + 4 * line, first, second);
     if constexpr (F::BITS == 6) add_pair<P, 2, 4>(at + 4 * line, first, second);
-    if constexpr (F::TABLE) first = look_up(TABLE_VALUES, first), second = look_up(TABLE_VALUES, second);
+    if constexpr (F::TABLE) first = look_up(TABLE_OF<F>.data(), first), second = look_up(TABLE_OF<F>.data(), second);
   } else {
     first = second = no_bits();
     add_pair<P, 2, 0>(at, first, second);

@@ -50,10 +50,15 @@ inline void read_scales_and_minima(const uint8_t* s, Block& b) {
   }
 }
 
+// Values of the numbers of formats with a TABLE.
+inline constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+inline constexpr int8_t FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice those of E2M1
+
 // What the formats below have in common unless they say otherwise.
 struct SmallBlock {
   static inline constexpr int WEIGHTS = 32, GROUP = 32, ZERO = 0;
   static inline constexpr bool HAS_LEAST = false, TABLE = false, PAIRED = false;
+  static inline constexpr const int8_t* VALUES = IQ4_VALUES;
 };
 struct LargeBlock : SmallBlock {
   static inline constexpr int WEIGHTS = 256;
@@ -98,6 +103,21 @@ struct Q8_0Blocks : SmallBlock {
 struct IQ4_NLBlocks : Q4_0Blocks {
   static inline constexpr int ZERO = 128;
   static inline constexpr bool TABLE = true;
+};
+
+// 2 to the power of e in float16; one that is too small becomes zero, one too large is infinite.
+inline uint16_t half_power(int e) {
+  if (e > 15) return 0x7C00;
+  if (e >= -14) return uint16_t((e + 15) << 10);
+  return e >= -24 ? uint16_t(1 << (e + 24)) : 0;
+}
+
+// Scales are powers of two in a byte.
+struct MXFP4Blocks : SmallBlock {
+  static inline constexpr int BYTES = 17, BITS = 4, ZERO = 128;
+  static inline constexpr bool TABLE = true;
+  static inline constexpr const int8_t* VALUES = FP4_VALUES;
+  static void read(const uint8_t* from, Block& b) { b.d = half_power(from[0] - 128), read_nibbles(from + 1, 16, b.q); }
 };
 
 struct Q4_KBlocks : LargeBlock {
@@ -167,9 +187,6 @@ struct IQ4_XSBlocks : LargeBlock {
   }
 };
 
-// Values of the numbers of formats with a TABLE.
-inline constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
 inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
 
 // Writes the WEIGHTS numbers of a block of a file.
@@ -179,7 +196,7 @@ void dequantise(const uint8_t* from, float* to) {
   F::read(from, b);
   const float d = from_half(b.d), least = F::HAS_LEAST ? from_half(b.dmin) : 0;
   for (int i = 0; i < F::WEIGHTS; ++i) {
-    const int q = F::TABLE ? IQ4_VALUES[b.q[i]] : b.q[i] - F::ZERO, g = i / F::GROUP;
+    const int q = F::TABLE ? F::VALUES[b.q[i]] : b.q[i] - F::ZERO, g = i / F::GROUP;
     if constexpr (F::WEIGHTS == UNIT) to[i] = F::HAS_LEAST ? d * q + least : d * q;
     else if constexpr (F::HAS_LEAST) to[i] = d * b.scale[g] * q - least * b.least[g];
     else to[i] = d * b.scale[g] * q;

@@ -35,6 +35,7 @@ bool with_format(Storage storage, Do f) {
     case Q6_K: f(Q6_KBlocks()); return true;
     case IQ4_NL: f(IQ4_NLBlocks()); return true;
     case IQ4_XS: f(IQ4_XSBlocks()); return true;
+    case MXFP4: f(MXFP4Blocks()); return true;
     default: return false;
   }
 }

@@ -192,23 +192,32 @@ void multiply_dense(const Matrix& m, const void* a, int rows, Range range, const
   multiply_tiles<Kind, 2>(m, units, rows, range, next, part);
 }
 
-// Some tiles of a matrix times all rows of the input `x` [rows, k], which was prepared as the matrix reads it:
-// `finish(row, first column, values, how many)` gets each row of a tile.
+// Some tiles of a matrix times some rows of the input `x` [rows, k], which was prepared as the matrix reads it:
+// `finish(row, first column, values, how many)` gets each row of a tile, the first of these rows as 0.
 template <class Finish>
-void multiply(const Matrix& m, const Inputs& inputs, const float* x, int rows, Range range, const char* next, Finish finish) {
+void multiply_rows(const Matrix& m, const Inputs& inputs, const float* x, Range of, Range range, const char* next, Finish finish) {
+  const int rows = of.end - of.begin;
+  const size_t first = of.begin;
+  x += first * m.k;
   if (!rows) return;  // a pass without logits
   if (with_format(m.storage, [&](auto format) {
-        multiply_blocks<decltype(format)>(m, inputs.bytes(m.input), rows, range, next, finish);
+        multiply_blocks<decltype(format)>(m, inputs.bytes(m.input) + first * (m.k / UNIT), rows, range, next, finish);
       }))
     return;
   if (m.storage == F32) return multiply_dense<Float32>(m, x, rows, range, next, finish);
   if (m.storage == F16) return multiply_dense<Float16>(m, x, rows, range, next, finish);
   if (m.storage == BLOCK_FLOAT)
-    return multiply_dense<BlockFloat>(m, inputs.block_float(), rows, range, next, [&](int row, int col, float* v, int n) {
+    return multiply_dense<BlockFloat>(m, inputs.block_float() + first * BlockFloat::units(m.k / BlockFloat::S), rows, range, next, [&](int row, int col, float* v, int n) {
       for (int i = 0; i < m.width; i += LANES) BlockFloat::finish(v + i, &m.scale[col + i]);
       finish(row, col, v, n);
     });
-  multiply_dense<Bf16>(m, m.input == PLAIN ? static_cast<const void*>(x) : inputs.halves(), rows, range, next, finish);
+  multiply_dense<Bf16>(m, m.input == PLAIN ? static_cast<const void*>(x) : inputs.halves() + first * m.k, rows, range, next, finish);
+}
+
+// The same for all rows.
+template <class Finish>
+void multiply(const Matrix& m, const Inputs& inputs, const float* x, int rows, Range range, const char* next, Finish finish) {
+  multiply_rows(m, inputs, x, {0, rows}, range, next, finish);
 }
 
 }  // namespace specinfer

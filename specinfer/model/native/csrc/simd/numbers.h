@@ -1,5 +1,6 @@
 // Number kinds of the kernels: what a step of a dot product is in bfloat16 and in float32.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -155,6 +156,17 @@ INLINED inline void multiply_step(typename Kind::Sum (&acc)[MR][V], const char* 
       times<V>([&](auto v) INLINED { acc[r][v] = Kind::madd(acc[r][v], w[v], unit(r), part); });
     });
   });
+}
+
+// Writes n numbers, `lanes(i)` being those from i on.
+template <class Lanes>
+inline void write_lanes(int n, float* y, Lanes lanes) {
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) store(y + i, lanes(i));
+  if (i == n) return;
+  float rest[LANES];
+  store(rest, lanes(i));
+  std::copy(rest, rest + n - i, y + i);
 }
 
 inline constexpr float LOG2_E = 1.44269504f;

@@ -30,6 +30,7 @@ inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
 inline Floats most(Floats a, Floats b) { return _mm512_max_ps(a, b); }  // b where one of both is not a number
+inline Floats least(Floats a, Floats b) { return _mm512_min_ps(a, b); }  // likewise
 inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float largest(Floats x) { return _mm512_reduce_max_ps(x); }

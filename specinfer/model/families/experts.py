@@ -1,0 +1,161 @@
+"""Describe mixtures of experts, and name their tensors.
+
+Our decoder reads, in a layer with experts,
+
+    mlp.router.weight                   [experts, hidden]
+    mlp.experts.N.gate_proj.weight      and up_proj, down_proj, of expert N
+    mlp.gate_proj.weight                and up_proj, down_proj, of the shared expert
+    mlp.shared_gate.weight              [1, hidden], its weight
+    self_attn.sinks                     [heads], in any layer of some families
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.families.base import Fields, HeadSizes, TensorSource
+from specinfer.model.weights.gguf_files.metadata import GgufFile
+
+ROUTER, ROUTER_BIAS = "mlp.router.weight", "mlp.router.bias"
+SHARED_GATE = "mlp.shared_gate.weight"
+SINKS = "self_attn.sinks"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts of a model's layers."""
+
+    count: int
+    used: int
+    """Number of experts of a row."""
+    intermediate_size: int
+    """Size of one."""
+    renormalised: bool
+    """True if a row's weights are the softmax of its experts' scores, not of all scores."""
+    shared_size: int = 0
+    """Size of the shared expert, which all rows have; 0: there is none."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers with an MLP of `ModelConfig.intermediate_size` instead."""
+    limit: float = 0.0
+    """Bound of an expert's gate g and of |up|, in (up + 1) * g * sigmoid(alpha * g); 0: its gate is as of an MLP."""
+    alpha: float = 1.0
+    biased: bool = False
+    """True if router and experts have biases."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.used <= self.count:
+            raise IncompatibleError(
+                f"num_experts_per_tok = {self.used}: must be 1 to {self.count}, the number of experts"
+            )
+
+
+_PART = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.(.+)")
+_EXPERT = re.compile(r"experts\.(\d+)\.(\w+)\.weight")
+_PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+"""Mixtral's names of an expert's matrices."""
+_WHOLE = {
+    **dict.fromkeys(("gate.weight", "router.weight", "router.layer.weight"), ROUTER),
+    **{f"shared_expert.{name}_proj.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
+"""Tensors that are in a checkpoint as we read them, with our names."""
+
+
+def _first_half(rows: torch.Tensor) -> torch.Tensor:
+    return rows[: len(rows) // 2]
+
+
+def _second_half(rows: torch.Tensor) -> torch.Tensor:
+    return rows[len(rows) // 2 :]
+
+
+def _one_row(vector: torch.Tensor) -> torch.Tensor:
+    return vector.reshape(1, -1)
+
+
+Pick = Callable[[torch.Tensor], torch.Tensor] | None
+Stacks = dict[str, dict[str, Pick]]
+"""Tensors with a matrix or vector for each expert -> our tensors of an expert, and their parts of it."""
+_FUSED: dict[str, Pick] = {"gate_proj.weight": _first_half, "up_proj.weight": _second_half}
+_STACKS: Stacks = {
+    "experts.gate_up_proj": _FUSED,
+    "input_linear.weight": _FUSED,
+    **{name: {"down_proj.weight": None} for name in ("experts.down_proj", "output_linear.weight")},
+}
+_OF_GGUF: Stacks = {
+    f"experts.{name}": {name: None}
+    for name in (f"{part}_proj.{kind}" for part in ("gate", "up", "down") for kind in ("weight", "bias"))
+}
+
+
+def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dict[str, TensorSource]:
+    """Return what a tensor of a mixture is for us, however the checkpoint stores the experts."""
+    found = _PART.fullmatch(name)
+    if found is None:
+        ours = name.removesuffix(".weight") if name.endswith(f"{SINKS}.weight") else name
+        return {ours: TensorSource(name)}
+    layer, part = found[1], found[2]
+    if part in _WHOLE:
+        return {f"{layer}{_WHOLE[part]}": TensorSource(name)}
+    if part == "shared_expert_gate.weight":
+        return {f"{layer}{SHARED_GATE}": TensorSource(name, _one_row)}
+    if one := _EXPERT.fullmatch(part):
+        projection = _PROJECTIONS.get(one[2], one[2])
+        return {f"{layer}mlp.experts.{one[1]}.{projection}.weight": TensorSource(name)}
+    known = stacks | _OF_GGUF
+    if part not in known:
+        return {f"{layer}mlp.{part}": TensorSource(name)}
+    return {
+        f"{layer}mlp.experts.{expert}.{ours}": TensorSource(name, pick, expert)
+        for expert in range(sizes.experts)
+        for ours, pick in known[part].items()
+    }
+
+
+def gguf_experts(prefix: str = "mlp", router: str = "gate") -> dict[str, str]:
+    """Return the parts of a mixture in GGUF files, by the names of `transformers`."""
+    projections = {f"{prefix}.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")}
+    return projections | {f"{prefix}.{router}": "ffn_gate_inp"}
+
+
+GGUF_SHARED = {
+    **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+"""Parts of a shared expert in GGUF files."""
+
+
+def expert_counts(file: GgufFile, count: str) -> Fields:
+    """Return the numbers of experts of a file; `count` is how `transformers` calls that of all."""
+    used = file.meta.count("expert_used_count")
+    return {count: file.meta.count("expert_count"), "num_experts_per_tok": used}
+
+
+def expert_size(file: GgufFile) -> int:
+    """Return the size of an expert, which old files state by its matrices only."""
+    stored = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0, 0))[1]
+    return file.meta.count("expert_feed_forward_length", stored or None)
+
+
+def merged_experts(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return a GGUF file's tensors with experts as models of `transformers` have them."""
+    merged = dict(tensors)
+    for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
+        stem = name.removesuffix("gate_proj.weight")
+        gate, up, down = (merged.pop(f"{stem}{part}_proj.weight") for part in ("gate", "up", "down"))
+        if f"{stem}gate_proj.bias" in merged:
+            biases = [merged.pop(f"{stem}{part}_proj.bias") for part in ("gate", "up")]
+            merged[f"{stem}gate_up_proj_bias"] = torch.stack(biases, 2).flatten(1)
+            merged[f"{stem}down_proj_bias"] = merged.pop(f"{stem}down_proj.bias")
+            merged[f"{stem}gate_up_proj"] = torch.stack([gate, up], 2).flatten(1, 2).transpose(1, 2)
+            merged[f"{stem}down_proj"] = down.transpose(1, 2)
+        else:
+            merged[f"{stem}gate_up_proj"], merged[f"{stem}down_proj"] = torch.cat([gate, up], 1), down
+    for name in [name for name in merged if name.endswith(".shared_expert_gate.weight")]:
+        merged[name] = _one_row(merged[name])
+    for name in [name for name in merged if name.endswith(f"{SINKS}.weight")]:
+        merged[name.removesuffix(".weight")] = merged.pop(name)
+    return merged

@@ -1,0 +1,50 @@
+"""Slots and shapes of a layer's mixture of experts in the kernels."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from specinfer.model.families.experts import Experts
+from specinfer.model.native.bindings import ExpertShape, MatrixSlot, VectorSlot
+
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+"""Matrices of an expert, in the order of their slots."""
+
+
+EXPERT_BIASES = (
+    (VectorSlot.EXPERT_GATE_BIAS, "gate_proj"),
+    (VectorSlot.EXPERT_UP_BIAS, "up_proj"),
+    (VectorSlot.EXPERT_DOWN_BIAS, "down_proj"),
+)
+
+
+class ExpertMatrix(NamedTuple):
+    """A matrix of an expert."""
+
+    slot: int
+    name: str
+    """Its name, without the layer and without "weight"."""
+    shape: tuple[int, int]
+
+
+def expert_matrices(experts: Experts, hidden: int) -> Iterator[ExpertMatrix]:
+    """Yield the matrices of all experts of a layer."""
+    inner = experts.intermediate_size
+    for expert in range(experts.count):
+        for place, name in enumerate(_PROJECTIONS):
+            shape = (hidden, inner) if name == "down_proj" else (inner, hidden)
+            slot = MatrixSlot.EXPERTS + len(_PROJECTIONS) * expert + place
+            yield ExpertMatrix(slot, f"mlp.experts.{expert}.{name}", shape)
+
+
+def expert_shape(experts: Experts) -> ExpertShape:
+    """Return a mixture as the kernels read it."""
+    return ExpertShape(
+        count=experts.count,
+        used=experts.used,
+        inter=experts.intermediate_size,
+        shared=experts.shared_size,
+        gated_shared=bool(experts.shared_size),
+        renormalised=experts.renormalised,
+        limit=experts.limit,
+        alpha=experts.alpha,
+    )

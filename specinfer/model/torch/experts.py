@@ -1,0 +1,43 @@
+"""A layer's mixture of experts: every expert computes the rows that chose it."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from specinfer.model.families.experts import ROUTER, ROUTER_BIAS, SHARED_GATE, Experts
+from specinfer.model.torch.parts import Parts
+
+Mlp = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Mixture:
+    """Router and experts of a layer, and its shared expert if it has one."""
+
+    def __init__(self, prefix: str, experts: Experts, parts: Parts, make_mlp: Callable[[str], Mlp]) -> None:
+        """Read them; `make_mlp` returns the MLP of a prefix."""
+        self._experts = experts
+        self._router = parts.keep(parts.tensor(f"{prefix}{ROUTER}", torch.float32))
+        self._bias: torch.Tensor | None = None
+        if experts.biased:
+            self._bias = parts.keep(parts.tensor(f"{prefix}{ROUTER_BIAS}", torch.float32))
+        self._each = [make_mlp(f"{prefix}mlp.experts.{number}.") for number in range(experts.count)]
+        self._shared = make_mlp(f"{prefix}mlp.") if experts.shared_size else None
+        if experts.shared_size:
+            self._shared_gate = parts.keep(parts.tensor(f"{prefix}{SHARED_GATE}", torch.float32))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the chosen experts of each row [T, hidden] add."""
+        scores = F.linear(x.float(), self._router, self._bias)
+        best, chosen = scores.topk(self._experts.used, dim=-1)
+        shares = best if self._experts.renormalised else scores
+        weights = (best - shares.logsumexp(-1, keepdim=True)).exp()
+        total = torch.zeros_like(x)
+        if self._shared is not None:
+            gate = torch.sigmoid(F.linear(x.float(), self._shared_gate)).to(x.dtype)
+            total += gate * self._shared(x)
+        for number, expert in enumerate(self._each):
+            rows, place = torch.where(chosen == number)
+            if len(rows):
+                total[rows] += weights[rows, place, None].to(x.dtype) * expert(x[rows])
+        return total

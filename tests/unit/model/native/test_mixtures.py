@@ -1,0 +1,146 @@
+"""Mixtures of experts in the kernels: rows that chose other experts share a pass, and none of them shows it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.batch import Segment
+from specinfer.model.families.experts import Experts
+from specinfer.model.runner import ModelRunner
+from tests.support.effort import effort
+from tests.support.tiny_models import MIXTURES, reference_logits, runner_of, tiny_transformers
+
+pytestmark = pytest.mark.native
+SHAPE = {"head_dim": 16, "intermediate_size": 88}
+SEEDS = range(effort(6, 20))
+PROMPT = np.random.default_rng(1).integers(3, 97, 21).tolist()
+ROWS = 40
+
+
+def native(model: Any, **options: Any) -> ModelRunner:
+    return runner_of(model, executor="native", **options)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_greedy_text_is_that_of_transformers(family: str, seed: int) -> None:
+    model = tiny_transformers(family, seed, **SHAPE)
+    runner = native(model)
+    sequence, tokens, delta = runner.open(), [*PROMPT], PROMPT
+    for _ in range(12):
+        (logits,) = runner.forward([Segment(sequence, delta, want_last=True)])
+        expected = reference_logits(model, tokens)[-1]
+        assert int(logits.argmax()) == int(expected.argmax())
+        delta = [int(expected.argmax())]
+        tokens += delta
+
+
+def along_path(runner: ModelRunner, path: Sequence[int]) -> torch.Tensor:
+    """Return the logits [1, V] after the prompt and tokens that are decoded one by one."""
+    sequence = runner.open()
+    (logits,) = runner.forward([Segment(sequence, PROMPT, want_last=True)])
+    for token in path:
+        (logits,) = runner.forward([Segment(sequence, [token], want_last=True)])
+    runner.cache.release(sequence)
+    return logits
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", MIXTURES)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+@settings(max_examples=effort(4, 20))
+def test_a_tree_of_any_shape_is_decoding_along_its_paths(
+    family: str, dtype: str, data: st.DataObject, seed: int
+) -> None:
+    runner = native(tiny_transformers(family, seed % 7, **SHAPE), dtype=dtype)
+    count = data.draw(st.integers(1, 16))
+    parents = [data.draw(st.integers(-1, node - 1)) for node in range(count)]
+    tokens = np.random.default_rng(seed).integers(3, 97, count).tolist()
+    tree = runner.open()
+    (found,) = runner.forward([Segment(tree, PROMPT, tokens, parents, want_last=True)])
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), tokens[node]])
+    for row, path in enumerate([[], *paths]):
+        assert torch.equal(found[row : row + 1], along_path(runner, path)), (parents, row)
+
+
+FORMATS = ("bf16", "q8_0", "q4_k", "q4_1", "q6_k")
+
+
+def rows_of(runner: ModelRunner, sequence: Any, tokens: list[int]) -> torch.Tensor:
+    (found,) = runner.forward([Segment(sequence, [], tokens, [-1] * len(tokens))])
+    runner.cache.commit(sequence, [])
+    return found
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("family", ["qwen2_moe", "mixtral"])
+def test_a_row_beside_others_is_as_if_alone_on_any_number_of_threads(family: str, weights: str) -> None:
+    """Rows that choose one expert go by pieces, and threads share columns and experts by the rows."""
+    shape = {"head_dim": 32, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+    runner = native(tiny_transformers(family, **shape), dtype="bfloat16", weights=weights, kv_tokens=4096)
+    sequence = runner.open()
+    runner.forward([Segment(sequence, PROMPT)])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [rows_of(runner, sequence, [token]) for token in range(ROWS)]
+        assert len({tuple(row[0].tolist()) for row in alone}) == ROWS, "a negative control: rows differ"
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            for rows in (1, 2, 3, 5, 8, 13, 19, ROWS):
+                found = rows_of(runner, sequence, list(range(rows)))
+                assert torch.equal(found, torch.cat(alone[:rows])), f"{rows} rows, {threads} threads"
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
+def test_a_prompt_in_chunks_gives_the_same_bits(family: str) -> None:
+    tokens = np.random.default_rng(3).integers(0, 97, 300).tolist()
+    runner = native(tiny_transformers(family, **SHAPE), dtype="bfloat16", kv_tokens=4096)
+    (expected,) = runner.forward([Segment(runner.open(), tokens, want_last=True)])
+    for size in (7, 64, 299):
+        sequence = runner.open()
+        for start in range(0, 300, size):
+            (found,) = runner.forward([Segment(sequence, tokens[start : start + size], want_last=True)])
+        assert torch.equal(found, expected)
+
+
+def test_matrices_of_experts_are_in_the_chosen_format_and_the_router_in_float32() -> None:
+    model = tiny_transformers("qwen2_moe", head_dim=16, hidden_size=64, intermediate_size=256)
+    held = native(model, dtype="bfloat16", weights="q8_0").weights
+    attention_and_head, experts, dense = 4 * 3 + 1, 3 * 6, 3 * 2
+    shared, embeddings = 2, 1  # its third matrix has rows of 134 numbers
+    assert held.counts["Q8_0"] == attention_and_head + experts + dense + shared, held
+    assert held.counts["BF16"] == 1 + embeddings, held
+    norms, biases, router, shared_gate = 2 * 3 + 1, 3 * 3, 1, 1
+    assert held.counts["F32"] == norms + biases + router + shared_gate, held
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
+def test_offloaded_experts_give_the_same_bits(family: str, tmp_path: Path) -> None:
+    model = tiny_transformers(family, **SHAPE)
+    expected = along_path(native(model), [5, 6])
+    offloaded = native(model, offload="disk", offload_directory=str(tmp_path))
+    assert torch.equal(along_path(offloaded, [5, 6]), expected)
+
+
+def test_torch_offloads_no_mixture_beside_dense_layers(tmp_path: Path) -> None:
+    model = tiny_transformers("qwen3_moe", **SHAPE)
+    with pytest.raises(IncompatibleError, match="dense layers beside mixtures"):
+        runner_of(model, offload="disk", offload_directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("used", [0, 7])
+def test_a_row_has_some_of_the_experts(used: int) -> None:
+    with pytest.raises(IncompatibleError, match=f"num_experts_per_tok = {used}: must be 1 to 6"):
+        Experts(6, used, 8, renormalised=True)
