@@ -1,4 +1,4 @@
-"""A mixture of experts with random weights, to measure what its passes cost.
+"""A random mixture of experts, to measure its passes.
 
 Matrices of one shape have the same numbers, in memory of their own: only the router decides what a pass reads.
 """
@@ -34,11 +34,11 @@ _SHAPE = {
     "norm_topk_prob": True,
     "max_position_embeddings": 8192,
 }
-"""Fields of Qwen3-30B-A3B, but few layers and a small vocabulary; the others are those of `transformers`."""
+"""Fields of Qwen3-30B-A3B, with few layers and a small vocabulary."""
 
 
 class RandomBlocks(NamedTensors):
-    """Random weights of a configuration, all matrices but embeddings in blocks of a format."""
+    """Random weights of a configuration, with matrices in blocks."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], chosen: BlockFormat) -> None:
         self._names = self._shapes = shapes
@@ -111,7 +111,7 @@ class RandomMixture:
         return title, "\n".join([*lines, ""])
 
     def _bytes(self, experts: float) -> float:
-        """Return the bytes of all matrices that a pass with so many experts a layer reads."""
+        """Return the bytes of all matrices in a pass with `experts` experts."""
         total = self.config.experts
         assert total is not None
         of_experts = sum(self._weights.bytes_of(name) for name in self._weights if ".experts." in name)
@@ -120,7 +120,7 @@ class RandomMixture:
 
 
 def expected_experts(config: ModelConfig, rows: int) -> float:
-    """Return how many of a layer's experts rows are expected to choose independently."""
+    """Return the expected number of experts chosen by independent rows."""
     experts = config.experts
     assert experts is not None
     return experts.count * (1 - (1 - experts.used / experts.count) ** rows)

@@ -148,7 +148,7 @@ def _in_turns(
 
 
 def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
-    """Return a segment with this many nodes below the root, of different tokens: equal ones share experts."""
+    """Return a segment of `size` different nodes: equal tokens share experts."""
     return Segment(sequence, (), [node % vocabulary for node in range(size)], [-1] * size)
 
 

@@ -35,13 +35,16 @@ class Experts:
     intermediate_size: int
     """Size of one."""
     renormalised: bool
-    """True if a row's weights are the softmax of its experts' scores, not of all scores."""
+    """True if the softmax is over the chosen experts' scores only."""
     shared_size: int = 0
-    """Size of the shared expert, which all rows have; 0: there is none."""
+    """Size of the shared expert of all rows; 0: there is none."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with an MLP of `ModelConfig.intermediate_size` instead."""
     limit: float = 0.0
-    """Bound of an expert's gate g and of |up|, in (up + 1) * g * sigmoid(alpha * g); 0: its gate is as of an MLP."""
+    """Bound of an expert's gate g and of |up|.
+
+    The gated number is (up + 1) * g * sigmoid(alpha * g); 0: the gate of an MLP.
+    """
     alpha: float = 1.0
     biased: bool = False
     """True if router and experts have biases."""
@@ -61,7 +64,7 @@ _WHOLE = {
     **dict.fromkeys(("gate.weight", "router.weight", "router.layer.weight"), ROUTER),
     **{f"shared_expert.{name}_proj.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
-"""Tensors that are in a checkpoint as we read them, with our names."""
+"""Checkpoints' tensors that need no change, with our names."""
 
 
 def _first_half(rows: torch.Tensor) -> torch.Tensor:
@@ -78,7 +81,7 @@ def _one_row(vector: torch.Tensor) -> torch.Tensor:
 
 Pick = Callable[[torch.Tensor], torch.Tensor] | None
 Stacks = dict[str, dict[str, Pick]]
-"""Tensors with a matrix or vector for each expert -> our tensors of an expert, and their parts of it."""
+"""Stacked tensors of a checkpoint, with our tensors and their parts."""
 _FUSED: dict[str, Pick] = {"gate_proj.weight": _first_half, "up_proj.weight": _second_half}
 _STACKS: Stacks = {
     "experts.gate_up_proj": _FUSED,
@@ -92,7 +95,7 @@ _OF_GGUF: Stacks = {
 
 
 def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dict[str, TensorSource]:
-    """Return what a tensor of a mixture is for us, however the checkpoint stores the experts."""
+    """Map a mixture's tensor to ours, for any storage of experts."""
     found = _PART.fullmatch(name)
     if found is None:
         ours = name.removesuffix(".weight") if name.endswith(f"{SINKS}.weight") else name
@@ -116,7 +119,7 @@ def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dic
 
 
 def gguf_experts(prefix: str = "mlp", router: str = "gate") -> dict[str, str]:
-    """Return the parts of a mixture in GGUF files, by the names of `transformers`."""
+    """Return GGUF's names of a mixture's parts, by those of `transformers`."""
     projections = {f"{prefix}.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")}
     return projections | {f"{prefix}.{router}": "ffn_gate_inp"}
 
@@ -129,19 +132,19 @@ GGUF_SHARED = {
 
 
 def expert_counts(file: GgufFile, count: str) -> Fields:
-    """Return the numbers of experts of a file; `count` is how `transformers` calls that of all."""
+    """Return a file's numbers of experts; `count` names the total."""
     used = file.meta.count("expert_used_count")
     return {count: file.meta.count("expert_count"), "num_experts_per_tok": used}
 
 
 def expert_size(file: GgufFile) -> int:
-    """Return the size of an expert, which old files state by its matrices only."""
+    """Return an expert's size. Old files only imply it."""
     stored = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0, 0))[1]
     return file.meta.count("expert_feed_forward_length", stored or None)
 
 
 def merged_experts(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return a GGUF file's tensors with experts as models of `transformers` have them."""
+    """Return a GGUF file's tensors with experts merged like in `transformers`."""
     merged = dict(tensors)
     for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
         stem = name.removesuffix("gate_proj.weight")

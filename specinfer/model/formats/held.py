@@ -18,16 +18,16 @@ _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16
 
 @dataclass(frozen=True, slots=True)
 class HeldFormats:
-    """Formats in which a model's tensors are held, and the reason."""
+    """Formats of a model's tensors in memory, and the reason."""
 
     reason: str
     counts: Mapping[str, int]
     """Type of GGUF -> number of tensors."""
     blocks: tuple[str, ...] = ()
-    """Types of matrices that are blocks or are held as in the file, sorted: they decide the text, too."""
+    """Sorted types of matrices in blocks or as stored: they affect texts."""
 
     def __str__(self) -> str:
-        """Return for example "as in the file: 169 Q4_K, 29 Q6_K, 141 F32"."""
+        """Return for example "as in the file: 169 Q4_K, 29 Q6_K"."""
         numbers = set(_TYPE_NAMES.values())
         ordered = sorted(self.counts.items(), key=lambda item: (item[0] in numbers, -item[1], item[0]))
         counts = ", ".join(f"{count} {name}" for name, count in ordered)
@@ -49,7 +49,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class HeldWeights(NamedTensors):
-    """The weights that an executor takes, in a format; counts what it takes."""
+    """Provides weights in a format to an executor, and counts them."""
 
     def __init__(
         self,
@@ -59,7 +59,10 @@ class HeldWeights(NamedTensors):
         dtype: torch.dtype,
         asked: bool = True,
     ) -> None:
-        """Open weights for a backend, which holds numbers in `dtype`; `asked`: somebody chose the format."""
+        """Open weights for a backend with numbers in `dtype`.
+
+        `asked`: the format was chosen explicitly.
+        """
         self.format, self._backend, self._dtype, self._asked = chosen, backend, dtype, asked
         self._in_blocks = isinstance(weights, BlockWeights)
         self._names = self._source = (
@@ -71,7 +74,7 @@ class HeldWeights(NamedTensors):
             and not isinstance(chosen, NumberFormat)
             and isinstance(self._source, BlockWeights)
         )
-        """True if matrices are in blocks where the file or the format has any."""
+        """True if matrices of the file or format may be in blocks."""
         self._numbers: dict[str, str] = {}
         self._blocks: dict[str, str] = {}
 
@@ -83,7 +86,7 @@ class HeldWeights(NamedTensors):
         return tensor
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in blocks, with `as_stored` only those of its file; None for numbers."""
+        """Return a matrix in blocks; `as_stored` only in its file's; None: numbers."""
         if not self.gives_blocks:
             return None
         assert isinstance(self._source, BlockWeights)
@@ -143,7 +146,7 @@ class HeldWeights(NamedTensors):
 
 
 class QuantisedWeights(NamedTensors):
-    """Weights with all matrices, the head too, in blocks of a format or its fallback.
+    """Weights with all matrices in blocks of a format or its fallback.
 
     Embeddings to look up stay as they are. The quantised model is another model: good for a speculator, whose mistakes
     cost only time, and a decision of the operator for a target.
@@ -161,7 +164,7 @@ class QuantisedWeights(NamedTensors):
         return shape_of(self._weights, name)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return the matrix as the file has it, if it has this format, else quantised; None for numbers."""
+        """Return a matrix in this format, stored or quantised; None for numbers."""
         if as_stored:
             return self._weights.blocks(name, True) if isinstance(self._weights, BlockWeights) else None
         shape = self.shape(name)

@@ -1,6 +1,6 @@
-"""The decoder for a GPU: that of `specinfer.model.torch.transformer` with its small operations fused.
+"""The decoder for a GPU, with fused small operations.
 
-A layer that is not like Llama's (another norm or activation, attention and MLP side by side) keeps torch's
+A layer that is not like Llama's (another norm or activation, or parallel attention and MLP) keeps torch's
 operations for that part; attention is the kernel's in any case.
 """
 
@@ -53,7 +53,10 @@ def turn(
     angles: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[RMSNorm, RMSNorm] | None = None,
 ) -> None:
-    """Turn queries and keys of `projected` [T, heads + 2 KV heads, D] by angles [T, 1, R], in place."""
+    """Rotate queries and keys of `projected` [T, heads + 2 KV heads, D].
+
+    They are rotated in place, by angles [T, 1, R].
+    """
     cos, sin = angles
     half = cos.shape[-1] // 2
     weights = [norm.weight for norm in norms] if norms else [cos, cos]
@@ -78,7 +81,7 @@ def gated(both: torch.Tensor) -> torch.Tensor:
 
 
 class FusedMlp(Mlp):
-    """An MLP whose activation is a kernel where it can be."""
+    """An MLP with a kernel for its activation if possible."""
 
     def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
         super().__init__(prefix, config, parts)
@@ -90,7 +93,7 @@ class FusedMlp(Mlp):
 
 
 class FusedLayer(Layer):
-    """A decoder layer of which norms, rotary positions and activation are kernels where they can be."""
+    """A decoder layer with kernels for its small operations if possible."""
 
     mlp_type = FusedMlp
 
@@ -116,7 +119,7 @@ class FusedLayer(Layer):
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Map hidden states to those of the next layer, with what attention reads given."""
+        """Map hidden states to the next layer's, given attention's normed input."""
         norm = self._post_norm
         if self._config.parallel or not isinstance(norm, RMSNorm):
             return super().behind(x, normed, angles, attend)
@@ -128,7 +131,7 @@ class FusedLayer(Layer):
     def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value, turned and normed by one kernel where it can."""
+        """Return query, key and value, rotated and normed, if possible fused."""
         c, norms = self._config, None
         if isinstance(self._q_norm, RMSNorm) and isinstance(self._k_norm, RMSNorm):
             norms = self._q_norm, self._k_norm
@@ -145,7 +148,7 @@ def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 class GpuTransformer(Transformer):
-    """The decoder of fused layers; its weights are shown while they are read."""
+    """The decoder of fused layers. Loading shows progress."""
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class GpuTransformer(Transformer):
         device: str,
         quantise: Quantise | None = None,
     ) -> None:
-        """Load the decoder; `quantise` converts each matrix of a layer as soon as it is read."""
+        """Load the decoder; `quantise` converts each matrix after reading."""
         self.layer_type = partial(FusedLayer, quantise=quantise)
         with ShownWeights(weights) as shown:
             super().__init__(config, shown, dtype, device)

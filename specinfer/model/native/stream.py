@@ -1,7 +1,8 @@
-"""Offloading for the compiled kernels: the packed matrices of all layers in a store, two layers in memory.
+"""Offloading for the compiled kernels: packed matrices in a store.
 
-They are packed once while loading, whatever to (bfloat16, blocks of a GGUF file, bytes), so that a pass reads
-them as they are multiplied. Norms, biases and scales of columns stay in memory: they are small.
+Two layers are in memory. Matrices are packed once while loading, whatever to (bfloat16, blocks of a GGUF
+file, bytes), so that a pass reads them as they are multiplied. Norms, biases and scales of columns stay in
+memory: they are small.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ _OF_A_LAYER = (
 
 
 class StreamedMatrices:
-    """The matrices of a model's layers. Filled layer by layer, then read by passes."""
+    """Matrices of a model's layers, filled in order, then read."""
 
     def __init__(self, library: ctypes.CDLL, model: int, config: ModelConfig, store: LayerStore) -> None:
         self._library, self._model, self._store = library, model, store
@@ -32,7 +33,7 @@ class StreamedMatrices:
         self._stream: LayerStream | None = None
 
     def put_away(self, layer: int) -> None:
-        """Move the matrices of the next layer, which was packed just now, from memory to the store."""
+        """Move the next layer's packed matrices from memory to the store."""
         slots = self._slots(layer)
         pieces = [self._packed(layer, which) for which in slots]
         self._sizes.append({which: len(piece) for which, piece in zip(slots, pieces, strict=True)})

@@ -1,4 +1,4 @@
-"""The torch decoder with its layers in a store: each is called in the buffer to which it was copied."""
+"""The torch decoder with its layers in a store and buffers."""
 
 from math import prod
 
@@ -14,11 +14,11 @@ from specinfer.model.torch.transformer import LayerCall, Transformer
 from specinfer.model.weights.config import ModelConfig
 
 _ALIGNMENT = 256
-"""Bytes at whose multiples a layer's tensors begin, as a GPU's allocator would place them."""
+"""Alignment of a layer's tensors in bytes, like a GPU allocator's."""
 
 
 class _Collected(Parts):
-    """Makes a layer in host memory and keeps the bytes of all its tensors."""
+    """Makes a layer in host memory, and collects its tensors' bytes."""
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__(config, weights, dtype, "cpu")
@@ -30,12 +30,12 @@ class _Collected(Parts):
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer of kept tensors: not packed, since it is never called."""
+        """Make a linear layer, not packed, as it is never called."""
         return DenseLinear(weight, bias)
 
 
 class _Placed(Parts):
-    """Makes a layer whose tensors lie in a buffer, in the order in which they were collected."""
+    """Makes a layer of a buffer's tensors, in the collected order."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, memory: torch.Tensor
@@ -50,7 +50,7 @@ class _Placed(Parts):
         return placed
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer of kept tensors: in place, since packing would copy it."""
+        """Make a linear layer in place, as packing would copy it."""
         return DenseLinear(weight, bias)
 
 
@@ -67,12 +67,12 @@ class _StreamedLayer:
             return self._in_buffer[buffer](x, angles, self._own(attend))
 
     def _own(self, attend: Attend) -> Attend:
-        """Return attention of this layer, for any number that the layer in the buffer was made with."""
+        """Return this layer's attention, ignoring the buffer's layer number."""
         return lambda _, query, key, value: attend(self._index, query, key, value)
 
 
 class StreamedTransformer(Transformer):
-    """The decoder with only embeddings, norm and head on the device, and `BUFFERS` layers at a time."""
+    """The decoder with `BUFFERS` layers on the device at a time."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str, store: LayerStore

@@ -1,4 +1,4 @@
-"""A layer's mixture of experts: every expert computes the rows that chose it."""
+"""A layer's mixture of experts: each computes its rows."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Mlp = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mixture:
-    """Router and experts of a layer, and its shared expert if it has one."""
+    """Router and experts of a layer, and its optional shared expert."""
 
     def __init__(self, prefix: str, experts: Experts, parts: Parts, make_mlp: Callable[[str], Mlp]) -> None:
         """Read them; `make_mlp` returns the MLP of a prefix."""

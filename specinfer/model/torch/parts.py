@@ -11,7 +11,7 @@ from specinfer.model.weights.config import ModelConfig
 
 Weights = Mapping[str, torch.Tensor]
 Norm = Callable[[torch.Tensor], torch.Tensor]
-"""A norm over the last dimension; where a layer has none, the identity."""
+"""A norm over the last dimension; the identity for absent norms."""
 
 
 class RMSNorm:
@@ -46,7 +46,7 @@ class Parts:
         self.loaded_bytes = 0
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a tensor of the checkpoint, on the device; in the decoder's type if no other is given."""
+        """Return a checkpoint's tensor on the device, by default in our type."""
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
         loaded = self._weights[name].to(device=self._device, dtype=dtype or self._dtype)
@@ -54,7 +54,7 @@ class Parts:
         return loaded
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keep a tensor that a part is made of: here, where it is."""
+        """Keep a part's tensor: here, unchanged."""
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -62,7 +62,7 @@ class Parts:
         return make_linear(weight, bias)
 
     def norm(self, name: str) -> RMSNorm | LayerNorm:
-        """Return the norm of this name, of the kind that the model has."""
+        """Return the norm of this name, of the model's kind."""
         weight = self.keep(self.tensor(f"{name}.weight"))
         if self._config.layer_norm:
             return LayerNorm(weight, self.keep(self.tensor(f"{name}.bias")), self._config.norm_eps)

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 Blocks = tuple[str, torch.Tensor]
-"""GGUF type, numbers among them, and rows as bytes [N, bytes of K weights]."""
+"""GGUF type, and rows in bytes, [N, bytes of K weights]."""
 
 
 class NamedTensors(Mapping[str, torch.Tensor]):
@@ -29,7 +29,7 @@ class BlockWeights(Protocol):
     """Weights that can return matrices in a format of GGUF."""
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in its format, with `as_stored` in that of its file; None if it has none."""
+        """Return a matrix in its format, or its file's, if any."""
 
 
 @runtime_checkable
@@ -37,4 +37,4 @@ class StackedBlocks(Protocol):
     """Weights with tensors of several matrices in a format of GGUF."""
 
     def stacked(self, name: str, index: int) -> Blocks | None:
-        """Return one of the matrices of a tensor in its format; None if it has none."""
+        """Return a matrix of a stacked tensor in its format, if any."""

@@ -48,8 +48,8 @@ struct Shares {
   }
 };
 
-// MR rows, `stride` units each, times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, going on
-// from what is there or from zero. A function of its own, so that it has all registers for itself.
+// MR rows, `stride` units each, times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, starting
+// from its value or from zero. A function of its own, so that it has all registers for itself.
 template <class Kind, int MR, int NV, int V>
 __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on,
                                      Ahead ahead) {
@@ -74,7 +74,7 @@ __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride
       next_line();
     };
     if constexpr (Kind::HEAD && V == 1) {
-      times<Kind::SPAN>(take_step);  // in a loop sums would go to memory; beside two vectors they would without one
+      times<Kind::SPAN>(take_step);  // in a loop sums would go to memory; with two vectors they would without one
     } else if constexpr (Kind::UNROLLS) {
 #pragma GCC unroll UNROLLED
       for (int step = 0; step < span; ++step) take_step(step);
@@ -107,7 +107,7 @@ inline void micro_rows(int rows, const typename Kind::Unit* a, size_t stride, co
   if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, go_on, ahead);
 }
 
-// Most steps that two pieces of rows take turns over: 12 kB of a tile, and as much of what is fetched meanwhile.
+// Maximum steps that two pieces of rows take turns over: 12 kB of a tile, and as much of what is fetched meanwhile.
 inline constexpr int TURN = 48;
 
 // Steps of a turn, whole spans: turns of equal length, as each fetches for the next as much as it reads itself. With turns of 48
@@ -124,7 +124,7 @@ int equal_turn(int steps) {
 // rows: the first finds the tile in the cache because those of the tile before fetched it, each its part, while
 // they computed. So memory and arithmetic overlap, and sixteen rows cost little more than one. The last tile
 // fetches `next`, the first one of the matrix that follows. Two pieces take turns over parts of a wide tile that
-// stay in the first-level cache; with more pieces, putting the sums aside so often costs more than that brings.
+// stay in the first-level cache; with more pieces, putting the sums aside so often costs more than that gains.
 template <class Kind, int NV, class Finish>
 void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Range range, const char* next, Finish finish) {
   constexpr int MR = std::max(SUMS / NV, ROWS);

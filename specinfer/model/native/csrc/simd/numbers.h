@@ -24,7 +24,7 @@ inline float from_bf16(uint16_t x) {
 }
 
 // A kind has
-//   T, S     how weights and the cache are kept; a lane of 32 bits holds S of them
+//   T, S     how weights and the cache are kept; a lane of 32 bits has S of them
 //   A, Unit  how activations are kept; S of them are a Unit, one step of a dot product
 //   place    where in a line of 16 columns element s of a column lies
 //   PARTS    how many multiply-adds a step takes; `part` is what one of them takes from a vector of weights
@@ -142,7 +142,7 @@ constexpr size_t lines(int steps) {
   return steps + steps / Kind::SPAN * Kind::HEAD;
 }
 
-// One step of MR rows with V vectors of weights: acc[r][v] += vector at[v] * unit(r). Beside more than SUMS sums no register
+// One step of MR rows with V vectors of weights: acc[r][v] += vector at[v] * unit(r). With more than SUMS sums no register
 // is left to keep weights in: those are read again for every part.
 template <class Kind, int MR, int V, class UnitOf>
 INLINED inline void multiply_step(typename Kind::Sum (&acc)[MR][V], const char* (&at)[V], UnitOf unit) {
