@@ -17,8 +17,8 @@ from pydantic_settings.exceptions import SettingsError
 from specinfer.errors import SettingError
 from specinfer.option_names import meant
 from specinfer.service.channel import check_target
-from specinfer.service.help import HELP_FLAGS, print_help
 from specinfer.service.tls import ServerTls
+from specinfer.settings_help import HELP_FLAGS, print_help
 
 KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
 _UNRECOGNIZED = "unrecognized arguments: "

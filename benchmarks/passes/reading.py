@@ -1,4 +1,4 @@
-"""`python -m benchmarks reading`: speed of reading prompts during decoding, and of decoding.
+"""`python -m benchmarks.passes.reading`: speed of reading prompts during decoding, and of decoding.
 
 One `AsyncLLM` with its draft. Prompts are random tokens, so nothing of them is cached.
 """
@@ -84,7 +84,7 @@ def main(
         numbers(name, text)
         for name, text in (("lengths", lengths), ("at-once", at_once), ("decoding", decoding))
     )
-    about = about_this_run("python -m benchmarks reading")
+    about = about_this_run("python -m benchmarks.passes.reading")
     cases = [(size, count, 0) for size in sizes for count in counts] + [
         (size, 1, other) for size in sizes for other in others
     ]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks cache_quality MODEL`: distributions with an 8-bit cache.
+"""`python -m benchmarks.quality.cache MODEL`: distributions with an 8-bit cache.
 
 They follow long texts. The reference is the same model with a cache in bfloat16.
 """
@@ -12,7 +12,7 @@ import torch
 import typer
 
 from benchmarks.publish import RESULTS
-from benchmarks.quality import Distance, distances
+from benchmarks.quality.distance import Distance, distances
 from benchmarks.tables import head, line, origin, with_sections
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
@@ -97,7 +97,7 @@ def main(
 ) -> None:
     """Measure what a cache in 8 bits changes."""
     use_threads(threads)
-    about = about_this_run("python -m benchmarks cache_quality")
+    about = about_this_run("python -m benchmarks.quality.cache")
     directory, title = resolve_model(model), model_name(model)
     chosen = load_texts(Tokenizer.load(directory))[::-1][:texts]
     reference, runner = (

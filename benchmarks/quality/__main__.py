@@ -13,6 +13,7 @@ import typer
 
 from benchmarks.prompts import read_prompts_by_source
 from benchmarks.publish import RESULTS
+from benchmarks.quality.distance import Distance, distances
 from benchmarks.tables import head, line, origin, with_sections
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
@@ -23,7 +24,7 @@ from specinfer.model.probe.load import load_checked
 from specinfer.model.threads import use_threads
 from specinfer.tokenizer import Tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FORMATS = "auto,bf16,q8_0,q6_k,q5_k,q4_k,q4_0,q4_1,q5_0,iq4_xs,q3_k,q2_k"
 CACHE_TOKENS = 1024
 
@@ -95,22 +96,6 @@ file itself looks too good.
 """
 
 
-class Distance(NamedTuple):
-    """Distance of a format from the reference."""
-
-    mean: float
-    """Mean KL divergence."""
-    high: float
-    """99th percentile of the KL divergences."""
-    same: float
-    """Share of equal first tokens."""
-
-    @classmethod
-    def of(cls, kl: torch.Tensor, same: torch.Tensor) -> "Distance":
-        """Return the mean distance, from KL and equality of first tokens."""
-        return cls(kl.mean().item(), kl.quantile(0.99).item(), same.float().mean().item())
-
-
 class Row(NamedTuple):
     """One format."""
 
@@ -123,13 +108,6 @@ class Row(NamedTuple):
         """Return the line of the table."""
         mean, high, same = self.distance
         return line(self.name, [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}", self.held])
-
-
-def distances(logits: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's KL divergence, and equality of the maximum."""
-    wanted = reference.log_softmax(-1)
-    kl = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
-    return kl, logits.argmax(-1) == reference.argmax(-1)
 
 
 def section(title: str, rows: Sequence[Row], texts: int, tokens: int, about: dict[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""Measures how formats of weights and caches change next-token distributions."""
