@@ -1,4 +1,4 @@
-"""`python -m benchmarks.passes.reading`: speed of reading prompts during decoding, and of decoding.
+"""Measures the reading of prompts during decoding: `python -m benchmarks.passes.reading`.
 
 One `AsyncLLM` with its draft. Prompts are random tokens, so nothing of them is cached.
 """
