@@ -3,11 +3,9 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
-from specinfer.model.cache.kv_types import AUTO_KV
-from specinfer.model.weights.fingerprint import weights_fingerprint
+from specinfer.model.weights.fingerprint import model_fingerprint
 from specinfer.tokenizer import Tokenizer
 from verifier_svc.settings import VerifierSettings
 
@@ -38,24 +36,7 @@ class Identity:
             SettingError: if the directory lacks a configuration or weights.
         """
         text = tokenizer.text_fingerprint()
-        return cls(
-            secrets.token_hex(8), _model(settings, directory, blocks, text), text, tokenizer.fingerprint()
+        model = model_fingerprint(
+            directory, text, settings.dtype, blocks, settings.kv_type, settings.kv_window
         )
-
-
-def _model(settings: VerifierSettings, directory: Path, blocks: Sequence[str], text: str) -> str:
-    """Return the fingerprint of the model.
-
-    Cache settings are included only if they change the text.
-    """
-    kv_type = (settings.kv_type,) if settings.kv_type != AUTO_KV else ()
-    window = (settings.kv_window,) if settings.kv_window else ()
-    parts = (
-        weights_fingerprint(directory),
-        settings.dtype,
-        *blocks,
-        *window,
-        *kv_type,
-        text,
-    )
-    return sha256(repr(parts).encode()).hexdigest()[:16]
+        return cls(secrets.token_hex(8), model, text, tokenizer.fingerprint())

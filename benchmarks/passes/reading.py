@@ -1,4 +1,4 @@
-"""Measures the reading of prompts during decoding: `python -m benchmarks.passes.reading`.
+"""`python -m benchmarks.passes.reading`: speed of reading prompts, and of decoding meanwhile.
 
 One `AsyncLLM` with its draft. Prompts are random tokens, so nothing of them is cached.
 """

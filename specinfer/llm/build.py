@@ -19,8 +19,9 @@ from specinfer.engine.step import StepMachine
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
+from specinfer.model.cache.capacity import AUTO_TOKENS
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.cache.kv_types import AUTO_KV
+from specinfer.model.cache.kv_types import AUTO_KV, PREFIX_MEGABYTES
 from specinfer.model.formats.registry import AUTO
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout
@@ -28,6 +29,7 @@ from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads
+from specinfer.model.weights.fingerprint import model_fingerprint
 from specinfer.option_names import meant
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.table_planner import TablePlanner
@@ -72,10 +74,14 @@ class LLMOptions:
     """Requests decoded at once; more wait."""
     max_model_len: int = 0
     """Longest context in tokens; 0: the model's."""
-    kv_tokens: int = CACHE_TOKENS
-    """Context tokens in the KV cache, over all requests."""
+    kv_tokens: int | str = CACHE_TOKENS
+    """Context tokens in the KV cache, over all requests; "auto": what fits into free memory."""
     kv_type: str = AUTO_KV
     """Storage of keys and values: auto (the numeric type), bf16 or q8_0."""
+    prefix_cache_directory: str = ""
+    """Directory of prefixes that outlive memory and process; empty: none."""
+    prefix_cache_megabytes: int = PREFIX_MEGABYTES
+    """Maximum size of that directory."""
     offload: str = "none"
     """Place of the decoder layers: none, host or disk."""
     tensor_parallel_size: int = 1
@@ -90,8 +96,10 @@ class LLMOptions:
     """Choose speculators and nodes adaptively; False: all, with `tree_nodes` nodes."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "kv_tokens", *_RANKS):
-            if getattr(self, name) < 1:
+        if isinstance(self.kv_tokens, str) and self.kv_tokens != "auto":
+            raise SettingError("kv_tokens", self.kv_tokens, 'must be a number or "auto"')
+        for name in ("max_num_seqs", "kv_tokens", "prefix_cache_megabytes", *_RANKS):
+            if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be positive")
         for name in ("max_model_len", "tree_nodes"):
             if getattr(self, name) < 0:
@@ -133,6 +141,7 @@ def build_engine(
     tokenizer.parse_special_tokens = options.parse_special_tokens
     runner, close = _runner(directory, options)
     try:
+        close = _keep_prefixes(runner, directory, tokenizer, options) or close
         groups = [_drafters(spec, model, options) for spec in specs]
         engine = assemble(runner, tokenizer, groups, options)
     except BaseException:
@@ -207,7 +216,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
         device=options.device,
         executor=options.executor,
         weights=options.weights,
-        kv_tokens=options.kv_tokens,
+        kv_tokens=AUTO_TOKENS if isinstance(options.kv_tokens, str) else options.kv_tokens,
         kv_type=options.kv_type,
         offload=options.offload,
     )
@@ -220,6 +229,24 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
         )
     ranks = LocalRanks(directory, own, layout)
     return ranks.runner, ranks.close
+
+
+def _keep_prefixes(
+    runner: ModelRunner, directory: Path, tokenizer: Tokenizer, options: LLMOptions
+) -> Callable[[], None] | None:
+    """Open the directory of prefixes, if one is wanted; return what saves them.
+
+    Raises:
+        SettingError: if the executor cannot do it.
+    """
+    if not options.prefix_cache_directory:
+        return None
+    fingerprint = model_fingerprint(
+        directory, tokenizer.text_fingerprint(), options.dtype, runner.weights.blocks, options.kv_type
+    )
+    limit = options.prefix_cache_megabytes * 1_000_000
+    runner.keep_prefixes(Path(options.prefix_cache_directory).expanduser(), fingerprint, limit)
+    return runner.cache.save_prefixes
 
 
 def _verifier(

@@ -6,12 +6,13 @@ single numbers outside the samples is not noticed.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.weights.gguf_files.parts import paths_of_parts, split_name
 from specinfer.model.weights.source import kept_gguf
 
@@ -110,3 +111,23 @@ def _spread(span: Span, count: int) -> Iterator[Span]:
     for index in range(count):
         first = start + (stop - start - _SAMPLE_BYTES) * index // (count - 1)
         yield first, first + _SAMPLE_BYTES
+
+
+def model_fingerprint(
+    directory: Path, text: str, dtype: str, blocks: Sequence[str], kv_type: str = AUTO_KV, kv_window: int = 0
+) -> str:
+    """Return the fingerprint of a model as it is run.
+
+    Settings of the cache are included only if they change the text.
+
+    Args:
+        text: fingerprint of all that turns text into tokens.
+        blocks: types of matrices in blocks, or in the format of the file.
+
+    Raises:
+        SettingError: if the directory lacks a configuration or weights.
+    """
+    window = (kv_window,) if kv_window else ()
+    cache = (kv_type,) if kv_type != AUTO_KV else ()
+    parts = (weights_fingerprint(directory), dtype, *blocks, *window, *cache, text)
+    return sha256(repr(parts).encode()).hexdigest()[:16]
