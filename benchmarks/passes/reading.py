@@ -1,4 +1,4 @@
-"""`python -m benchmarks.passes.reading`: speed of reading prompts, and of decoding meanwhile.
+"""`python -m benchmarks.passes.reading`: speed of reading prompts and of decoding.
 
 One `AsyncLLM` with its draft. Prompts are random tokens, so nothing of them is cached.
 """
