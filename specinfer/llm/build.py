@@ -234,7 +234,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
 def _keep_prefixes(
     runner: ModelRunner, directory: Path, tokenizer: Tokenizer, options: LLMOptions
 ) -> Callable[[], None] | None:
-    """Load the model, perhaps in several processes; return it with `close`.
+    """Open the directory of prefixes, if wanted; return a function that saves.
 
     Raises:
         SettingError: if the executor cannot do it.
