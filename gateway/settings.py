@@ -160,7 +160,11 @@ class GatewaySettings(SecuritySettings, RequestSettings):
         "biases the "
         "output; --no-trust-draws takes only points.",
     )
-    prefill_chunk: int = Field(_LIMITS.prefill_chunk, ge=1, description="Most prompt tokens per iteration.")
+    prefill_chunk: int = Field(
+        _LIMITS.prefill_chunk,
+        ge=1,
+        description="Most prompt tokens per iteration; fewer while requests decode, so that reading at most doubles its time.",
+    )
     tree_nodes: int = Field(
         0,
         ge=0,

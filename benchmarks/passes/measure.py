@@ -50,7 +50,7 @@ class OurPasses:
     """A model whose cache has contexts of one length."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        """Create it; the model needs room for contexts, chunk and `SPARE` tokens."""
+        """Take a model with room for contexts, a chunk and `SPARE` tokens."""
         self.threads = torch.get_num_threads()
         self.runner = runner
         self._sequences: list[KVSequence] = []

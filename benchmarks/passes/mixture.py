@@ -1,4 +1,4 @@
-"""A random mixture of experts, to measure its passes.
+"""Measure passes of a mixture of experts with random weights.
 
 Matrices of one shape have the same numbers, in memory of their own: only the router decides what a pass reads.
 """
@@ -34,11 +34,17 @@ _SHAPE = {
     "norm_topk_prob": True,
     "max_position_embeddings": 8192,
 }
-"""Fields of Qwen3-30B-A3B, with few layers and a small vocabulary."""
+"""Fields of Qwen3-30B-A3B, but few layers and a small vocabulary.
+
+The others are the defaults of `transformers`.
+"""
 
 
 class RandomBlocks(NamedTensors):
-    """Random weights of a configuration, with matrices in blocks."""
+    """Random weights of a configuration, in blocks of a format.
+
+    Embeddings and vectors are numbers.
+    """
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], chosen: BlockFormat) -> None:
         self._names = self._shapes = shapes
@@ -111,7 +117,10 @@ class RandomMixture:
         return title, "\n".join([*lines, ""])
 
     def _bytes(self, experts: float) -> float:
-        """Return the bytes of all matrices in a pass with `experts` experts."""
+        """Return the bytes of all matrices that a pass reads.
+
+        It reads this number of experts in each layer.
+        """
         total = self.config.experts
         assert total is not None
         of_experts = sum(self._weights.bytes_of(name) for name in self._weights if ".experts." in name)
@@ -120,7 +129,10 @@ class RandomMixture:
 
 
 def expected_experts(config: ModelConfig, rows: int) -> float:
-    """Return the expected number of experts chosen by independent rows."""
+    """Return the expected number of a layer's experts that rows choose.
+
+    Rows choose independently.
+    """
     experts = config.experts
     assert experts is not None
     return experts.count * (1 - (1 - experts.used / experts.count) ** rows)

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.passes.reading`: speed of reading prompts and of decoding.
+"""Measure the speed of reading prompts during decoding, and of decoding.
 
-One `AsyncLLM` with its draft. Prompts are random tokens, so nothing of them is cached.
+Run `python -m benchmarks.passes.reading`. It uses one `AsyncLLM` with its draft.
+Prompts are random tokens, so nothing of them is cached.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""`make bench`: the runtime on this CPU, beside its peers, in one run.
+"""Compare the runtime on this CPU with its peers, in one run.
 
-Writes `benchmarks/results/peers.md`. All systems stay loaded and take turns, each with its own best
+`make bench` writes `benchmarks/results/peers.md`. All systems stay loaded and take turns, each with its own best
 speculation and without, because the speed of shared machines drifts: compare ratios.
 """
 
@@ -43,7 +43,7 @@ def main(
     systems_only: Annotated[bool, typer.Option(help="Neither passes nor long contexts nor windows.")] = False,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "peers",
 ) -> None:
-    """Measure the runtime beside its peers."""
+    """Compare the runtime with its peers."""
     torch.set_num_threads(THREADS)
     task = make_task(prompts, new_tokens)
     report: dict[str, Any] = {
@@ -167,7 +167,7 @@ def pass_costs(runner: ModelRunner) -> dict[str, Any]:
 
 
 def make_task(file: Path, new_tokens: int) -> dict[str, Any]:
-    """Chat prompts as token ids, one long prompt, and where the weights lie."""
+    """Return a task: prompts as token ids, weights' directory, and settings."""
     directory = resolve_model(MODEL)
     tokenizer = Tokenizer.load(directory)
     turns = mixed_texts(file)

@@ -1,7 +1,8 @@
-"""llama.cpp's passes on tasks read from standard input: seconds after a context, logits for all rows.
+"""Measure passes of llama.cpp on tasks read from standard input.
 
-A task has `gguf`, `context`, `rows`, `threads`, `variant` (the format of keys and values) and `read`, the tokens of a
-context that are read; the rest is copied. A pass of `CHUNK` rows is a prompt's: only its last row has logits.
+The result is seconds of passes after a context, with logits for all rows. A task has `gguf`, `context`, `rows`,
+`threads`, `variant` (the format of keys and values) and `read`, the tokens of a context that are read; the rest is
+copied. A pass of `CHUNK` rows is a prompt's: only its last row has logits.
 """
 
 import ctypes
@@ -21,7 +22,10 @@ FORMATS = {"auto": llama_cpp.GGML_TYPE_F16, "bf16": 30, "q8_0": llama_cpp.GGML_T
 
 
 def load(task: Task) -> Callable[[Task], dict[str, Any]]:
-    """Load the model; its context is made for the first task, and again where another length is wanted."""
+    """Load the model.
+
+    Its context is made for the first task, and again if the length changes.
+    """
     model = llama_cpp.llama_model_load_from_file(
         task["gguf"].encode(), llama_cpp.llama_model_default_params()
     )
@@ -44,7 +48,10 @@ class LlamaPasses:
         self._tokens = llama_cpp.llama_vocab_n_tokens(vocabulary)
 
     def make_context(self, length: int, read: int, threads: int) -> None:
-        """Read random tokens and copy them up to a length, unless it is there already."""
+        """Read random tokens and copy them up to a length.
+
+        A context of this length is used again.
+        """
         if length == self._length:
             return
         if self._context is not None:
@@ -65,7 +72,10 @@ class LlamaPasses:
         self._length = length
 
     def _copy(self, count: int, start: int) -> None:
-        """Append a copy of the first tokens; positions are shifted in the next pass."""
+        """Append a copy of the first tokens.
+
+        The next pass shifts its positions.
+        """
         memory = llama_cpp.llama_get_memory(self._context)
         size = llama_cpp.llama_state_seq_get_size(self._context, 0)
         if start == count:

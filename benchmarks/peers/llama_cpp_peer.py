@@ -1,4 +1,7 @@
-"""llama.cpp on the task read from standard input: its own 4-bit weights, plain and prompt lookup, batch 1."""
+"""Measure llama.cpp on the task read from standard input.
+
+It decodes at batch 1 with the GGUF file's 4-bit weights, plain and with prompt lookup.
+"""
 
 from collections.abc import Callable
 from typing import Any

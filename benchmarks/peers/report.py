@@ -11,7 +11,7 @@ BATCHES = (1, 4, 16)
 CONTEXTS = (256, 2048)
 LONG_ANSWER = 2000
 BLOCKS = " (Q4_1)"
-"""Marks what runs from the 4-bit blocks of the GGUF file, `--weights native`, as llama.cpp does."""
+"""Marks systems with the GGUF file's 4-bit blocks, as in llama.cpp."""
 COLUMNS = {  # of single requests
     "ttft_ms": ("TTFT, ms", "{:.0f}"),
     "tpot_ms": ("TPOT, ms", "{:.1f}"),
@@ -121,7 +121,10 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
 
 
 def pass_cells(times: list[dict[str, dict[str, float]]]) -> list[str]:
-    """Return the cells of one context: milliseconds by size, as multiples of one token, from several measurements."""
+    """Return the cells of one context, from several measurements.
+
+    A cell has the milliseconds of a size, and their ratio to those of one token.
+    """
     cells = []
     for size in map(str, runtime.NODES):
         if size not in times[0]:
@@ -138,9 +141,9 @@ Measured = Mapping[str, Mapping[str, Any]]
 
 
 def over_turns(turns: Sequence[Measured], rates: Sequence[str]) -> dict[str, Any]:
-    """Return every system's medians over turns, and the range of each of these rates.
+    """Return every system's medians over turns, and the ranges of its rates.
 
-    What is text comes from the last turn; a system missing in any turn is missing.
+    Text comes from the last turn; a system missing in any turn is missing.
     """
     systems: dict[str, dict[str, Any]] = {}
     spread: dict[str, dict[str, list[float]]] = {}
@@ -165,5 +168,5 @@ def _medians(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def settings_list(systems: Measured) -> list[str]:
-    """Return a line for each system that says how its weights are held and its flags."""
+    """Return a line for each system with its weights' format and flags."""
     return [f"- {name}: {system['settings']}" for name, system in systems.items() if "settings" in system]

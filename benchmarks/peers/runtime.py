@@ -22,7 +22,10 @@ REPEATS = 15
 def pass_costs(
     runner: ModelRunner, context: int, sizes: Sequence[int] = NODES
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds of a pass over one token and a binary tree of n - 1 nodes behind a context."""
+    """Return the milliseconds of passes by their number of nodes.
+
+    A pass scores one token and a binary tree of n - 1 nodes, after a context.
+    """
     rng = np.random.default_rng(0)
     sequence = runner.open()
     read(runner, sequence, rng.integers(0, 49000, context - 1).tolist())
@@ -44,7 +47,10 @@ def pass_costs(
 
 
 def interleaved(works: dict[int, Callable[[], None]]) -> dict[str, dict[str, float]]:
-    """Times of several works, taken in turns: the machine's speed drifts, their ratios should not."""
+    """Time several works in turns; return milliseconds by size.
+
+    The machine's speed drifts; the ratios of the times should not.
+    """
     times: dict[int, list[float]] = {size: [] for size in works}
     for turn in range(REPEATS + 1):
         for size, work in works.items():
@@ -60,13 +66,13 @@ def interleaved(works: dict[int, Callable[[], None]]) -> dict[str, dict[str, flo
 
 
 def read(runner: ModelRunner, sequence: KVSequence, tokens: Sequence[int]) -> None:
-    """Reads context in chunks."""
+    """Read context in chunks."""
     for start in range(0, len(tokens), CHUNK):
         runner.forward([Segment(sequence, tokens[start : start + CHUNK])])
 
 
 def prefill(runner: ModelRunner, prompt: list[int]) -> float:
-    """Median milliseconds of reading one prompt that shares nothing with what was read before."""
+    """Return the median milliseconds of reading a prompt, without cached prefixes."""
     times = []
     for i in range(6):
         sequence = runner.open()
@@ -79,7 +85,7 @@ def prefill(runner: ModelRunner, prompt: list[int]) -> float:
 
 
 def long_context(runner: ModelRunner, tokens: int = 8000) -> dict[str, Any]:
-    """Reading `tokens` of context in chunks, then passes behind it."""
+    """Measure reading `tokens` of context in chunks, then passes after it."""
     rng = np.random.default_rng(1)
     sequence = runner.open()
     started = time.perf_counter()
@@ -92,7 +98,10 @@ def long_context(runner: ModelRunner, tokens: int = 8000) -> dict[str, Any]:
 def throughput(
     runner: ModelRunner, prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int
 ) -> dict[str, float]:
-    """Greedy tokens per second by batch size, prompts included, as the peers measure it."""
+    """Return greedy tokens per second by batch size.
+
+    Prompts are included, as in the peers' measurements.
+    """
     rates = {}
     for batch in batches:
         count = max(batch, few if batch == 1 else 2 * batch)
@@ -117,7 +126,10 @@ def decode(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> No
 
 
 def single(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
-    """Latencies, memory and outputs of greedy requests one after another; the first warms up."""
+    """Return latencies, memory and outputs of greedy requests.
+
+    They run one after another; the first warms up.
+    """
     recorder = Recorder()
     for prompt in prompts:
         recorder.begin()
@@ -129,7 +141,10 @@ def single(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> di
 def decode_one(
     runner: ModelRunner, prompt: list[int], new_tokens: int, tick: Callable[[], None] = lambda: None
 ) -> tuple[list[int], int, int]:
-    """Greedy output of one request, cache entries it held at its end, and how often the window slid."""
+    """Decode one request greedily.
+
+    Return its output, its cache entries at the end, and how often the window slid.
+    """
     sequence, delta = runner.open(), prompt
     output: list[int] = []
     slides = 0
@@ -145,7 +160,7 @@ def decode_one(
 
 
 def window(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
-    """A long answer: its speed, what of the cache it needs, and the output."""
+    """Measure long answers: their speed, growth of the cache, and outputs."""
     c = runner.config
     entry = c.layers * 2 * c.kv_heads * c.head_dim * 2  # bytes of one token's keys and values in bfloat16
     started = time.perf_counter()
@@ -161,7 +176,10 @@ def window(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> di
 
 
 def perplexity(runner: ModelRunner, prompts: list[list[int]], outputs: list[list[int]]) -> float:
-    """Return the perplexity of outputs under the whole target: e to the mean negative log-probability of a token."""
+    """Return the perplexity of outputs under the whole target.
+
+    It is e to the mean negative log-probability of a token.
+    """
     losses: list[float] = []
     for prompt, output in zip(prompts, outputs, strict=True):
         sequence = runner.open()

@@ -1,4 +1,7 @@
-"""The requests of `make bench` through `LLM` and through the services: plain decoding and merged trees."""
+"""Measure the requests of `make bench` with `LLM` and with services.
+
+Decoding is plain or with merged trees.
+"""
 
 import asyncio
 import statistics
@@ -18,7 +21,10 @@ MODES = {"plain": "off", "tree": "tree"}
 def measure_llm(
     llm: LLM, prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int
 ) -> dict[str, dict[str, Any]]:
-    """Per mode: tokens per second by batch size, and what single requests look like."""
+    """Return tokens per second by mode and batch size.
+
+    With batch 1, add the figures of single requests.
+    """
     found: dict[str, dict[str, Any]] = {}
     for mode, speculation in MODES.items():
         params = SamplingParams(
@@ -60,7 +66,10 @@ def _of_outputs(answers: Sequence[RequestOutput]) -> dict[str, Any]:
 def measure_services(
     prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int, weights: str
 ) -> dict[str, dict[str, Any]]:
-    """Per mode: tokens per second by batch size, and what single requests look like."""
+    """Return tokens per second by mode and batch size.
+
+    With batch 1, add the figures of single requests.
+    """
     options = LocalOptions(gateway={"max-batch": str(max(batches))}, verifier={"weights": weights})
     with LocalSystem(options) as system:
         return asyncio.run(_measure(system.address, prompts, batches, few, new_tokens))

@@ -1,4 +1,7 @@
-"""`transformers` on the task read from standard input: plain, assisted, prompt lookup; prefill."""
+"""Measure `transformers` on the task read from standard input.
+
+It decodes plainly, assisted, and with prompt lookup, and reads a long prompt.
+"""
 
 import statistics
 import time
@@ -34,7 +37,7 @@ def load(task: Task) -> Callable[[Task], dict[str, Any]]:
 
 
 class Proposed:
-    """Counts what candidate generators propose; `generate` does not tell."""
+    """Counts what candidate generators propose; `generate` does not report it."""
 
     def __init__(self) -> None:
         self.tokens = 0

@@ -1,4 +1,7 @@
-"""vLLM for CPUs on the task read from standard input: plain or n-gram speculation, by batch size."""
+"""Measure vLLM for CPUs on the task read from standard input.
+
+It decodes plainly or with n-gram speculation, by batch size.
+"""
 
 import os
 import time
@@ -65,7 +68,7 @@ def speculation(llm: Any) -> dict[str, float]:
 
 
 def single(outputs: list[Any], before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
-    """Latencies, outputs and, where it speculated, what it accepted."""
+    """Return latencies, outputs and, with speculation, the acceptance rate."""
     found: dict[str, Any] = {"outputs": [list(o.outputs[0].token_ids) for o in outputs]}
     stats = [o.metrics for o in outputs if o.metrics is not None]
     if stats:

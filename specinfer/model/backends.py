@@ -1,4 +1,4 @@
-"""Backends of passes: what runs a model where, and in which formats of weights.
+"""Choose the backend of a model's passes.
 
 native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
 torch    any device and type
@@ -36,7 +36,6 @@ class Work:
     num_blocks: int
     """Blocks of the cache."""
     device: str
-    """Attention backend of the torch executor."""
     store: LayerStore | None = None
     """Place of the layers, if not on the device."""
     kv_type: str = AUTO_KV
@@ -57,7 +56,7 @@ class Backend:
     automatic: bool = False
     """True if `auto` may take it."""
     kv_types: bool = False
-    """True if keys and values may be stored otherwise than in the numeric type of the model."""
+    """True if keys and values may differ from the model's numeric type."""
 
     def runs(self, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str) -> str:
         """Return why it cannot run a model in a format, or nothing."""
@@ -102,6 +101,12 @@ def _make_gpu(work: Work) -> Executor:
     return GpuExecutor(work.config, work.weights, work.dtype, work.num_blocks, work.device, work.format.name)
 
 
+def _supports_torch(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
+    if config.kv_layers < config.layers or config.output_gate:
+        return f"torch executor: model_type = {config.family!r}: no recurrent layers"
+    return ""
+
+
 def _supports_all(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
     return ""
 
@@ -110,7 +115,7 @@ BACKENDS = {
     each.name: each
     for each in (
         Backend("native", "compiled CPU kernels", _supports_native, _make_native, True, True, True),
-        Backend("torch", "torch operations", _supports_all, _make_torch, True, True),
+        Backend("torch", "torch operations", _supports_torch, _make_torch, True, True),
         Backend("generic", "any causal model of transformers", _supports_all, _make_generic),
         Backend("gpu", "fused kernels for a GPU", _supports_all, _make_gpu),
     )
@@ -125,6 +130,12 @@ def executors_help() -> str:
     return f"{each}; auto, the first of {automatic} that can, or generic for models that neither knows"
 
 
+def refusal(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
+    """Return why no backend that `auto` may take knows a model's layers, or nothing."""
+    reasons = [backend.supports(config, dtype, device) for backend in candidates("auto")]
+    return "; ".join(reasons) if all(reasons) else ""
+
+
 def candidates(name: str) -> list[Backend]:
     """Return the backends that an executor's name stands for, best first."""
     if name != "auto":
@@ -135,7 +146,9 @@ def candidates(name: str) -> list[Backend]:
 def choose_backend(
     name: str, config: ModelConfig, chosen: Format, dtype: torch.dtype, device: str
 ) -> Backend:
-    """Return the first backend of this name that runs a model; log why better ones do not.
+    """Return the first backend of this name that runs a model.
+
+    Log why better ones do not.
 
     Raises:
         SettingError: if none does, naming the format or the executor.

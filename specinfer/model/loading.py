@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.backends import Backend, Work, choose_backend
+from specinfer.model.backends import Backend, Work, choose_backend, refusal
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
@@ -65,7 +65,7 @@ def load_model(
         raise IncompatibleError(f"{adapter}: adapters are not applied; merge it into the weights")
     if options.executor != "generic":
         try:
-            config = from_transformers(hf, generation)
+            config = _own_config(hf, generation, options)
         except IncompatibleError as error:
             if options.executor != "auto" or ranks is not None:
                 raise
@@ -84,6 +84,13 @@ def load_model(
     if ranks is not None:
         raise SettingError("executor", options.executor, "ranks can only share our own decoder's models")
     return _load_generic(directory, hf, generation, options)
+
+
+def _own_config(hf: Any, generation: Any | None, options: RunnerOptions) -> ModelConfig:
+    config = from_transformers(hf, generation)
+    if options.executor == "auto" and (reason := refusal(config, DTYPES[options.dtype], options.device)):
+        raise IncompatibleError(reason)
+    return config
 
 
 def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None) -> LoadedModel:

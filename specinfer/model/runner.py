@@ -109,6 +109,8 @@ class ModelRunner:
             raise SettingError(field, str(directory), reason)
         if self.cache.window is not None:
             raise SettingError(field, str(directory), "a windowed cache shares no prefixes")
+        if self.cache.states is not None:
+            raise SettingError(field, str(directory), "states of recurrent layers are not kept in files")
         prefixes = PrefixDirectory(directory, f"{fingerprint} {blocks.block_layout}", limit_bytes)
         self.cache.keep_prefixes(prefixes, blocks)
         return prefixes

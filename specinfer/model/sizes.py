@@ -19,17 +19,19 @@ _LARGEST: Mapping[str, int] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 2**14),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "vocab_size", "draft_vocab_size"), 2**24),
 }
-"""Maximum plausible sizes, several times those of the largest models."""
+"""Largest accepted value of each size: several times any known model's."""
 
 
 def check_sizes(fields: Mapping[str, Any], least: int = 0) -> None:
-    """Check all sizes in a configuration. Other types are ignored.
+    """Check the sizes in a configuration and in the objects within it.
+
+    Values that are no numbers are left to their readers.
 
     Args:
         least: smallest size; some models write 0 for a size that they do not have.
 
     Raises:
-        IncompatibleError: naming the implausible one.
+        IncompatibleError: naming the one that no model can have.
     """
     for name, value in _sizes(fields, ""):
         most = _LARGEST[name.rpartition(".")[2]]

@@ -148,7 +148,10 @@ def _in_turns(
 
 
 def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
-    """Return a segment of `size` different nodes: equal tokens share experts."""
+    """Return a segment with this many nodes below the root.
+
+    Their tokens differ, as equal ones would share experts.
+    """
     return Segment(sequence, (), [node % vocabulary for node in range(size)], [-1] * size)
 
 

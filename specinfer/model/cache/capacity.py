@@ -1,4 +1,4 @@
-"""Size of a cache that fits into the memory that is left."""
+"""Compute the size of a cache for the memory that is left."""
 
 import torch
 
@@ -6,11 +6,14 @@ from specinfer.errors import SettingError
 from specinfer.model.weights.config import ModelConfig
 
 AUTO_TOKENS = 0
-"""Value of `RunnerOptions.kv_tokens` for as many tokens as fit."""
+"""Value of `RunnerOptions.kv_tokens` for the maximum that fits."""
 SHARE = 0.75
-"""Part of the memory beside the weights that the cache may take; drafts and buffers need the rest."""
+"""Share of the memory left by the weights for the cache.
+
+Drafts and buffers need the rest.
+"""
 MOST_REQUESTS = 16
-"""Number of requests of full length for which the cache has room at most."""
+"""Maximum number of requests of full length in the cache."""
 _LEAST_TOKENS = 512
 _SCALE_BYTES = 4
 
@@ -19,11 +22,11 @@ def token_bytes(config: ModelConfig, dtype: torch.dtype, kv_type: str) -> int:
     """Return the bytes of one token's keys and values."""
     element = {"q8_0": 1, "bf16": 2}.get(kv_type, dtype.itemsize)
     scale = _SCALE_BYTES if kv_type == "q8_0" else 0
-    return 2 * config.layers * config.kv_heads * (config.head_dim * element + scale)
+    return 2 * config.kv_layers * config.kv_heads * (config.head_dim * element + scale)
 
 
 def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: int) -> int:
-    """Return how many tokens a cache holds beside the weights.
+    """Return how many tokens of cache fit next to the weights.
 
     Args:
         available: bytes that are left before the weights are read.

@@ -163,7 +163,7 @@ class PagedKVCache:
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
         if self.states is not None:
-            self.states.claim(sequence, nodes + (_STATES_OF_DELTA if delta else 0))
+            self.states.claim(sequence, _STATES_OF_DELTA if delta else 0, nodes)
         for _ in range(missing):
             sequence.blocks.append(self._take_free())
 
@@ -328,9 +328,22 @@ class PagedKVCache:
             part = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
             sequence.chain.append(_block_hash(_last_hash(sequence), part))
             block = sequence.blocks[index]
-            if sequence.chain[-1] not in self._filed and block not in self._hash_of:
-                self._filed[sequence.chain[-1]] = block
-                self._hash_of[block] = sequence.chain[-1]
+            self._file(sequence.chain[-1], block)
+
+    def _file(self, key: bytes, block: int) -> None:
+        """File a block under a hash; in place of one without the state after it, if this one has that."""
+        filed = self._filed.get(key)
+        if block in self._hash_of:
+            return
+        if filed is not None:
+            if (
+                self.states is None
+                or _last_slot(filed) in self.states
+                or _last_slot(block) not in self.states
+            ):
+                return
+            del self._hash_of[filed]
+        self._filed[key], self._hash_of[block] = block, key
 
     def check(self) -> None:
         """Assert the invariant of this cache; call it whenever nothing is in flight."""

@@ -19,7 +19,9 @@ State = TypeVar("State")
 class RecurrentStates(Generic[State]):
     """States of one model. Its executor writes them, `PagedKVCache` says which are needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes_per_state: int = 1) -> None:
+        """Create it empty; the states of so many tentative nodes take about the memory of another one."""
+        self._nodes_per_state = nodes_per_state
         self._states: dict[int, State] = {}
         self._users = Counter[int]()
         """Number of contexts that end at a slot."""
@@ -45,11 +47,15 @@ class RecurrentStates(Generic[State]):
 
     @property
     def needed(self) -> int:
-        """Number of states without those that may be dropped."""
-        return len(self._states) - len(self._snapshots)
+        """Number of states without those that may be dropped, counted by their memory."""
+        contexts = sum(slot in self._states for slot in self._users)
+        return contexts + self._memory_of(len(self._states) - len(self._snapshots) - contexts)
 
-    def claim(self, sequence: KVSequence, states: int) -> None:
-        """Claim room for the states of a sequence's next pass, until its context is extended.
+    def _memory_of(self, nodes: int) -> int:
+        return -(-nodes // self._nodes_per_state)
+
+    def claim(self, sequence: KVSequence, states: int, nodes: int) -> None:
+        """Claim room for the states of a sequence's next pass, and of its new nodes, until its context is extended.
 
         A sequence that is alone is never refused: it could wait for nobody.
 
@@ -58,9 +64,10 @@ class RecurrentStates(Generic[State]):
         """
         if self.limit is None:
             return
+        states += self._memory_of(nodes)
         others = sum(self._claims.values()) - self._claims.get(sequence, 0)
         free = self.limit - self.needed - others
-        if states > free and (others or self.needed > 1 + sequence.nodes):
+        if states > free and (others or self.needed > 1 + self._memory_of(sequence.nodes)):
             raise ExhaustedError(
                 f"memory of recurrent layers full: {states} states needed, {max(free, 0)} free"
             )

@@ -15,7 +15,7 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.positions import rotary
-from specinfer.model.weights.gguf_files.metadata import GgufFile
+from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
 
 POSITIONS = "model.embed_positions.weight"
 """Name of the table of learnt positions."""
@@ -23,13 +23,39 @@ POSITIONS = "model.embed_positions.weight"
 Fields = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Shape of recurrent layers."""
+
+    kind: str
+    """One of delta_net, state_space and short_convolution."""
+    key_heads: int
+    """Groups of a state space; a short convolution has none."""
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    convolved: int
+    """Inputs that a convolution sees, the token's own included."""
+
+    @property
+    def values(self) -> int:
+        """Numbers of all heads' values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers that are convolved: queries, keys and values, in this order."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+
 class HeadSizes(NamedTuple):
-    """Attention heads of a model, and its experts."""
+    """Attention heads of a model, its experts and recurrent layers."""
 
     query: int
     key_value: int
     size: int
     experts: int = 0
+    recurrent: RecurrentShape | None = None
 
 
 class TensorSource(NamedTuple):
@@ -54,6 +80,15 @@ class GgufLayout:
     """True if rows of queries and keys are stored as interleaved rotary pairs."""
     raised: bool = False
     """True if weights of norms are stored plus one."""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a layer with names of their own: name of `transformers`, name in the file."""
+    top: Mapping[str, str] = field(default_factory=dict)
+    """The same outside the layers."""
+    undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
+    """Returns a tensor as `transformers` has it, given its name there and the numbers of a block.
+
+    Those are 1 for a tensor of numbers; else it has rows of bytes, and None says that they cannot be put in order.
+    """
 
 
 @dataclass(frozen=True, slots=True)

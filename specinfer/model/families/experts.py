@@ -35,15 +35,15 @@ class Experts:
     intermediate_size: int
     """Size of one."""
     renormalised: bool
-    """True if the softmax is over the chosen experts' scores only."""
+    """True if the softmax is over the chosen experts' scores, not all."""
     shared_size: int = 0
-    """Size of the shared expert of all rows; 0: there is none."""
+    """Size of the expert shared by all rows; 0: there is none."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with an MLP of `ModelConfig.intermediate_size` instead."""
     limit: float = 0.0
-    """Bound of an expert's gate g and of |up|.
+    """Upper bound of an expert's gate, and bound of |up|; 0: none.
 
-    The gated number is (up + 1) * g * sigmoid(alpha * g); 0: the gate of an MLP.
+    With a bound, the product is `(up + 1) * gate * sigmoid(alpha * gate)`; without, that of an MLP.
     """
     alpha: float = 1.0
     biased: bool = False
@@ -64,7 +64,7 @@ _WHOLE = {
     **dict.fromkeys(("gate.weight", "router.weight", "router.layer.weight"), ROUTER),
     **{f"shared_expert.{name}_proj.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
-"""Checkpoints' tensors that need no change, with our names."""
+"""Names of tensors that checkpoints store in our form -> ours."""
 
 
 def _first_half(rows: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,10 @@ def _one_row(vector: torch.Tensor) -> torch.Tensor:
 
 Pick = Callable[[torch.Tensor], torch.Tensor] | None
 Stacks = dict[str, dict[str, Pick]]
-"""Stacked tensors of a checkpoint, with our tensors and their parts."""
+"""Stacked tensors -> our tensors of an expert, and their rows.
+
+A stacked tensor has a matrix or vector for each expert.
+"""
 _FUSED: dict[str, Pick] = {"gate_proj.weight": _first_half, "up_proj.weight": _second_half}
 _STACKS: Stacks = {
     "experts.gate_up_proj": _FUSED,
@@ -95,7 +98,10 @@ _OF_GGUF: Stacks = {
 
 
 def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dict[str, TensorSource]:
-    """Map a mixture's tensor to ours, for any storage of experts."""
+    """Return our tensors in a checkpoint's tensor of a mixture.
+
+    The checkpoint may store experts one by one or stacked.
+    """
     found = _PART.fullmatch(name)
     if found is None:
         ours = name.removesuffix(".weight") if name.endswith(f"{SINKS}.weight") else name
@@ -119,7 +125,7 @@ def rename_experts(sizes: HeadSizes, name: str, stacks: Stacks = _STACKS) -> dic
 
 
 def gguf_experts(prefix: str = "mlp", router: str = "gate") -> dict[str, str]:
-    """Return GGUF's names of a mixture's parts, by those of `transformers`."""
+    """Return the GGUF names of a mixture's parts, by those of `transformers`."""
     projections = {f"{prefix}.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")}
     return projections | {f"{prefix}.{router}": "ffn_gate_inp"}
 
@@ -132,19 +138,25 @@ GGUF_SHARED = {
 
 
 def expert_counts(file: GgufFile, count: str) -> Fields:
-    """Return a file's numbers of experts; `count` names the total."""
+    """Return the numbers of experts of a file.
+
+    `count` is the name of the total in `transformers`.
+    """
     used = file.meta.count("expert_used_count")
     return {count: file.meta.count("expert_count"), "num_experts_per_tok": used}
 
 
 def expert_size(file: GgufFile) -> int:
-    """Return an expert's size. Old files only imply it."""
+    """Return the size of an expert.
+
+    Old files state it only by the shapes of its matrices.
+    """
     stored = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0, 0))[1]
     return file.meta.count("expert_feed_forward_length", stored or None)
 
 
 def merged_experts(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return a GGUF file's tensors with experts merged like in `transformers`."""
+    """Merge a GGUF file's tensors of experts as `transformers` stores them."""
     merged = dict(tensors)
     for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
         stem = name.removesuffix("gate_proj.weight")

@@ -14,14 +14,19 @@ _FACTORS = {
 """Names in `config.json` and in GGUF files."""
 
 
-def granite_fields(hf: Any) -> Fields:
-    """Return the fields of a configuration, factors included."""
-    return llama_fields(hf) | {
+def factor_fields(hf: Any) -> Fields:
+    """Return the fields of its factors."""
+    return {
         "embedding_scale": float(hf.embedding_multiplier),
         "attention_scale": float(hf.attention_multiplier),
         "residual_scale": float(hf.residual_multiplier),
         "logit_scale": 1 / hf.logits_scaling,
     }
+
+
+def granite_fields(hf: Any) -> Fields:
+    """Return the fields of a configuration, factors included."""
+    return llama_fields(hf) | factor_fields(hf)
 
 
 def granite_factors(file: GgufFile) -> Fields:

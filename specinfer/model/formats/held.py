@@ -18,16 +18,19 @@ _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16
 
 @dataclass(frozen=True, slots=True)
 class HeldFormats:
-    """Formats of a model's tensors in memory, and the reason."""
+    """Formats in which a model's tensors are stored, and the reason."""
 
     reason: str
     counts: Mapping[str, int]
     """Type of GGUF -> number of tensors."""
     blocks: tuple[str, ...] = ()
-    """Sorted types of matrices in blocks or as stored: they affect texts."""
+    """Types of matrices in blocks or stored as in the file, sorted.
+
+    They affect the generated text.
+    """
 
     def __str__(self) -> str:
-        """Return for example "as in the file: 169 Q4_K, 29 Q6_K"."""
+        """Return for example `as in the file: 169 Q4_K, 29 Q6_K, 141 F32`."""
         numbers = set(_TYPE_NAMES.values())
         ordered = sorted(self.counts.items(), key=lambda item: (item[0] in numbers, -item[1], item[0]))
         counts = ", ".join(f"{count} {name}" for name, count in ordered)
@@ -49,7 +52,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class HeldWeights(NamedTensors):
-    """Provides weights in a format to an executor, and counts them."""
+    """Returns weights to an executor in a format, and counts their types."""
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class HeldWeights(NamedTensors):
     ) -> None:
         """Open weights for a backend with numbers in `dtype`.
 
-        `asked`: the format was chosen explicitly.
+        `asked` is true if somebody chose the format.
         """
         self.format, self._backend, self._dtype, self._asked = chosen, backend, dtype, asked
         self._in_blocks = isinstance(weights, BlockWeights)
@@ -74,7 +77,7 @@ class HeldWeights(NamedTensors):
             and not isinstance(chosen, NumberFormat)
             and isinstance(self._source, BlockWeights)
         )
-        """True if matrices of the file or format may be in blocks."""
+        """True if matrices may be in blocks; else all are numbers."""
         self._numbers: dict[str, str] = {}
         self._blocks: dict[str, str] = {}
 
@@ -86,7 +89,10 @@ class HeldWeights(NamedTensors):
         return tensor
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in blocks; `as_stored` only in its file's; None: numbers."""
+        """Return a matrix in blocks; None for numbers.
+
+        With `as_stored`, return only blocks of the file.
+        """
         if not self.gives_blocks:
             return None
         assert isinstance(self._source, BlockWeights)
@@ -146,10 +152,10 @@ class HeldWeights(NamedTensors):
 
 
 class QuantisedWeights(NamedTensors):
-    """Weights with all matrices in blocks of a format or its fallback.
+    """Weights whose matrices are in blocks of a format or its fallback.
 
-    Embeddings to look up stay as they are. The quantised model is another model: good for a speculator, whose mistakes
-    cost only time, and a decision of the operator for a target.
+    This includes the head; embeddings to look up stay as they are. The quantised model is another model: good for a
+    speculator, whose mistakes cost only time, and a decision of the operator for a target.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], chosen: BlockFormat) -> None:
@@ -164,7 +170,11 @@ class QuantisedWeights(NamedTensors):
         return shape_of(self._weights, name)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in this format, stored or quantised; None for numbers."""
+        """Return the matrix in blocks; None for numbers.
+
+        Blocks of the file are returned unchanged if they have this format; else the matrix is quantised. With
+        `as_stored`, return only blocks of the file.
+        """
         if as_stored:
             return self._weights.blocks(name, True) if isinstance(self._weights, BlockWeights) else None
         shape = self.shape(name)

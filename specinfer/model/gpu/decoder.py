@@ -1,7 +1,8 @@
-"""The decoder for a GPU, with fused small operations.
+"""Fuse the small operations of the decoder for a GPU.
 
-A layer that is not like Llama's (another norm or activation, or parallel attention and MLP) keeps torch's
-operations for that part; attention is the kernel's in any case.
+The decoder is that of `specinfer.model.torch.transformer`. A layer that is not like Llama's (another norm or
+activation, attention and MLP side by side) keeps torch's operations for that part; attention is the kernel's in any
+case.
 """
 
 from functools import partial
@@ -53,9 +54,9 @@ def turn(
     angles: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[RMSNorm, RMSNorm] | None = None,
 ) -> None:
-    """Rotate queries and keys of `projected` [T, heads + 2 KV heads, D].
+    """Turn queries and keys of `projected` by angles, in place.
 
-    They are rotated in place, by angles [T, 1, R].
+    `projected` is [T, heads + 2 KV heads, D], each angle [T, 1, R]. With `norms`, norm queries and keys first.
     """
     cos, sin = angles
     half = cos.shape[-1] // 2
@@ -81,7 +82,7 @@ def gated(both: torch.Tensor) -> torch.Tensor:
 
 
 class FusedMlp(Mlp):
-    """An MLP with a kernel for its activation if possible."""
+    """An MLP with a kernel for its activation, if gated SiLU."""
 
     def __init__(self, prefix: str, config: ModelConfig, parts: Parts) -> None:
         super().__init__(prefix, config, parts)
@@ -93,7 +94,10 @@ class FusedMlp(Mlp):
 
 
 class FusedLayer(Layer):
-    """A decoder layer with kernels for its small operations if possible."""
+    """A decoder layer with kernels for norms, rotary positions and activation.
+
+    Operations that the kernels do not support stay those of torch.
+    """
 
     mlp_type = FusedMlp
 
@@ -119,7 +123,7 @@ class FusedLayer(Layer):
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Map hidden states to the next layer's, given attention's normed input."""
+        """Map hidden states to the next layer's, given attention's input."""
         norm = self._post_norm
         if self._config.parallel or not isinstance(norm, RMSNorm):
             return super().behind(x, normed, angles, attend)
@@ -131,7 +135,10 @@ class FusedLayer(Layer):
     def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value, rotated and normed, if possible fused."""
+        """Return query, key and value, normed and turned by one kernel.
+
+        Norms and angles that it does not support are left to torch.
+        """
         c, norms = self._config, None
         if isinstance(self._q_norm, RMSNorm) and isinstance(self._k_norm, RMSNorm):
             norms = self._q_norm, self._k_norm
@@ -148,7 +155,7 @@ def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 class GpuTransformer(Transformer):
-    """The decoder of fused layers. Loading shows progress."""
+    """The decoder of fused layers; shows progress while reading weights."""
 
     def __init__(
         self,
@@ -158,7 +165,7 @@ class GpuTransformer(Transformer):
         device: str,
         quantise: Quantise | None = None,
     ) -> None:
-        """Load the decoder; `quantise` converts each matrix after reading."""
+        """Load the decoder; `quantise` converts each layer's matrices once read."""
         self.layer_type = partial(FusedLayer, quantise=quantise)
         with ShownWeights(weights) as shown:
             super().__init__(config, shown, dtype, device)

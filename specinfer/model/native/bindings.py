@@ -57,6 +57,14 @@ class CacheKind(IntEnum):
     BYTES_CACHE = 2
 
 
+class RecurrentKind(IntEnum):
+    """Kinds of layers that keep a state instead of attending."""
+
+    DELTA_NET = 0
+    STATE_SPACE = 1
+    SHORT_CONVOLUTION = 2
+
+
 class MatrixSlot(IntEnum):
     """Matrices of a layer; of the model: its head, and fc of an EAGLE model; EXPERTS: see `expert_slot`."""
 
@@ -98,6 +106,12 @@ class VectorSlot(IntEnum):
     EXPERT_GATE_BIAS = 19
     EXPERT_UP_BIAS = 20
     EXPERT_DOWN_BIAS = 21
+    CONVOLUTION = 22
+    DECAY = 23
+    TIME_BIAS = 24
+    GATED_NORM = 25
+    CONVOLUTION_BIAS = 26
+    SKIP = 27
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -112,6 +126,17 @@ class Shape(ctypes.Structure):
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
         *_fields(c_int, "rotary tables activation gated parallel states residual_normed"),
         *_fields(c_float, "eps embedding_scale score_scale residual_scale score_cap logit_cap"),
+        *_fields(
+            c_int, "kv_layers output_gate recurrent_kind key_heads value_heads key_dim value_dim convolved"
+        ),
+    ]
+
+
+class Recurrence(ctypes.Structure):
+    """Tokens and states of recurrent layers in a pass."""
+
+    _fields_ = [
+        *_fields(c_void_p, "own base tail past past_start inside job_start job_row job_from job_to job_past"),
     ]
 
 
@@ -136,6 +161,7 @@ class Pass(ctypes.Structure):
         *_fields(c_int, "threads sparse features"),
         *_fields(c_void_p, "feature_layers features_out"),
         *_fields(c_int, "first_layer end_layer"),
+        ("recurrence", c_void_p),
     ]
 
 
@@ -176,11 +202,12 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_model_free": (None, [c_void_p]),
     "si_set_matrix": (None, [c_void_p, c_int, c_int, c_int, c_void_p]),
     "si_set_vector": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
-    "si_set_layer": (None, [c_void_p, c_int, c_int, c_int]),
+    "si_set_layer": (None, [c_void_p, c_int, c_int, c_int, c_int, c_int]),
     "si_set_experts": (None, [c_void_p, c_int, c_void_p]),
     "si_set_embedding": (None, [c_void_p, c_int, c_void_p]),
     "si_packed": (c_int64, [c_void_p, c_int, c_int, c_void_p]),
     "si_place": (None, [c_void_p, c_int, c_int, c_void_p]),
+    "si_recurrent_sizes": (None, [c_void_p, c_void_p, c_void_p]),
     "si_forward": (None, [c_void_p, c_void_p]),
     "si_grow": (None, [c_void_p, c_void_p]),
     "si_softmax": (None, [c_void_p, c_int, c_float, c_void_p]),
@@ -215,9 +242,9 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
 def _layout() -> Iterator[tuple[str, int]]:
     """Return the interface as C++ lists it: sizes, offsets of all fields, values."""
     yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
-    for values in (Activation, CacheKind, Storage, MatrixSlot, VectorSlot):
+    for values in (Activation, CacheKind, Storage, RecurrentKind, MatrixSlot, VectorSlot):
         yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())
-    for structure in (Shape, ExpertShape, Pass, GrowthJob, Growth):
+    for structure in (Shape, ExpertShape, Recurrence, Pass, GrowthJob, Growth):
         yield f"sizeof {structure.__name__}", ctypes.sizeof(structure)
         for field in structure._fields_:
             yield f"{structure.__name__}.{field[0]}", getattr(structure, field[0]).offset

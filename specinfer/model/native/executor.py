@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Batch
+from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.native.bindings import BLOCK, MatrixSlot, Pass, Storage
 from specinfer.model.native.model import NativeModel
+from specinfer.model.native.recurrent import NativeStates, TokenState
 from specinfer.model.native.stream import StreamedMatrices
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.torch.parts import Weights
@@ -80,6 +82,12 @@ class NativeExecutor:
         self._embedding = self._pack(weights)
         self._memory = self._model.memory(num_blocks)
         self._growth = self._model.growth(self._memory)
+        self._recurrent = NativeStates.of(self._model)
+
+    @property
+    def recurrent_states(self) -> RecurrentStates[TokenState] | None:
+        """States of recurrent layers; None: there are no such layers."""
+        return self._recurrent.states if self._recurrent is not None else None
 
     def _pack(self, weights: Weights) -> torch.Tensor:
         """Pack all weights; return the embedding table, which the kernels read in place."""
@@ -114,7 +122,7 @@ class NativeExecutor:
 
     def write_block(self, block: int, data: bytes) -> None:
         """Fill a block with bytes that were read before."""
-        content = np.frombuffer(data, np.uint8).reshape(2, self.config.layers, -1)
+        content = np.frombuffer(data, np.uint8).reshape(2, self.config.kv_layers, -1)
         for to, part in zip(self._memory.block(block), content, strict=True):
             to[:] = part
 
@@ -130,11 +138,19 @@ class NativeExecutor:
         task.features, task.feature_layers = len(layers), layers.ctypes.data
         task.features_out = wanted.states.ctypes.data if wanted else None
         task.end_layer = self.config.layers
+        if self._recurrent is None:
+            self._forward(task)
+        else:
+            with self._recurrent.over(batch) as call:
+                task.recurrence = ctypes.addressof(call)
+                self._forward(task)
+        return logits
+
+    def _forward(self, task: Pass) -> None:
         if self._streamed is not None:
             self._streamed.forward(task)
         else:
             self._library.si_forward(self._address, ctypes.byref(task))
-        return logits
 
     def set_head(self, blocks: Blocks) -> None:
         """Take a head of as many rows as the one before."""
@@ -142,8 +158,8 @@ class NativeExecutor:
         self._library.si_set_matrix(self._address, 0, MatrixSlot.HEAD, Storage[kind], rows.data_ptr())
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return True: all trees can be grown here."""
-        return True
+        """Return whether all layers of the model attend: then all trees can be grown here."""
+        return self._recurrent is None
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor

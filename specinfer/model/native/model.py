@@ -1,12 +1,14 @@
 """A model of the compiled kernels: its supported kinds, its handle, the memory of its cache."""
 
 import ctypes
+from dataclasses import asdict
 
 import numpy as np
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.native.bindings import LANES, Activation, CacheKind, Shape
+from specinfer.model.families.base import RecurrentShape
+from specinfer.model.native.bindings import BLOCK, LANES, Activation, CacheKind, RecurrentKind, Shape
 from specinfer.model.native.build import load_library
 from specinfer.model.native.expansion import CacheMemory, NativeGrowth
 from specinfer.model.native.weights import WeightPacker
@@ -33,7 +35,24 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
         raise IncompatibleError(
             f"native kernels: head_dim = {config.head_dim}: must be a multiple of {LANES}"
         )
+    shape = config.recurrent_shape
+    if shape is not None and (shape.key_dim % LANES or shape.value_dim % LANES):
+        raise IncompatibleError(
+            f"native kernels: recurrent heads of {shape.key_dim} keys and {shape.value_dim} values: "
+            f"must be multiples of {LANES}"
+        )
+    if shape is not None and not 1 < shape.convolved <= BLOCK:
+        raise IncompatibleError(
+            f"native kernels: a convolution of {shape.convolved} inputs: must be 2 to {BLOCK}"
+        )
     load_library()
+
+
+def _recurrent_fields(shape: RecurrentShape | None) -> dict[str, int]:
+    if shape is None:
+        return {"convolved": 1}
+    found = asdict(shape)
+    return found | {"recurrent_kind": RecurrentKind[found.pop("kind").upper()]}
 
 
 def cache_kind(kv_type: str, dtype: torch.dtype) -> CacheKind:
@@ -84,6 +103,9 @@ class NativeModel:
             residual_scale=config.residual_scale,
             score_cap=config.score_cap,
             logit_cap=config.logit_cap,
+            kv_layers=config.kv_layers,
+            output_gate=config.output_gate,
+            **_recurrent_fields(config.recurrent_shape),
         )
         cos, sin = (
             torch.cat(parts)[:, : config.rotary_dim // 2].contiguous() for parts in zip(*tables, strict=True)
@@ -93,7 +115,10 @@ class NativeModel:
         )
         """Address by which the kernels know the model."""
         for layer in range(config.layers):
-            self.library.si_set_layer(self.address, layer, config.window(layer), config.rotary_of(layer))
+            kind = config.recurrent(layer), config.place(layer)
+            self.library.si_set_layer(
+                self.address, layer, config.window(layer), config.rotary_of(layer), *kind
+            )
 
     def __del__(self) -> None:
         if hasattr(self, "address"):
@@ -106,8 +131,9 @@ class NativeModel:
     def memory(self, num_blocks: int) -> CacheMemory:
         """Return empty keys and values of this many blocks; pages count as memory once they are written."""
         config = self.config
-        size = config.layers * num_blocks * config.kv_heads * self.library.si_block_bytes(self.address)
-        return CacheMemory(np.zeros(size, np.uint8), np.zeros(size, np.uint8), num_blocks, config.layers)
+        layers = config.kv_layers
+        size = layers * num_blocks * config.kv_heads * self.library.si_block_bytes(self.address)
+        return CacheMemory(np.zeros(size, np.uint8), np.zeros(size, np.uint8), num_blocks, layers)
 
     def growth(self, memory: CacheMemory) -> NativeGrowth:
         """Return the growth of trees with this model over a cache."""

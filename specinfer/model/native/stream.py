@@ -1,8 +1,8 @@
-"""Offloading for the compiled kernels: packed matrices in a store.
+"""Offload layers for the compiled kernels.
 
-Two layers are in memory. Matrices are packed once while loading, whatever to (bfloat16, blocks of a GGUF
-file, bytes), so that a pass reads them as they are multiplied. Norms, biases and scales of columns stay in
-memory: they are small.
+The packed matrices of all layers are in a store, those of two layers in memory. They are packed once while
+loading, in any format (bfloat16, blocks of a GGUF file, bytes), so that a pass reads them as they are multiplied.
+Norms, biases and scales of columns stay in memory: they are small.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _OF_A_LAYER = (
 
 
 class StreamedMatrices:
-    """Matrices of a model's layers, filled in order, then read."""
+    """Matrices of a model's layers, filled by layer, then read by passes."""
 
     def __init__(self, library: ctypes.CDLL, model: int, config: ModelConfig, store: LayerStore) -> None:
         self._library, self._model, self._store = library, model, store
@@ -33,7 +33,10 @@ class StreamedMatrices:
         self._stream: LayerStream | None = None
 
     def put_away(self, layer: int) -> None:
-        """Move the next layer's packed matrices from memory to the store."""
+        """Move the next layer's matrices from memory to the store.
+
+        The layer was packed just now.
+        """
         slots = self._slots(layer)
         pieces = [self._packed(layer, which) for which in slots]
         self._sizes.append({which: len(piece) for which, piece in zip(slots, pieces, strict=True)})

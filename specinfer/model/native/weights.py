@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.families.base import RecurrentShape
 from specinfer.model.families.experts import ROUTER, ROUTER_BIAS, SHARED_GATE, SINKS, Experts
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
 from specinfer.model.native.experts import EXPERT_BIASES, expert_matrices, expert_shape
@@ -19,13 +20,16 @@ from specinfer.model.weights.interfaces import BlockWeights
 def matrix_shape(
     which: MatrixSlot, config: ModelConfig, states: int, experts: Experts | None = None
 ) -> tuple[int, int]:
-    """Return (outputs, inputs) of a matrix of the kernels; `experts` are those of its layer."""
+    """Return (outputs, inputs) of a matrix of the kernels.
+
+    Attention is that of a layer that attends; `experts` are those of its layer.
+    """
     hidden, heads = config.hidden_size, config.heads * config.head_dim
     inner = config.intermediate_size if experts is None else experts.shared_size
     read = 2 * hidden if states else hidden  # embeddings beside hidden states
     keys = config.kv_heads * config.head_dim
     return {
-        MatrixSlot.QUERY: (heads, read),
+        MatrixSlot.QUERY: (heads * (1 + config.output_gate), read),
         MatrixSlot.KEY: (keys, read),
         MatrixSlot.VALUE: (keys, read),
         MatrixSlot.OUT: (hidden, heads),
@@ -87,8 +91,11 @@ class WeightPacker:
     def pack_layer(self, layer: int) -> None:
         """Pack one decoder layer."""
         prefix = f"model.layers.{layer}."
-        for which, name in _LAYER_MATRICES:
-            self._matrix(layer, which, f"{prefix}{name}.weight")
+        if self._config.recurrent(layer):
+            self._pack_recurrent(layer, f"{prefix}linear_attn.")
+        else:
+            for which, name in _LAYER_MATRICES:
+                self._matrix(layer, which, f"{prefix}{name}.weight")
         self._mlp(layer, prefix)
         for bias, names in _LAYER_BIASES:
             if f"{prefix}{names[0]}.bias" in self._weights:
@@ -103,7 +110,7 @@ class WeightPacker:
             self._vector(layer, VectorSlot.MLP_NORM, [f"{prefix}post_mlp_layernorm.weight"])
         if self._config.sinks:
             self._vector(layer, VectorSlot.SINKS, [f"{prefix}{SINKS}"], wanted=(self._config.heads,))
-        if self._config.qk_norm:
+        if self._config.qk_norm and not self._config.recurrent(layer):
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
 
@@ -139,6 +146,42 @@ class WeightPacker:
             columns = self._config.hidden_size if part == "down_proj" else experts.intermediate_size
             names = [f"{prefix}mlp.experts.{number}.{part}.bias" for number in range(experts.count)]
             self._vector(layer, slot, names, wanted=(experts.count * columns,))
+
+    def _pack_recurrent(self, layer: int, prefix: str) -> None:
+        """Pack the weights of a recurrent layer; gates of states are few, so they stay numbers."""
+        shape, hidden = self._config.recurrent_shape, self._config.hidden_size
+        assert shape is not None, "a model with recurrent layers has their shape"
+        self._shaped_matrix(layer, MatrixSlot.QUERY, f"{prefix}in_proj_qkv.weight", (shape.channels, hidden))
+        self._shaped_matrix(layer, MatrixSlot.KEY, f"{prefix}in_proj_z.weight", (shape.values, hidden))
+        self._shaped_matrix(layer, MatrixSlot.OUT, f"{prefix}out_proj.weight", (hidden, shape.values))
+        if shape.kind == "short_convolution":
+            self._shaped_matrix(layer, MatrixSlot.VALUE, f"{prefix}in_proj_x.weight", (shape.values, hidden))
+        else:
+            self._pack_gates(layer, prefix, shape)
+        self._check_shapes([f"{prefix}conv1d.weight"], (shape.channels, 1, shape.convolved))
+        self._put(layer, VectorSlot.CONVOLUTION, self._read(f"{prefix}conv1d.weight").float()[:, 0].T)
+        if f"{prefix}conv1d.bias" in self._weights:
+            self._sized(layer, VectorSlot.CONVOLUTION_BIAS, f"{prefix}conv1d.bias", shape.channels)
+
+    def _pack_gates(self, layer: int, prefix: str, shape: RecurrentShape) -> None:
+        heads, space = shape.value_heads, shape.kind == "state_space"
+        names = [f"{prefix}in_proj_{name}.weight" for name in ("a" if space else "ba")]
+        self._check_shapes(names, (len(names) * heads, self._config.hidden_size))
+        rows = torch.cat([self._fetch(name) for name in names])
+        storage = self._number_storage()
+        self._library.si_set_matrix(self._model, layer, MatrixSlot.VALUE, storage, rows.data_ptr())
+        decays = f"{prefix}A_log"
+        self._check_shapes([decays], (heads,))
+        self._put(layer, VectorSlot.DECAY, -self._read(decays).float().exp())
+        self._sized(layer, VectorSlot.TIME_BIAS, f"{prefix}dt_bias", heads)
+        normed = shape.values if space else shape.value_dim
+        self._sized(layer, VectorSlot.GATED_NORM, f"{prefix}norm.weight", normed)
+        if space:
+            self._sized(layer, VectorSlot.SKIP, f"{prefix}D", heads)
+
+    def _sized(self, layer: int, which: VectorSlot, name: str, size: int) -> None:
+        self._check_shapes([name], (size,))
+        self._put(layer, which, self._read(name).float())
 
     def pack_states(self) -> None:
         """Pack the weights by which EAGLE changes the target's hidden states before its layer."""
@@ -184,8 +227,10 @@ class WeightPacker:
         blocks = self._weights.blocks(name, looked_up) if isinstance(self._weights, BlockWeights) else None
         if blocks is not None:
             return Storage[blocks[0]], blocks[1].contiguous()
-        storage = Storage.F32 if self._dtype is torch.float32 else Storage.BF16
-        return storage, self._fetch(name)
+        return self._number_storage(), self._fetch(name)
+
+    def _number_storage(self) -> Storage:
+        return Storage.F32 if self._dtype is torch.float32 else Storage.BF16
 
     def _vector(
         self,
@@ -196,7 +241,10 @@ class WeightPacker:
         wanted: tuple[int, ...] | None = None,
     ) -> None:
         self._check_shapes(names, wanted or vector_shape(which, self._config))
-        vector = torch.cat([self._read(name).float() for name in names]).contiguous() * scale
+        self._put(layer, which, torch.cat([self._read(name).float() for name in names]) * scale)
+
+    def _put(self, layer: int, which: VectorSlot, vector: torch.Tensor) -> None:
+        vector = vector.contiguous()
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 
     def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:

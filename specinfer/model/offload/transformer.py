@@ -1,4 +1,7 @@
-"""The torch decoder with its layers in a store and buffers."""
+"""Run the torch decoder with its layers in a store.
+
+Each layer is called in the buffer to which it was copied.
+"""
 
 from math import prod
 
@@ -14,11 +17,11 @@ from specinfer.model.torch.transformer import LayerCall, Transformer
 from specinfer.model.weights.config import ModelConfig
 
 _ALIGNMENT = 256
-"""Alignment of a layer's tensors in bytes, like a GPU allocator's."""
+"""Alignment of a layer's tensors in bytes, as by a GPU's allocator."""
 
 
 class _Collected(Parts):
-    """Makes a layer in host memory, and collects its tensors' bytes."""
+    """Makes a layer in host memory and keeps its tensors' bytes."""
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__(config, weights, dtype, "cpu")
@@ -30,12 +33,18 @@ class _Collected(Parts):
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer, not packed, as it is never called."""
+        """Make a linear layer of kept tensors.
+
+        It is not packed, since it is never called.
+        """
         return DenseLinear(weight, bias)
 
 
 class _Placed(Parts):
-    """Makes a layer of a buffer's tensors, in the collected order."""
+    """Makes a layer of tensors in a buffer.
+
+    They are in the order in which they were collected.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, memory: torch.Tensor
@@ -50,7 +59,10 @@ class _Placed(Parts):
         return placed
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Make a linear layer in place, as packing would copy it."""
+        """Make a linear layer of kept tensors.
+
+        They stay in place, since packing would copy them.
+        """
         return DenseLinear(weight, bias)
 
 
@@ -67,12 +79,18 @@ class _StreamedLayer:
             return self._in_buffer[buffer](x, angles, self._own(attend))
 
     def _own(self, attend: Attend) -> Attend:
-        """Return this layer's attention, ignoring the buffer's layer number."""
+        """Return attention of this layer.
+
+        The number with which the layer in the buffer was made is ignored.
+        """
         return lambda _, query, key, value: attend(self._index, query, key, value)
 
 
 class StreamedTransformer(Transformer):
-    """The decoder with `BUFFERS` layers on the device at a time."""
+    """The decoder with `BUFFERS` layers on the device at a time.
+
+    Embeddings, norm and head stay there.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str, store: LayerStore

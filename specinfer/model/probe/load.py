@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specinfer.errors import IncompatibleError, SpecInferError
-from specinfer.model.backends import BACKENDS
+from specinfer.model.backends import BACKENDS, refusal
 from specinfer.model.loading import load_model
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.parallel.ranks import Ranks
@@ -69,6 +69,8 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
     try:
         config = from_transformers(*load_transformers_config(directory))
     except IncompatibleError:
+        return None
+    if options.executor == "auto" and refusal(config, DTYPES[options.dtype], options.device):
         return None
     if options.executor in ("auto", "native"):
         refused = BACKENDS["native"].supports(config, DTYPES[options.dtype], options.device)

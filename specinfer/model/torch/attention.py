@@ -94,7 +94,7 @@ def _explicit(
     cap: float,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return attention [1, H, rows, D] with soft-capped scores, or sinks."""
+    """Return attention [1, H, rows, D] with soft-capped scores, or with sinks."""
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = query @ keys.transpose(2, 3) * scale

@@ -1,4 +1,7 @@
-"""A layer's mixture of experts: each computes its rows."""
+"""Compute a layer's mixture of experts.
+
+Every expert computes the rows that chose it.
+"""
 
 from collections.abc import Callable
 
@@ -12,7 +15,7 @@ Mlp = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mixture:
-    """Router and experts of a layer, and its optional shared expert."""
+    """Router and experts of a layer, and its shared expert if any."""
 
     def __init__(self, prefix: str, experts: Experts, parts: Parts, make_mlp: Callable[[str], Mlp]) -> None:
         """Read them; `make_mlp` returns the MLP of a prefix."""

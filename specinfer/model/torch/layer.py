@@ -1,4 +1,7 @@
-"""A decoder layer: attention and MLP, with fused projections."""
+"""Compute one decoder layer: attention and MLP.
+
+Rows of q, k and v are one matrix, and so are those of gate and up.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,9 +16,9 @@ from specinfer.model.torch.rotary import Angles, rotate
 from specinfer.model.weights.config import ModelConfig
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Attention of a layer, with query, key and value.
+"""Function that stores keys and values and returns attention [T, H, D].
 
-Arguments are the layer, [T, H, D] and twice [T, KV heads, D]. It returns [T, H, D], and stores key and value.
+Its arguments are layer, query [T, H, D], key and value [T, KV heads, D].
 """
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -102,7 +105,10 @@ class Layer:
         angles: Angles | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Map hidden states to the next layer's, given attention's `normed` input."""
+        """Map hidden states to the next layer's, given attention's input.
+
+        `normed` is that input, [T, width of the projections].
+        """
         query, key, value = self.project(normed, angles)
         attended = self._out(attend(self._index, query, key, value).flatten(1))
         total = self._sum(x, self._attended_norm(attended))
@@ -115,7 +121,7 @@ class Layer:
         return x + (change if scale == 1 else change * scale)
 
     def operate(self, surgery: Surgery) -> None:
-        """Let ranks divide attention heads and the MLP's inside."""
+        """Divide attention heads and the inside of the MLP among ranks."""
         self._out = surgery.output(self._out)
         assert isinstance(self._mlp, Mlp), "experts are not divided"
         self._mlp.down = surgery.output(self._mlp.down)
@@ -123,7 +129,10 @@ class Layer:
     def project(
         self, x: torch.Tensor, angles: Angles | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return rotated query, key and value heads of inputs [T, width]."""
+        """Return query, key and value of attention's inputs [T, width].
+
+        They are split into heads; query and key are rotated by position.
+        """
         c = self._config
         qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         query, key, value = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], dim=1)

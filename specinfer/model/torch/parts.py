@@ -11,7 +11,7 @@ from specinfer.model.weights.config import ModelConfig
 
 Weights = Mapping[str, torch.Tensor]
 Norm = Callable[[torch.Tensor], torch.Tensor]
-"""A norm over the last dimension; the identity for absent norms."""
+"""Norm over the last dimension; the identity for layers without one."""
 
 
 class RMSNorm:
@@ -46,7 +46,10 @@ class Parts:
         self.loaded_bytes = 0
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a checkpoint's tensor on the device, by default in our type."""
+        """Return a tensor of the checkpoint, on the device.
+
+        Its type is `dtype`, or else the decoder's.
+        """
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
         loaded = self._weights[name].to(device=self._device, dtype=dtype or self._dtype)
@@ -54,7 +57,7 @@ class Parts:
         return loaded
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keep a part's tensor: here, unchanged."""
+        """Return the tensor for a part to use; subclasses may move it."""
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

@@ -59,7 +59,7 @@ class Transformer:
             parts.tensor(f"model.layers.{layer}.{SINKS}", torch.float32) if config.sinks else None
             for layer in range(config.layers)
         ]
-        """[heads] sink scores of every layer; None: there are none."""
+        """Scores [heads] of each layer's attention sinks; None: there are none."""
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = parts.make(table if tied else parts.tensor("lm_head.weight"), None)

@@ -66,10 +66,10 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
     """Return every tensor of a model of our decoder, by its name of Llama's."""
     from transformers import AutoModelForCausalLM
 
-    few, kinds = copy.deepcopy(hf), [config.experts_of(layer) is None for layer in range(config.layers)]
-    few.num_hidden_layers = 1 + max(kinds.index(kind) for kind in kinds)
+    few = copy.deepcopy(hf)
+    few.num_hidden_layers = config.varied_layers
     if getattr(few, "layer_types", None):
-        few.layer_types = few.layer_types[: few.num_hidden_layers]
+        few.layer_types = few.layer_types[: config.varied_layers]
     with torch.device("meta"):
         state = AutoModelForCausalLM.from_config(few).state_dict()
     renamed = in_llama_names(config, state)
@@ -77,13 +77,13 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
         name: ExpectedTensor(original_name(renamed, name), shape_of(renamed, name)) for name in renamed
     }
     found = {name: tensor for name, tensor in expected.items() if not name.startswith(_LAYERS)}
-    for layer, kind in enumerate(kinds):
-        first = kinds.index(kind)
-        old, new = f".{first}.", f".{layer}."
+    for layer in range(config.layers):
+        alike = next(n for n in range(layer + 1) if config.tensors_of(n) == config.tensors_of(layer))
+        old, new = f".{alike}.", f".{layer}."
         found |= {
             name.replace(old, new, 1): tensor._replace(name=tensor.name.replace(old, new, 1))
             for name, tensor in expected.items()
-            if name.startswith(f"{_LAYERS}{first}.")
+            if name.startswith(f"{_LAYERS}{alike}.")
         }
     return found
 

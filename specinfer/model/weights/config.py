@@ -8,6 +8,7 @@ from typing import Any
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.families import family_of
+from specinfer.model.families.base import RecurrentShape
 from specinfer.model.families.experts import Experts
 from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
@@ -17,6 +18,8 @@ ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
 """Activations in the order of the kernels (native/csrc/model.h)."""
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Other names in configurations."""
+_WITH_TEXT_PART = ("qwen3_5",)
+"""Values of `model_type` of models for images and text, of which our decoder runs the text part."""
 _SHAPE = {
     "layers": "num_hidden_layers",
     "intermediate_size": "intermediate_size",
@@ -82,6 +85,12 @@ class ModelConfig:
     """True if every head has a score that takes a part of attention and gives nothing."""
     experts: Experts | None = None
     """Mixture of experts; None: all layers are dense."""
+    recurrent_layers: tuple[bool, ...] = ()
+    """True for layers that do not attend but keep a state; empty: all attend."""
+    recurrent_shape: RecurrentShape | None = None
+    """Shape of recurrent layers."""
+    output_gate: bool = False
+    """True if rows of queries alternate by head with those of gates of what attention returns."""
 
     @property
     def rotary_dim(self) -> int:
@@ -106,11 +115,29 @@ class ModelConfig:
         experts = self.experts
         return None if experts is None or layer in experts.dense_layers else experts
 
+    def recurrent(self, layer: int) -> bool:
+        """Return whether a layer keeps a state instead of attending."""
+        return bool(self.recurrent_layers) and self.recurrent_layers[layer]
+
+    @property
+    def kv_layers(self) -> int:
+        """Number of layers that attend."""
+        return self.layers - sum(self.recurrent_layers)
+
+    def place(self, layer: int) -> int:
+        """Return the number of a layer among those of its kind."""
+        before = sum(self.recurrent_layers[:layer])
+        return before if self.recurrent(layer) else layer - before
+
+    def tensors_of(self, layer: int) -> tuple[bool, bool]:
+        """Return whether a layer is recurrent and whether it is dense: such layers have the same tensors."""
+        return self.recurrent(layer), self.experts_of(layer) is None
+
     @property
     def varied_layers(self) -> int:
         """Number of first layers among which every kind is."""
         kinds = [
-            (self.window(layer), self.rotary_of(layer), self.experts_of(layer) is None)
+            (self.window(layer), self.rotary_of(layer), *self.tensors_of(layer))
             for layer in range(self.layers)
         ]
         return 1 + max(kinds.index(kind) for kind in kinds)
@@ -119,8 +146,13 @@ class ModelConfig:
         """Return the same model cut after `count` layers."""
         if not 0 < count <= self.layers:
             raise SettingError("layers", count, f"the model has {self.layers} layers")
-        windows, rotary = self.windows[:count], self.layer_rotary[:count]
-        return replace(self, layers=count, windows=windows, layer_rotary=rotary)
+        return replace(
+            self,
+            layers=count,
+            windows=self.windows[:count],
+            layer_rotary=self.layer_rotary[:count],
+            recurrent_layers=self.recurrent_layers[:count],
+        )
 
     def like_llama(self, what: str) -> "ModelConfig":
         """Return the model for parts that know layers like Llama's only: served up to its window.
@@ -148,6 +180,8 @@ class ModelConfig:
         yield "rotary positions by layer", bool(self.layer_rotary)
         yield "attention sinks", self.sinks
         yield "a mixture of experts", self.experts is not None
+        yield "recurrent layers", any(self.recurrent_layers)
+        yield "gates of attention", self.output_gate
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -182,6 +216,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     except Exception as error:  # no `model_type` that it knows, values that do not go together: of any type
         what = " ".join(str(error).split())
         raise SettingError("model", str(directory), f"config.json: {what}") from error
+    hf = _text_part(hf)
     generation, path = None, directory / "generation_config.json"
     if path.is_file():
         try:
@@ -194,6 +229,15 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
         generation = generation or GenerationConfig()
         generation.eos_token_id = [*known, end]
     return hf, generation
+
+
+def _text_part(hf: Any) -> Any:
+    if hf.model_type not in _WITH_TEXT_PART:
+        return hf
+    text = hf.get_text_config()
+    if (quantised := getattr(hf, "quantization_config", None)) is not None:
+        text.quantization_config = quantised
+    return text
 
 
 def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:

@@ -95,7 +95,7 @@ def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> 
     if rename is None or isinstance(weights, RenamedWeights):
         return weights
     experts = config.experts.count if config.experts else 0
-    heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim, experts)
+    heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim, experts, config.recurrent_shape)
     sources: dict[str, base.TensorSource] = {}
     for name in weights:
         sources |= rename(heads, name)

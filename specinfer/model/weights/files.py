@@ -169,13 +169,19 @@ class GgufWeights(NamedTensors):
         self._tensors = {tensor.name: (reader, tensor) for reader in readers for tensor in reader.tensors}
         self.metadata = Metadata(read_fields(readers[0]))
         self._first = readers[0]
-        self._layout = gguf_layout(self.metadata.architecture)
+        self._layout = layout = gguf_layout(self.metadata.architecture)
         self._heads = one_count(self.metadata, "attention.head_count")
         self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
             raise IncompatibleError(f"GGUF: block_count = {layers}: there are {len(self._tensors)} tensors")
-        self._names = {hf: name for hf, name in hf_names(self._layout.parts, layers) if name in self._tensors}
+        names = hf_names(layout.parts, self.metadata.layers, layout.tensors, layout.top)
+        self._names = {hf: name for hf, name in names if name in self._tensors}
+        for further in range(
+            self.metadata.layers, layers
+        ):  # they predict further tokens: see `Metadata.layers`
+            for name in [name for name in self._tensors if name.startswith(f"blk.{further}.")]:
+                del self._tensors[name]
         self._check_tensors()
 
     def _check_tensors(self) -> None:
@@ -233,9 +239,15 @@ class GgufWeights(NamedTensors):
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._numbers(name)
 
+    def _undone(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._layout.undo is not None, "asked for by layouts that have it"
+        found = self._layout.undo(self.metadata, name, tensor, 1)
+        assert found is not None, "numbers can be put in any order"
+        return found
+
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Return a part of a tensor; only its rows are read, unless they are stored in another order."""
-        if span.dim or self._row_heads(name):
+        if span.dim or self._row_heads(name) or self._layout.undo is not None:
             return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
         return self._numbers(name, span.start, span.stop)
 
@@ -245,19 +257,30 @@ class GgufWeights(NamedTensors):
         reader, stored = self._tensors[self._names[name]]
         array = gguf.dequantize(reader.bytes_of(stored, start, stop), stored.tensor_type)
         tensor = self._in_order(name, torch.from_numpy(np.asarray(array, np.float32)))
+        if self._layout.undo is not None:
+            return self._undone(name, tensor)
         return tensor - 1 if self._layout.raised and name.endswith("norm.weight") else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
-        return tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
+        shape = tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
+        if self._layout.undo is None:
+            return shape
+        return tuple(self._undone(name, torch.empty(shape, device="meta")).shape)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
         """Return a matrix as stored: (name of its type, bytes [N, bytes of a row]); None for other tensors."""
         reader, stored = self._tensors[self._names[name]]
         if not self.in_blocks(name):
             return None
-        rows = torch.from_numpy(reader.bytes_of(stored)).view(torch.uint8)
-        return stored.tensor_type.name, self._in_order(name, rows)
+        rows = self._in_order(name, torch.from_numpy(reader.bytes_of(stored)).view(torch.uint8))
+        if self._layout.undo is not None:
+            import gguf
+
+            weights, _ = gguf.GGML_QUANT_SIZES[stored.tensor_type]
+            undone = self._layout.undo(self.metadata, name, rows, weights)
+            return None if undone is None else (stored.tensor_type.name, undone)
+        return stored.tensor_type.name, rows
 
     def in_blocks(self, name: str) -> bool:
         """Return whether a matrix has `blocks`."""

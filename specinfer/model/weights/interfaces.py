@@ -6,7 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 Blocks = tuple[str, torch.Tensor]
-"""GGUF type, and rows in bytes, [N, bytes of K weights]."""
+"""GGUF type and rows as bytes [N, bytes of K weights].
+
+The type may be one of numbers, not blocks.
+"""
 
 
 class NamedTensors(Mapping[str, torch.Tensor]):
@@ -29,7 +32,10 @@ class BlockWeights(Protocol):
     """Weights that can return matrices in a format of GGUF."""
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in its format, or its file's, if any."""
+        """Return a matrix in its format; None if it has none.
+
+        With `as_stored`, return it in the format of its file.
+        """
 
 
 @runtime_checkable
@@ -37,4 +43,4 @@ class StackedBlocks(Protocol):
     """Weights with tensors of several matrices in a format of GGUF."""
 
     def stacked(self, name: str, index: int) -> Blocks | None:
-        """Return a matrix of a stacked tensor in its format, if any."""
+        """Return one of a tensor's matrices in its format; None without one."""

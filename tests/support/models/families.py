@@ -29,8 +29,8 @@ _DELTA = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
     "shared_expert_intermediate_size": 24,
 }
 _LATENT = {
@@ -48,6 +48,19 @@ _LATENT = {
 } | _EXPERTS
 _GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 48}
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+_WIDE_MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_expand": 2,
+    "shared_intermediate_size": 48,
+    "position_embedding_type": "rope",
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 1.5,
+}
 _SLIDING = {"sliding_window": 8}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -173,7 +186,11 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", _EXPERTS),
     "granitemoehybrid": (
         "granitemoehybrid",
-        _MAMBA | _EXPERTS | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 24},
+        _WIDE_MAMBA | _EXPERTS | {"layer_types": ["mamba", "attention"] * 2},
+    ),
+    "granitemoehybrid, dense": (
+        "granitemoehybrid",
+        _WIDE_MAMBA | {"num_local_experts": 0, "layer_types": ["mamba", "attention"] * 2},
     ),
     "helium": ("helium", _HEAD),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _HEAD),
@@ -250,6 +267,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe_text": ("qwen3_5_moe_text", _HEAD | _EXPERTS | _DELTA),
     "qwen3_5_text": ("qwen3_5_text", _HEAD | _DELTA),
     "qwen3_next": ("qwen3_next", _HEAD | _EXPERTS | _DELTA),
+    "qwen3_next, dense": ("qwen3_next", _HEAD | _DELTA | {"mlp_only_layers": [0, 1, 2, 3]}),
     "recurrent_gemma": ("recurrent_gemma", {"lru_width": 32, "attention_window_size": 16}),
     "rwkv": ("rwkv", {"attention_hidden_size": 32, "context_length": 512}),
     "seed_oss": ("seed_oss", _HEAD),
@@ -265,12 +283,12 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Name in the table -> (`model_type`, what its configuration has beside `SHAPE`)."""
 
 
-def random_model(name: str, **changes: Any) -> Any:
+def random_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model of this entry whose predictions differ from token to token."""
     family, own = FAMILIES[name]
     wide = _WIDE if family in OURS else {}
     config = transformers.AutoConfig.for_model(family, **(SHAPE | own | wide | changes))
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

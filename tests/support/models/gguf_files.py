@@ -38,8 +38,38 @@ _POST = {
 }
 _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 _GPT_OSS = {"post_attention_layernorm": "post_attention_norm"}
-_OF_ARCHITECTURE = {"gpt-oss": _GPT_OSS, "gemma2": _POST, "gemma3": _POST, "olmo2": _POST, "phi3": _FUSED}
+_LINEAR = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+_SHORT = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    **{f"conv.{name}": f"shortconv.{name}" for name in ("in_proj", "conv", "out_proj")},
+}
+_OF_ARCHITECTURE = {
+    "gpt-oss": _GPT_OSS,
+    "lfm2": _SHORT,
+    "qwen35": _LINEAR,
+    "gemma2": _POST,
+    "gemma3": _POST,
+    "olmo2": _POST,
+    "phi3": _FUSED,
+}
 _ARCHITECTURES = {
+    "qwen3_5_text": "qwen35",
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
     "mistral": "llama",
@@ -49,7 +79,12 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
 }
 _INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe")
-_TOP = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+_TOP = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+}
 
 
 def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -99,9 +134,39 @@ def _each_tensor(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor.flatten() if name.endswith("shared_expert_gate.weight") else tensor
 
 
+def tiled(part: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """A tensor of a gated delta net with llama.cpp's order of value heads."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    if part == "out_proj":
+        return tiled("", tensor.T, config).T
+    if part == "norm":
+        return tensor
+    before = 2 * keys * config.linear_key_head_dim if part in ("in_proj_qkv", "conv1d") else 0
+    grouped = tensor[before:].reshape(keys, values // keys, -1, *tensor.shape[1:])
+    return torch.cat([tensor[:before], grouped.transpose(0, 1).reshape(tensor[before:].shape)])
+
+
 def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that files of one architecture have in addition."""
     match architecture:
+        case "qwen35":
+            return {
+                "full_attention_interval": 1 + config.layer_types.index("full_attention"),
+                "rope.dimension_sections": rope.get("mrope_section", []),
+                "attention.key_length": config.head_dim,
+                "attention.value_length": config.head_dim,
+                "ssm.conv_kernel": config.linear_conv_kernel_dim,
+                "ssm.state_size": config.linear_key_head_dim,
+                "ssm.group_count": config.linear_num_key_heads,
+                "ssm.time_step_rank": config.linear_num_value_heads,
+                "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+            }
+        case "lfm2":
+            heads = config.num_key_value_heads
+            return {
+                "attention.head_count_kv": [heads * (kind != "conv") for kind in config.layer_types],
+                "shortconv.l_cache": config.conv_L_cache,
+            }
         case "gemma2":
             return {
                 "attn_logit_softcapping": config.attn_logit_softcapping,
@@ -132,6 +197,11 @@ def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[st
     return {}
 
 
+def fills_blocks(matrix: Any, kind: "gguf.GGMLQuantizationType") -> bool:
+    """Return whether rows are whole blocks; rows of convolutions are not."""
+    return bool(matrix.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0)
+
+
 @dataclass
 class Gguf:
     """Content of a file."""
@@ -160,7 +230,7 @@ class Gguf:
             "feed_forward_length": config.intermediate_size,
             "attention.head_count": config.num_attention_heads,
             "attention.head_count_kv": config.num_key_value_heads,
-            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+            "attention.layer_norm_rms_epsilon": getattr(config, "norm_eps", None) or config.rms_norm_eps,
             "rope.freq_base": rope["rope_theta"],
             "rope.dimension_count": int(head * rope.get("partial_rotary_factor", 1.0)),
             "vocab_size": config.vocab_size,
@@ -183,9 +253,22 @@ class Gguf:
         for name, tensor in _each_tensor(model):
             stored = tensor.detach().float()
             stem, kind = name.removeprefix("model.").rsplit(".", 1)
+            _, _, linear = name.partition(".linear_attn.")
+            if linear:
+                stored = tiled(linear.removesuffix(".weight"), stored, config)
+                if linear in ("A_log", "dt_bias"):
+                    layer = stem.split(".")[1]
+                    target, stored = {"A_log": ("ssm_a", -stored.exp()), "dt_bias": ("ssm_dt.bias", stored)}[
+                        linear
+                    ]
+                    self.tensors[f"blk.{layer}.{target}"] = np.ascontiguousarray(stored.numpy())
+                    continue
+                stored = stored[:, 0] if linear == "conv1d.weight" else stored
             if stem == "lm_head" and config.tie_word_embeddings:
                 continue
-            if self.architecture.startswith("gemma") and stem.endswith("norm"):
+            stored = stored[:, 0] if stem.endswith("conv.conv") else stored
+            raised = self.architecture.startswith("gemma") or self.architecture == "qwen35"
+            if raised and stem.endswith("norm") and not linear:
                 stored = stored + 1
             target = _TOP.get(stem)
             if target is None:
@@ -233,7 +316,7 @@ class Gguf:
                     writer.add_string(name, str(value))
         for name, array in tensors.items():
             matrix = array.ndim > 1 and "gate_inp" not in name and name.endswith(".weight")
-            if self.kind is not None and matrix:
+            if self.kind is not None and matrix and fills_blocks(array, self.kind):
                 writer.add_tensor(name, gguf.quants.quantize(array, self.kind), raw_dtype=self.kind)
             else:
                 writer.add_tensor(name, array)

@@ -60,18 +60,22 @@ class Oracle:
 
 
 @cache
-def system(family: str) -> tuple[LLM, Oracle]:
+def system(family: str, executor: str) -> tuple[LLM, Oracle]:
     """One `LLM` for all examples: two drafters whose trees are merged."""
     oracle = Oracle()
     changes = {"max_position_embeddings": CONTEXT, "eos_token_id": 0}
     drafters = {name: ScriptedDrafter(oracle.tree) for name in ("first", "second")}
     if family == "llama":
         return tiny_llm(drafters, tiny_transformers(family, **changes), kv_tokens=1024), oracle
-    if family in MIXTURES:
-        mixture = tiny_transformers(family, head_dim=16, **changes)
-        return tiny_llm(drafters, runner_of(mixture, executor="native", kv_tokens=1024)), oracle
-    model = random_model(family, **changes)
-    runner = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", kv_tokens=1024))
+    model = (
+        tiny_transformers(family, head_dim=16, **changes)
+        if family in MIXTURES
+        else random_model(family, **changes)
+    )
+    if executor == "native":
+        runner = runner_of(model, executor=executor, kv_tokens=1024)
+    else:
+        runner = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", kv_tokens=1024))
     return tiny_llm(drafters, runner, kv_tokens=1024), oracle
 
 
@@ -125,14 +129,20 @@ def logprobs(output: CompletionOutput) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3_5_text", pytest.param("qwen2_moe", marks=pytest.mark.native)]
+    ("family", "executor"),
+    [
+        ("llama", "torch"),
+        ("qwen3_5_text", "generic"),
+        pytest.param("qwen3_5_text", "native", marks=pytest.mark.native),
+        pytest.param("qwen2_moe", "native", marks=pytest.mark.native),
+    ],
 )
 @given(requests=REQUESTS, fill=st.booleans())
 @settings(max_examples=effort(8, 60))
 def test_trees_and_chains_give_what_plain_decoding_gives(
-    family: str, requests: list[tuple[list[int], SamplingParams]], fill: bool
+    family: str, executor: str, requests: list[tuple[list[int], SamplingParams]], fill: bool
 ) -> None:
-    llm, oracle = system(family)
+    llm, oracle = system(family, executor)
     prompts = [prompt for prompt, _ in requests]
     params = [within_context(prompt, own, fill) for prompt, own in requests]
     found, chosen = {}, {}
@@ -153,7 +163,7 @@ def test_trees_and_chains_give_what_plain_decoding_gives(
 
 def test_the_matrix_accepts_and_rejects() -> None:
     """Guards the test above: paths of several lengths are accepted, and most drafts hold a wrong token."""
-    llm, oracle = system("llama")
+    llm, oracle = system("llama", "torch")
     plain = llm.generate(
         [[20, 30, 40]], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, speculation="off")
     )

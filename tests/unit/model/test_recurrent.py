@@ -15,6 +15,7 @@ from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from tests.support import tiny_models
 from tests.support.effort import effort
 from tests.support.models.families import random_model
 from tests.support.tiny_models import reference_logits
@@ -23,16 +24,24 @@ FAMILIES = (
     *("qwen3_5_text", "qwen3_next", "lfm2", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h"),
     "olmo_hybrid",
 )
+COMPILED = ("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense")
+"""Families of the compiled kernels."""
+RUNS = [
+    *((family, "generic") for family in FAMILIES),
+    *(pytest.param(family, "native", marks=pytest.mark.native) for family in COMPILED),
+]
 OPTIONS = RunnerOptions(dtype="float32", kv_tokens=512)
 TOKENS = st.integers(3, 96)
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    return {family: random_model(family) for family in FAMILIES}
+    return {family: random_model(family) for family in {*FAMILIES, *COMPILED}}
 
 
-def runner_of(model: Any) -> ModelRunner:
+def runner_of(model: Any, executor: str = "generic") -> ModelRunner:
+    if executor == "native":
+        return tiny_models.runner_of(model, executor=executor, kv_tokens=512)
     return ModelRunner.wrap(copy.deepcopy(model), model.config, OPTIONS)
 
 
@@ -47,13 +56,15 @@ def steps(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "executor"), RUNS)
 @settings(max_examples=effort(3, 20), deadline=None)
 @given(data=st.data())
-def test_trees_equal_plain_passes(family: str, models: dict[str, Any], data: st.DataObject) -> None:
+def test_trees_equal_plain_passes(
+    family: str, executor: str, models: dict[str, Any], data: st.DataObject
+) -> None:
     """Two requests beside each other; after each step one of the tree's paths is kept."""
     model = models[family]
-    runner = runner_of(model)
+    runner = runner_of(model, executor)
     plans = [data.draw(steps()), data.draw(steps())]
     sequences = [runner.open() for _ in plans]
     for turn in range(max(map(len, plans))):
@@ -84,11 +95,11 @@ def states_of(runner: ModelRunner) -> RecurrentStates[Any]:
     return states
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "mamba2"])
-def test_a_prompt_that_was_read_is_gone_on_from(family: str, models: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("family", "executor"), RUNS)
+def test_a_prompt_that_was_read_is_gone_on_from(family: str, executor: str, models: dict[str, Any]) -> None:
     """From its last whole block, which needs the state behind it."""
     model = models[family]
-    runner = runner_of(model)
+    runner = runner_of(model, executor)
     prompt = [3 + 7 * place % 90 for place in range(2 * BLOCK_TOKENS + 5)]
     first, again = runner.open(), runner.open()
     runner.forward([Segment(first, prompt, want_last=True)])

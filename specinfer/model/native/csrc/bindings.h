@@ -17,19 +17,27 @@ enum Storage { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q
 // How keys and values are kept: attention/cache_kinds.h.
 enum CacheKind { FLOAT32_CACHE, BFLOAT16_CACHE, BYTES_CACHE };
 
+// Kinds of layers that keep a state instead of attending: recurrent/.
+enum RecurrentKind { DELTA_NET, STATE_SPACE, SHORT_CONVOLUTION };
+
 // Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). Those of the i-th expert are
-// EXPERTS + 3 i on: gate, up, down.
+// EXPERTS + 3 i on: gate, up, down. Of a recurrent layer QUERY makes what is convolved (queries, keys, values), KEY the gates
+// of its output, VALUE those of its states: beta, then alpha, of each head, or steps of time; of a short convolution factors
+// of what is convolved.
 enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC, ROUTER, EXPERTS = 1000 };
 
 // Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
 // A norm that is not set is not there. Q_NORM, K_NORM: of each head, or of all heads of a row together, by their length.
 // ATTENDED_NORM, MLP_NORM: of what attention and MLP add to the hidden states. SINKS: scores [heads] that take a part of
 // attention and give nothing. EXPERT_...: of all experts of a layer, one after another.
+// Of recurrent layers: CONVOLUTION [width, channels], its CONVOLUTION_BIAS, DECAY (negative) and TIME_BIAS [heads], SKIP [heads]
+// of a state space, GATED_NORM [value dimension], of a state space of all heads.
 enum VectorSlot {
   INPUT_NORM, POST_NORM, Q_NORM, K_NORM, FINAL_NORM, POSITIONS, INPUT_NORM_BIAS, POST_NORM_BIAS, FINAL_NORM_BIAS,
   QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS, HIDDEN_NORM, HIDDEN_NORM_BIAS,
   ATTENDED_NORM, MLP_NORM,
-  SINKS, ROUTER_BIAS, EXPERT_GATE_BIAS, EXPERT_UP_BIAS, EXPERT_DOWN_BIAS
+  SINKS, ROUTER_BIAS, EXPERT_GATE_BIAS, EXPERT_UP_BIAS, EXPERT_DOWN_BIAS,
+  CONVOLUTION, DECAY, TIME_BIAS, GATED_NORM, CONVOLUTION_BIAS, SKIP
 };
 
 struct Shape {
@@ -43,6 +51,20 @@ struct Shape {
   float eps;
   float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, what attention and MLP add
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
+  int kv_layers;    // those that attend; the others are recurrent (si_set_layer)
+  int output_gate;  // beside each query head lies a gate of what it attends to
+  // Recurrent layers: their kind, heads of keys and of values, dimensions of those, inputs that a convolution sees.
+  int recurrent_kind, key_heads, value_heads, key_dim, value_dim, convolved;
+};
+
+// Tokens and states of recurrent layers in a pass: see recurrent/past.h. Addresses are of float32 of all recurrent
+// layers; a past token is an address, or -1 - its row in this pass. `past`: those before each row that it needs, of which the
+// last `inside` are of its block.
+struct Recurrence {
+  const int64_t *own, *base, *tail, *past;
+  const int32_t *past_start, *inside;          // CSR over rows; per row
+  const int32_t *job_start, *job_row;          // CSR over sequences; the row before which a block's state is computed
+  const int64_t *job_from, *job_to, *job_past;  // from a state and the BLOCK tokens after it
 };
 
 // The mixture of experts of a layer.
@@ -74,6 +96,7 @@ struct Pass {
   float* features_out;                         // [tokens, features, hidden]
   int first_layer, end_layer;                  // only these layers, the end excluded: with the embeddings before the
                                                // first one of all, and with norm and head behind the last one
+  const Recurrence* recurrence;                // of models with recurrent layers
 };
 
 // One request's tree. Its new context and its block table follow those of the request before.
@@ -137,17 +160,25 @@ inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(VectorSlot::HIDDEN_NORM), VALUE(VectorSlot::HIDDEN_NORM_BIAS), VALUE(VectorSlot::ATTENDED_NORM),
     VALUE(VectorSlot::MLP_NORM), VALUE(VectorSlot::SINKS), VALUE(VectorSlot::ROUTER_BIAS),
     VALUE(VectorSlot::EXPERT_GATE_BIAS), VALUE(VectorSlot::EXPERT_UP_BIAS), VALUE(VectorSlot::EXPERT_DOWN_BIAS),
+    VALUE(VectorSlot::CONVOLUTION), VALUE(VectorSlot::DECAY), VALUE(VectorSlot::TIME_BIAS),
+    VALUE(VectorSlot::GATED_NORM), VALUE(VectorSlot::CONVOLUTION_BIAS), VALUE(VectorSlot::SKIP),
+    VALUE(RecurrentKind::DELTA_NET), VALUE(RecurrentKind::STATE_SPACE), VALUE(RecurrentKind::SHORT_CONVOLUTION),
     SIZE(Shape), AT(Shape, layers), AT(Shape, hidden), AT(Shape, inter), AT(Shape, heads), AT(Shape, kv_heads),
     AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, tables), AT(Shape, activation), AT(Shape, gated),
     AT(Shape, parallel), AT(Shape, states), AT(Shape, residual_normed), AT(Shape, eps),
     AT(Shape, embedding_scale), AT(Shape, score_scale), AT(Shape, residual_scale), AT(Shape, score_cap), AT(Shape, logit_cap),
+    AT(Shape, kv_layers), AT(Shape, output_gate), AT(Shape, recurrent_kind), AT(Shape, key_heads), AT(Shape, value_heads), AT(Shape, key_dim),
+    AT(Shape, value_dim), AT(Shape, convolved),
     SIZE(ExpertShape), AT(ExpertShape, count), AT(ExpertShape, used), AT(ExpertShape, inter), AT(ExpertShape, shared),
     AT(ExpertShape, gated_shared), AT(ExpertShape, renormalised), AT(ExpertShape, limit), AT(ExpertShape, alpha),
+    SIZE(Recurrence), AT(Recurrence, own), AT(Recurrence, base), AT(Recurrence, tail), AT(Recurrence, past),
+    AT(Recurrence, past_start), AT(Recurrence, inside), AT(Recurrence, job_start), AT(Recurrence, job_row),
+    AT(Recurrence, job_from), AT(Recurrence, job_to), AT(Recurrence, job_past),
     SIZE(Pass), AT(Pass, tokens), AT(Pass, sequences), AT(Pass, logits), AT(Pass, token_ids), AT(Pass, positions),
     AT(Pass, write_slots), AT(Pass, visible), AT(Pass, states), AT(Pass, hidden), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
     AT(Pass, block_start), AT(Pass, blocks), AT(Pass, logit_rows), AT(Pass, keys), AT(Pass, values), AT(Pass, cache_blocks),
     AT(Pass, logits_out), AT(Pass, threads), AT(Pass, sparse), AT(Pass, features), AT(Pass, feature_layers),
-    AT(Pass, features_out), AT(Pass, first_layer), AT(Pass, end_layer),
+    AT(Pass, features_out), AT(Pass, first_layer), AT(Pass, end_layer), AT(Pass, recurrence),
     SIZE(GrowthJob), AT(GrowthJob, delta), AT(GrowthJob, held), AT(GrowthJob, shift), AT(GrowthJob, blocks),
     AT(GrowthJob, nodes), AT(GrowthJob, depth), AT(GrowthJob, width), AT(GrowthJob, greedy), AT(GrowthJob, draws),
     AT(GrowthJob, top_k), AT(GrowthJob, last), AT(GrowthJob, temperature), AT(GrowthJob, top_p),

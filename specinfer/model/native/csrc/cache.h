@@ -30,7 +30,7 @@ void move_entries(const Shape& s, void* keys, void* values, int64_t blocks, int 
                   const int32_t* target) {
   const size_t entry = block_bytes<C>(s.dim) / BLOCK, row = 2 * s.kv_heads * entry;
   std::vector<char> all(count * row);
-  for (int layer = 0; layer < s.layers; ++layer) {
+  for (int layer = 0; layer < s.kv_layers; ++layer) {
     const auto each = [&](const int32_t* slots, auto copy) {
       for (int j = 0; j < count; ++j)
         for (int i = 0; i < 2 * s.kv_heads; ++i) {
@@ -48,7 +48,7 @@ template <class C>
 void rotate_keys(const Shape& s, void* keys, int64_t blocks, int count, const int32_t* slots, const float* cos,
                  const float* sin) {
   std::vector<float> x(s.dim);
-  for (int layer = 0; layer < s.layers; ++layer)
+  for (int layer = 0; layer < s.kv_layers; ++layer)
     for (int j = 0; j < count; ++j)
       for (int head = 0; head < s.kv_heads; ++head) {
         char* block = cache_block<C>(s, keys, blocks, layer, slots[j] / BLOCK, head);

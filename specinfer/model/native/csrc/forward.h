@@ -9,6 +9,8 @@
 #include "attention/attention.h"
 #include "mixture.h"
 #include "norms.h"
+#include "recurrent/heads.h"
+#include "recurrent/short_convolution.h"
 
 namespace specinfer {
 
@@ -18,7 +20,8 @@ class Worker {
  public:
   Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
       : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
-        attention_(model, pass, work, thread), mixture_(model, pass, barrier, thread, threads) {}
+        attention_(model, pass, work, thread), mixture_(model, pass, barrier, thread, threads),
+        heads_(model, pass, thread, threads), short_convolution_(model, pass, thread, threads) {}
 
   void run() {
     const int end = p_.end_layer;
@@ -31,10 +34,8 @@ class Worker {
       if (!s_.states) norm(l.input_norm, qkv.inputs());
       else prepare(m_.normed.data(), p_.tokens, l.q.k, qkv.inputs());
       project(l, qkv, first(l.out));
-      norm_rows(l);
-      place(l, layer);
-      attention_.run(layer);
-      barrier_.wait();
+      if (l.recurrent) recur(l);
+      else attend(l, layer);
       const Matrix& inner = l.experts.any() ? l.experts.router : s_.gated ? l.gate : l.up;
       if (s_.parallel) norm(l.post_norm, PLAIN);  // of x as attention saw it
       add_to_x(l.out, m_.attended.data(), l.attended_norm, first(inner));
@@ -73,6 +74,39 @@ class Worker {
   }
 
   void read_embedding(int token, float* to) const { read_row(m_.embedding_storage, m_.embedding, token, s_.hidden, to); }
+
+  void attend(const Layer& l, int layer) {
+    norm_rows(l);
+    place(l, layer);
+    attention_.run(layer);
+    barrier_.wait();
+    if (s_.output_gate) gate_attended(l);
+  }
+
+  void recur(const Layer& l) {
+    const bool is_short = s_.recurrent_kind == SHORT_CONVOLUTION;
+    is_short ? short_convolution_.multiply_inputs(l) : heads_.convolve(l);
+    barrier_.wait();
+    is_short ? short_convolution_.convolve(l) : heads_.run(l);
+    barrier_.wait();
+    if (s_.recurrent_kind != STATE_SPACE) return;
+    heads_.norm_groups(l);
+    barrier_.wait();
+  }
+
+  void gate_attended(const Layer& l) {
+    const Range r = mine(p_.tokens * s_.heads);
+    for (int item = r.begin; item < r.end; ++item) {
+      const int t = item / s_.heads, h = item % s_.heads, d = s_.dim;
+      const float* gate = &m_.qkv[size_t(t) * columns(l) + (2 * h + 1) * d];
+      float* x = &m_.attended[size_t(item) * d];
+      for (int i = 0; i < d; i += LANES) store(x + i, div(load(x + i), add(spread(1.0f), vexp(sub(zeros(), load(gate + i))))));
+    }
+    barrier_.wait();
+  }
+
+  // Numbers of a row of m_.qkv.
+  static int columns(const Layer& l) { return l.q.n + l.k.n + l.v.n; }
 
   void embed() {
     const Range r = mine(p_.tokens);
@@ -140,7 +174,7 @@ class Worker {
   }
 
   void project(const Layer& l, const Shares<3>& qkv, const char* next) {
-    const int columns = (s_.heads + 2 * s_.kv_heads) * s_.dim;
+    const int columns = this->columns(l);
     for (int i = 0, before = 0; i < 3; before += qkv.matrix[i++]->n)
       multiply(*qkv.matrix[i], m_.inputs, m_.normed.data(), p_.tokens, qkv.tiles[i], qkv.first(i + 1, next),
                [&](int row, int col, const float* v, int n) {
@@ -162,7 +196,7 @@ class Worker {
     if (!whole_q && !whole_k) return;
     const Range r = mine(p_.tokens);
     for (int t = r.begin; t < r.end; ++t) {
-      float *q = &m_.qkv[size_t(t) * (queries + 2 * keys)], *k = q + queries;
+      float *q = &m_.qkv[size_t(t) * columns(l)], *k = q + l.q.n;
       if (whole_q) rms_norm(q, l.q_norm.data(), queries, s_.eps, q);
       if (whole_k) rms_norm(k, l.k_norm.data(), keys, s_.eps, k);
     }
@@ -177,7 +211,8 @@ class Worker {
     const Range r = mine(p_.tokens * heads);
     for (int item = r.begin; item < r.end; ++item) {
       const int h = item / p_.tokens, t = item % p_.tokens, pos = p_.positions[t];
-      float* x = &m_.qkv[(size_t(t) * heads + h) * d];
+      const int before = h < s_.heads ? h * (1 + s_.output_gate) : h + s_.output_gate * s_.heads;
+      float* x = &m_.qkv[size_t(t) * columns(l) + before * d];
       const size_t angle = (table + pos) * s_.rotary / 2;
       const float *cos = m_.cos.data() + angle, *sin = m_.sin.data() + angle;
       if (h < s_.heads) {
@@ -187,9 +222,9 @@ class Worker {
       } else if (h < s_.heads + s_.kv_heads) {
         norm_head(x, l.k_norm, d, s_.eps);
         rotate(x, cos, sin, turned);
-        C::put_key(block(p_.keys, layer, p_.write_slots[t], h - s_.heads), p_.write_slots[t] % BLOCK, d, x);
+        C::put_key(block(p_.keys, l.place, p_.write_slots[t], h - s_.heads), p_.write_slots[t] % BLOCK, d, x);
       } else {
-        C::put_value(block(p_.values, layer, p_.write_slots[t], h - s_.heads - s_.kv_heads), p_.write_slots[t] % BLOCK, d, x);
+        C::put_value(block(p_.values, l.place, p_.write_slots[t], h - s_.heads - s_.kv_heads), p_.write_slots[t] % BLOCK, d, x);
       }
     }
     if (thread_ == 0) work_[layer].reset();
@@ -297,6 +332,8 @@ class Worker {
   const int thread_, threads_;
   Attention<C> attention_;
   Mixture mixture_;
+  RecurrentHeads heads_;
+  ShortConvolution short_convolution_;
 };
 
 // Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.

@@ -74,9 +74,9 @@ void si_place(void* model, int layer, int which, const void* at) {
 }
 
 // What a layer has that others have otherwise: see Layer.
-void si_set_layer(void* model, int layer, int window, int table) {
+void si_set_layer(void* model, int layer, int window, int table, int recurrent, int place) {
   Layer& l = static_cast<Model*>(model)->layers[layer];
-  l.window = window, l.table = table;
+  l.window = window, l.table = table, l.recurrent = recurrent, l.place = place;
 }
 
 // To be called before the matrices of the layer's experts are set.
@@ -93,7 +93,8 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
       &l.input_norm.weight, &l.post_norm.weight, &l.q_norm, &l.k_norm, &m.final_norm.weight, &m.positions,
       &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv_bias, &l.out.bias, &l.up.bias, &l.down.bias,
       &m.hidden_norm.weight, &m.hidden_norm.bias, &l.attended_norm.weight, &l.mlp_norm.weight, &l.sinks,
-      &l.experts.router.bias, &l.experts.gate_bias, &l.experts.up_bias, &l.experts.down_bias};
+      &l.experts.router.bias, &l.experts.gate_bias, &l.experts.up_bias, &l.experts.down_bias,
+      &l.convolution, &l.decay, &l.time_bias, &l.gated_norm, &l.convolution_bias, &l.skip};
   targets[which]->assign(data, data + n);
 }
 
@@ -101,6 +102,12 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
 void si_set_embedding(void* model, int storage, const void* table) {
   Model& m = *static_cast<Model*>(model);
   m.embedding = table, m.embedding_storage = Storage(storage);
+}
+
+// Numbers that one recurrent layer keeps of a block and of a token.
+void si_recurrent_sizes(void* model, int32_t* base, int32_t* token) {
+  const RecurrentSizes sizes(static_cast<Model*>(model)->shape);
+  *base = sizes.base, *token = sizes.token;
 }
 
 void si_forward(void* model, const Pass* pass) {

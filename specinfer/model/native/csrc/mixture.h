@@ -1,7 +1,7 @@
 // A layer's mixture of experts: rows that chose an expert are multiplied with its matrices together.
 //
-// A row's result does not depend on other rows: its scores are those of the row alone, and its experts' outputs are
-// added in the order of their numbers, whatever thread computes it.
+// A row's result does not depend on other rows: its scores are those of the row alone, and what its experts
+// compute is added in the order of their numbers, whatever thread computes it.
 #pragma once
 #include <algorithm>
 

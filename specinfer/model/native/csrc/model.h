@@ -20,7 +20,10 @@ struct Norm {
 struct Layer {
   Norm input_norm, post_norm, attended_norm, mlp_norm;
   std::vector<float> q_norm, k_norm, qkv_bias, sinks;
+  std::vector<float> convolution, convolution_bias, decay, time_bias, gated_norm, skip;  // of a recurrent layer
   int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
+  bool recurrent = false;
+  int place = 0;                        // number among the layers that attend, or among the recurrent ones
   Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one
   Experts experts;
   Matrix& matrix(int slot) {
@@ -44,11 +47,25 @@ struct Model {
   std::vector<float> positions;  // [positions, hidden], if they are learnt
   // buffers of the largest pass so far
   std::vector<float> x, qkv, normed, attended, inner, change;  // change: what a part adds to x, if it is normed
+  std::vector<float> mixed, deltas, decays;  // of a recurrent layer: see recurrent/
   std::vector<uint32_t> query;  // as the kind of cache multiplies them
   Routes routes;
   AttentionPlan attention;
   Inputs inputs;                // of the product that is computed now
   int ways = PLAIN;             // in which any matrix reads them
+};
+
+// Numbers of a recurrent layer, in float32.
+struct RecurrentSizes {
+  int keys, values, channels;  // of a row: keys (and queries) and values of all heads, and all three together
+  int state, base;             // of a head's state; of a block: those of all heads, and the last inputs of the convolution
+  int token;                   // of a token: its inputs of the convolution, key, change of the state, decay
+  int gates;                   // columns of VALUE
+  explicit RecurrentSizes(const Shape& s)
+      : keys(s.key_heads * s.key_dim), values(s.value_heads * s.value_dim), channels(2 * keys + values),
+        state(s.key_dim * s.value_dim), base(s.value_heads * state + (s.convolved - 1) * channels),
+        token(channels + (s.recurrent_kind == SHORT_CONVOLUTION ? 0 : keys + values + s.value_heads)),
+        gates(s.recurrent_kind == DELTA_NET ? 2 * s.value_heads : s.recurrent_kind == STATE_SPACE ? s.value_heads : values) {}
 };
 
 // Numbers that a layer's first projections read: EAGLE's an embedding and a hidden state.
@@ -57,7 +74,11 @@ inline int read_width(const Shape& s) { return s.states ? 2 * s.hidden : s.hidde
 // Packs the rows of a matrix; `layer` counts for those of layers alone.
 inline void set_matrix(Model& m, int layer, int which, Storage storage, const void* rows) {
   const Shape& s = m.shape;
-  const int query = s.heads * s.dim, keys = s.kv_heads * s.dim, read = read_width(s);
+  const bool recurrent = which < HEAD && m.layers[layer].recurrent;
+  const RecurrentSizes r(s);
+  const int query = recurrent ? r.values : s.heads * s.dim, read = read_width(s);
+  const int first = recurrent ? r.channels : query * (1 + s.output_gate);
+  const int key = recurrent ? r.values : s.kv_heads * s.dim, value = recurrent ? r.gates : key;
   const auto put = [&](Matrix& to, int n, int k, int vectors) {
     pack(to, m.arena, storage, rows, n, k, vectors);
     m.ways |= to.input;
@@ -67,8 +88,9 @@ inline void set_matrix(Model& m, int layer, int which, Storage storage, const vo
   const ExpertShape& experts = m.layers[layer].experts.shape;
   const int inter = experts.count ? experts.shared : s.inter;
   Matrix& to = m.layers[layer].matrix(which);
-  if (which == QUERY) put(to, query, read, 2);
-  if (which == KEY || which == VALUE) put(to, keys, read, 2);
+  if (which == QUERY) put(to, first, read, 2);
+  if (which == KEY) put(to, key, read, 2);
+  if (which == VALUE) put(to, value, read, 2);
   if (which == OUT) put(to, s.hidden, query, 2);
   if (which == GATE || which == UP) put(to, inter, s.hidden, WIDE);
   if (which == DOWN) put(to, s.hidden, inter, 2);
@@ -100,11 +122,16 @@ template <class C>
 void prepare(Model& m, const Pass& p) {
   const Shape& s = m.shape;
   const size_t tokens = std::max(p.tokens, p.logits);
-  const size_t read = std::max(read_width(s), s.states * s.hidden), query = s.heads * s.dim;
+  const RecurrentSizes r(s);
+  const size_t read = std::max(read_width(s), s.states * s.hidden), query = std::max(s.heads * s.dim, r.values);
+  const size_t attending = (s.heads * (1 + s.output_gate) + 2 * s.kv_heads) * s.dim;
   const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
   grow(m.x, tokens * s.hidden);
   if (!m.layers[0].attended_norm.weight.empty()) grow(m.change, tokens * s.hidden);
-  grow(m.qkv, tokens * (s.heads + 2 * s.kv_heads) * s.dim);
+  grow(m.qkv, tokens * std::max<size_t>(attending, r.channels + r.values + r.gates));
+  grow(m.mixed, tokens * r.channels);
+  grow(m.deltas, tokens * r.values);
+  grow(m.decays, tokens * s.value_heads);
   grow(m.normed, tokens * read);
   grow(m.query, tokens * s.heads * C::query_words(s.dim));
   grow(m.attended, tokens * query);

@@ -19,13 +19,17 @@ ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TENSORS = frozenset({ROPE_FACTORS, ROPE_SHORT, ROPE_LONG})
 
 
-def hf_names(parts: Mapping[str, str], layers: int) -> Iterator[tuple[str, str]]:
+def hf_names(
+    parts: Mapping[str, str], layers: int, tensors: Mapping[str, str], top: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     """Yield (name of `transformers`, name in the file) of all tensors that a model may have.
 
-    `parts` are those of a layer.
+    `parts` are those of a layer, `tensors` others with whole names, `top` those outside the layers.
     """
-    yield from _TOP.items()
+    yield from {**_TOP, **top}.items()
     for layer in range(layers):
+        for name, stored in tensors.items():
+            yield f"model.layers.{layer}.{name}", f"blk.{layer}.{stored}"
         for name, short in parts.items():
             for kind in ("weight", "bias"):
                 yield f"model.layers.{layer}.{name}.{kind}", f"blk.{layer}.{short}.{kind}"
@@ -78,6 +82,12 @@ class Metadata:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise IncompatibleError(f"GGUF: {self.architecture}.{name} = {value!r}: must be a number")
         return float(value)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers, without those that predict further tokens."""
+        further = self.get("nextn_predict_layers", 0)
+        return self.count("block_count") - (self.count("nextn_predict_layers") if further else 0)
 
     def other(self, key: str) -> Any:
         """Return a value of any key; None if there is none."""
@@ -143,7 +153,7 @@ class GgufFile:
             "vocab_size": vocab,
             "hidden_size": meta.count("embedding_length"),
             "intermediate_size": one_count(meta, "feed_forward_length"),
-            "num_hidden_layers": meta.count("block_count"),
+            "num_hidden_layers": meta.layers,
             "num_attention_heads": heads,
             "num_key_value_heads": one_count(meta, "attention.head_count_kv", heads),
             "head_dim": head_dim,
@@ -216,7 +226,7 @@ def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
     value = meta.get(name, default)
     if not isinstance(value, (list, tuple)):
         return meta.count(name, default)
-    values = set(value)
+    values = set(value) - {0}  # layers without attention
     if len(values) != 1:
         raise IncompatibleError(
             f"GGUF: {meta.architecture}.{name} differs from layer to layer: {sorted(values)}"

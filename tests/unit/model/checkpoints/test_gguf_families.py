@@ -29,6 +29,8 @@ FILES: dict[str, dict[str, Any]] = {
     "mistral, sliding window": {},
     "qwen2": {},
     "qwen3": {},
+    "qwen3_5_text": {},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16},
@@ -50,6 +52,8 @@ FILES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_experts_per_tok": 4},
 }
 """Entries of the table of families, with what a file has no key for as readers take it."""
+RECURRENT = ("qwen3_5_text", "lfm2")
+"""Entries that our decoder in torch does not run."""
 
 
 def file_of(name: str, **kind: Any) -> tuple[Any, Gguf]:
@@ -65,8 +69,10 @@ def test_every_layout_has_a_file() -> None:
     assert {file_of(name)[1].architecture for name in FILES} == GGUF.keys()
 
 
-@pytest.mark.parametrize("executor", ["native", "torch"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [(name, executor) for name in FILES for executor in ("native", "torch")[: 1 + (name not in RECURRENT)]],
+)
 def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_path: Path) -> None:
     model, file = file_of(name)
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
@@ -89,7 +95,10 @@ def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "Q8_0") for name in ("phi3", "gemma3_text", "olmo3", "granite", "qwen2_moe")),
+        *(
+            (name, "Q8_0")
+            for name in ("phi3", "gemma3_text", "olmo3", "granite", "qwen2_moe", "qwen3_5_text", "lfm2")
+        ),
         ("gpt_oss", "MXFP4"),
     ],
 )
@@ -103,6 +112,34 @@ def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, kind: str, tmp_p
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
     expected = reference_logits(model, TOKENS)[-1]
     assert float((logits[0] - expected).abs().max() / expected.std()) < 0.3
+
+
+@pytest.mark.parametrize("value_dim", [16, 32])
+def test_columns_of_value_heads_are_put_in_order_by_whole_blocks(value_dim: int, tmp_path: Path) -> None:
+    """Blocks of 32 cannot be cut: where a head has fewer numbers, the matrix is numbers."""
+    model = random_model("qwen3_5_text", linear_value_head_dim=value_dim)
+    file = Gguf.of(model, kind=gguf.GGMLQuantizationType.Q8_0)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    name = "model.layers.0.linear_attn.out_proj.weight"
+    torch.testing.assert_close(weights[name], model.state_dict()[name], rtol=0, atol=0.01)
+    found = weights.blocks(name)
+    assert (found is None) == (value_dim == 16)
+    if found is not None:
+        numbers = gguf.dequantize(found[1].numpy(), gguf.GGMLQuantizationType.Q8_0)
+        assert torch.equal(torch.from_numpy(numbers), weights[name])
+
+
+def test_a_block_that_predicts_further_tokens_is_left_out(tmp_path: Path) -> None:
+    _model, file = file_of("qwen3_5_text")
+    file.values |= {"block_count": 5, "nextn_predict_layers": 1}
+    file.tensors |= {
+        f"blk.4.{name}.weight": file.tensors["blk.1.attn_norm.weight"]
+        for name in ("attn_norm", "nextn.enorm")
+    }
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    hf = weights.config()
+    assert hf.num_hidden_layers == 4
+    check_tensors(hf, from_transformers(hf), in_llama_names(from_transformers(hf), weights))
 
 
 def test_float32_takes_numbers_in_place_of_blocks(tmp_path: Path) -> None:
@@ -137,6 +174,10 @@ def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
         ("phi3", {"rope.scaling.type": "longrope"}, "'longrope' with factors"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, "has 1 entries: must be 4"),
         ("olmo2", {"rope.scaling.attn_factor": 1.2}, "attn_factor = 1.2.*: is not understood"),
+        ("qwen3_5_text", {"rope.dimension_sections": [9, 9]}, r"\[9, 9\]: must make 4 dimensions"),
+        ("lfm2", {"attention.head_count_kv": 2}, "head_count_kv = 2: must be one count for each layer"),
+        ("qwen3_5_text", {"rope.scaling.type": "yarn"}, "scaled positions are not supported"),
+        ("qwen3_5_text", {"ssm.inner_size": 130}, "inner_size = 130: must be a multiple of 4 heads"),
         ("gemma2", {"attention.temperature_scale": 0.5}, "temperature_scale = 0.5: is not understood"),
     ],
 )

@@ -50,7 +50,7 @@ class SegmentAttention {
       if (rows[r].to > rows[r].visible) last = std::max(last, rows[r].extra[rows[r].to - 1 - rows[r].visible] + 1);
     }
     if (start_ == INT_MAX) return;
-    layer_ = layer, kv_ = kv, table_ = p_.blocks + p_.block_start[sequence];
+    layer_ = m_.layers[layer].place, kv_ = kv, table_ = p_.blocks + p_.block_start[sequence];
     const int blocks = (std::max(most, last) + BLOCK - 1) / BLOCK;
     width_ = std::max(blocks * BLOCK - start_, SEGMENT) + 2 * LANES;
     score<RT>(rows, blocks);

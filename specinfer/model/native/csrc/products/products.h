@@ -48,8 +48,8 @@ struct Shares {
   }
 };
 
-// MR rows, `stride` units each, times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, starting
-// from its value or from zero. A function of its own, so that it has all registers for itself.
+// MR rows, `stride` units each, times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, from
+// the sum that is there or from zero. A function of its own, so that it has all registers for itself.
 template <class Kind, int MR, int NV, int V>
 __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on,
                                      Ahead ahead) {
@@ -107,7 +107,7 @@ inline void micro_rows(int rows, const typename Kind::Unit* a, size_t stride, co
   if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, go_on, ahead);
 }
 
-// Maximum steps that two pieces of rows take turns over: 12 kB of a tile, and as much of what is fetched meanwhile.
+// Maximum number of steps in a turn of two pieces of rows: 12 kB of a tile, and as much of what is fetched meanwhile.
 inline constexpr int TURN = 48;
 
 // Steps of a turn, whole spans: turns of equal length, as each fetches for the next as much as it reads itself. With turns of 48

@@ -24,7 +24,7 @@ inline float from_bf16(uint16_t x) {
 }
 
 // A kind has
-//   T, S     how weights and the cache are kept; a lane of 32 bits has S of them
+//   T, S     how weights and the cache are kept; a lane of 32 bits contains S of them
 //   A, Unit  how activations are kept; S of them are a Unit, one step of a dot product
 //   place    where in a line of 16 columns element s of a column lies
 //   PARTS    how many multiply-adds a step takes; `part` is what one of them takes from a vector of weights

@@ -1,0 +1,99 @@
+"""Qwen 3.5 and Qwen 3 Next without experts: three of four layers a gated delta net, gated attention, norms of 1 + w."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.families.base import (
+    Family,
+    Fields,
+    HeadSizes,
+    RecurrentShape,
+    TensorSource,
+    llama_fields,
+    replaced,
+)
+from specinfer.model.families.hybrid.qwen_gguf import LAYOUT
+from specinfer.model.families.positions import FULL, rotary
+
+LINEAR = "linear_attention"
+"""Name of recurrent layers in `layer_types`."""
+_NAMES = {"model.language_model.": "model."}
+_OTHER_PARTS = ("model.visual.", "mtp.")
+"""Parts of checkpoints for images, and for drafts."""
+_OUTPUT_NORM = ".linear_attn.norm."
+
+
+def _fields(hf: Any) -> Fields:
+    if hf.attention_bias:
+        raise IncompatibleError("attention_bias = True: not supported")
+    if unknown := [kind for kind in hf.layer_types if kind not in (FULL, LINEAR)]:
+        raise IncompatibleError(f"layer_types: {unknown[0]!r}: supported are {FULL}, {LINEAR}")
+    inv_freq, scale = rotary(hf, partial=True)
+    own = {
+        "qk_norm": True,
+        "output_gate": True,
+        "recurrent_layers": tuple(kind == LINEAR for kind in hf.layer_types),
+        "recurrent_shape": RecurrentShape(
+            kind="delta_net",
+            key_heads=hf.linear_num_key_heads,
+            value_heads=hf.linear_num_value_heads,
+            key_dim=hf.linear_key_head_dim,
+            value_dim=hf.linear_value_head_dim,
+            convolved=hf.linear_conv_kernel_dim,
+        ),
+    }
+    return llama_fields(hf, {"inv_freq": inv_freq, "rotary_scale": scale}) | own
+
+
+def _next_fields(hf: Any) -> Fields:
+    sparse = [
+        layer
+        for layer in range(hf.num_hidden_layers)
+        if layer not in hf.mlp_only_layers and hf.num_experts and (layer + 1) % hf.decoder_sparse_step == 0
+    ]
+    if sparse:
+        raise IncompatibleError(f"num_experts = {hf.num_experts}: not supported")
+    return _fields(hf)
+
+
+def _raised(weight: torch.Tensor) -> torch.Tensor:
+    return weight.float() + 1
+
+
+def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
+    if name.startswith(_OTHER_PARTS):
+        return {}
+    raised = name.endswith("norm.weight") and _OUTPUT_NORM not in name
+    return {replaced(name, _NAMES): TensorSource(name, _raised if raised else None)}
+
+
+def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
+    """Divide what Qwen 3 Next projects with one matrix, by key heads."""
+    net = heads.recurrent
+    assert net is not None, "its configuration says so"
+    of_key = net.value_heads // net.key_heads
+    convolved = [net.key_dim, net.key_dim, of_key * net.value_dim]
+    fused = {
+        "in_proj_qkvz": ("in_proj_qkv", "in_proj_z", [*convolved, of_key * net.value_dim]),
+        "in_proj_ba": ("in_proj_b", "in_proj_a", [of_key, of_key]),
+    }
+    for old, (first, last, sizes) in fused.items():
+        if f".{old}." in name:
+            return {
+                name.replace(old, new): TensorSource(name, partial(_pick, net.key_heads, sizes, wanted))
+                for new, wanted in ((first, slice(-1)), (last, slice(-1, None)))
+            }
+    return _rename(heads, name)
+
+
+def _pick(heads: int, sizes: list[int], wanted: slice, matrix: torch.Tensor) -> torch.Tensor:
+    """Return some kinds of rows, of which each head has so many, kind by kind."""
+    kinds = torch.split(matrix.reshape(heads, sum(sizes), *matrix.shape[1:]), sizes, 1)[wanted]
+    return torch.cat([kind.flatten(0, 1) for kind in kinds])
+
+
+QWEN_3_5 = Family(model_types=("qwen3_5_text",), fields=_fields, rename=_rename, gguf={"qwen35": LAYOUT})
+QWEN_3_NEXT = Family(model_types=("qwen3_next",), fields=_next_fields, rename=_next_rename)

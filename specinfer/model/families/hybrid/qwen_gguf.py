@@ -1,0 +1,87 @@
+"""GGUF files of Qwen 3.5: what llama.cpp's converter changed, undone.
+
+It stores norms plus one, decays instead of their logarithms, and value heads in another order: those that read the
+first of each group of heads, then the second, and so on, where `transformers` has the groups one after another.
+"""
+
+from typing import Any
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.families.base import GGUF_PARTS, Fields, GgufLayout
+from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
+
+_LINEAR = ".linear_attn."
+_PARTS = GGUF_PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+_TENSORS = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+_BEHIND_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
+"""Tensors whose rows are queries, keys, then values."""
+
+
+def _config(file: GgufFile) -> tuple[Any, Fields]:
+    from transformers import Qwen3_5TextConfig
+
+    meta, turned = file.meta, file.meta.count("rope.dimension_count", file.head_dim)
+    sections = list(meta.get("rope.dimension_sections", ()))
+    if sections and 2 * sum(sections) != turned:
+        raise IncompatibleError(f"GGUF: rope.dimension_sections = {sections}: must make {turned} dimensions")
+    if file.factors or meta.get("rope.scaling.type", "none") != "none":
+        raise IncompatibleError("GGUF: scaled positions are not supported for qwen35")
+    heads, inner = meta.count("ssm.time_step_rank"), meta.count("ssm.inner_size")
+    if inner % heads:
+        raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of {heads} heads")
+    period = meta.count("full_attention_interval", 4)
+    kinds = ("full_attention", "linear_attention")
+    return Qwen3_5TextConfig, {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": meta.number("rope.freq_base"),
+            "partial_rotary_factor": turned / file.head_dim,
+            **({"mrope_section": sections[:3]} if sections else {}),
+        },
+        "layer_types": [kinds[(layer + 1) % period != 0] for layer in range(meta.layers)],
+        "linear_num_key_heads": meta.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": meta.count("ssm.state_size"),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": meta.count("ssm.conv_kernel"),
+    }
+
+
+def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.Tensor | None:
+    _, _, part = name.rpartition(_LINEAR)
+    if _LINEAR not in name:
+        return tensor - 1 if block == 1 and name.endswith("norm.weight") else tensor
+    if part == "norm.weight":
+        return tensor
+    keys, values = meta.count("ssm.group_count"), meta.count("ssm.time_step_rank")
+    if part == "out_proj.weight":
+        # a row's bytes are in the order of its numbers, block by block
+        whole = values == keys or (meta.count("ssm.inner_size") // values) % block == 0
+        return _grouped(tensor.T, keys, values).T.contiguous() if whole else None
+    before = 2 * keys * meta.count("ssm.state_size") if part in _BEHIND_KEYS else 0
+    tensor = torch.cat([tensor[:before], _grouped(tensor[before:], keys, values)])
+    if part == "conv1d.weight":
+        return tensor[:, None]
+    return torch.log(-tensor) if part == "A_log" else tensor
+
+
+def _grouped(rows: torch.Tensor, keys: int, values: int) -> torch.Tensor:
+    """Return rows of value heads with those of each key head together."""
+    if values == keys:
+        return rows
+    tiles = rows.reshape(values // keys, keys, len(rows) // values, *rows.shape[1:])
+    return tiles.transpose(0, 1).reshape(rows.shape)
+
+
+LAYOUT = GgufLayout(_PARTS, _config, tensors=_TENSORS, undo=_undo)

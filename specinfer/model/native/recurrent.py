@@ -1,0 +1,225 @@
+"""Tokens and states that recurrent layers of the compiled kernels keep.
+
+A state is kept at ends of blocks only; between them each token keeps its change of it (`csrc/recurrent/past.h`), a
+thirtieth of a state. `RecurrentStates` decides which tokens are needed; here lies their memory.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.model.batch import AttentionRows, Batch
+from specinfer.model.cache.recurrent_states import RecurrentStates
+from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.model.native.bindings import Recurrence
+from specinfer.model.native.model import NativeModel
+from specinfer.system.machine import available_memory
+
+_MEMORY_PART = 0.5
+"""Part of the memory that is left when a model was loaded for its states."""
+_ALIGNMENT = 64
+Floats = NDArray[np.float32]
+
+
+class Memory:
+    """Numbers of all recurrent layers for one token or one state; its pool takes them back when nobody holds it."""
+
+    def __init__(self, pool: list[Floats], floats: int) -> None:
+        self._pool = pool
+        self._array = pool.pop() if pool else _aligned(floats)
+        self.address: int = self._array.ctypes.data
+
+    def __del__(self) -> None:
+        self._pool.append(self._array)
+
+
+def _aligned(floats: int) -> Floats:
+    array = np.empty(floats + _ALIGNMENT // 4, np.float32)
+    first = -array.ctypes.data % _ALIGNMENT // 4
+    return array[first : first + floats]
+
+
+@dataclass(slots=True)
+class TokenState:
+    """State after a token: that of its block's beginning, and what its block's tokens changed since then."""
+
+    base: Memory | None = None
+    """None: zeros."""
+    tokens: tuple[Memory, ...] = ()
+
+
+class _Path(NamedTuple):
+    """Place in a pass from which a token continues."""
+
+    base: Memory | None
+    inside: tuple[int, ...]
+    """Tokens of its block, as the kernels number them."""
+    recent: tuple[int, ...]
+    """Last tokens, as many as a convolution sees; fewer if `tail` has those before."""
+    tail: Memory | None
+    kept: tuple[Memory, ...]
+    """Memory of the tokens of its block, those that are kept."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Arrays of a call, and the states that it writes."""
+
+    own: list[int] = field(default_factory=list)
+    base: list[int] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
+    past: list[int] = field(default_factory=list)
+    past_count: list[int] = field(default_factory=list)
+    inside: list[int] = field(default_factory=list)
+    job_start: list[int] = field(default_factory=lambda: [0])
+    job_row: list[int] = field(default_factory=list)
+    job_from: list[int] = field(default_factory=list)
+    job_to: list[int] = field(default_factory=list)
+    job_past: list[int] = field(default_factory=list)
+    written: dict[int, TokenState] = field(default_factory=dict)
+    settled: list[tuple[TokenState, Memory]] = field(default_factory=list)
+    """States that were at the end of a block, with their new bases."""
+
+
+class NativeStates:
+    """States of one model's tokens."""
+
+    def __init__(self, base_floats: int, token_floats: int, convolved: int, most_bytes: int) -> None:
+        """Prepare; the numbers are those of all recurrent layers.
+
+        Args:
+            base_floats: of a state.
+            token_floats: of a token.
+            convolved: inputs that a convolution sees.
+            most_bytes: memory that all may take.
+        """
+        self._base_floats, self._token_floats, self._before = base_floats, token_floats, convolved - 1
+        self._bases: list[Floats] = []
+        self._tokens: list[Floats] = []
+        self.states: RecurrentStates[TokenState] = RecurrentStates(nodes_per_state=BLOCK_TOKENS)
+        self.states.limit = most_bytes // (4 * (base_floats + BLOCK_TOKENS * token_floats))
+
+    @classmethod
+    def of(cls, model: NativeModel) -> "NativeStates | None":
+        """Return the states of a model that has just been loaded; None: it has no recurrent layers."""
+        layers, shape = model.config.layers - model.config.kv_layers, model.config.recurrent_shape
+        if not layers or shape is None:
+            return None
+        base, token = ctypes.c_int32(), ctypes.c_int32()
+        model.library.si_recurrent_sizes(model.address, ctypes.addressof(base), ctypes.addressof(token))
+        most = int(_MEMORY_PART * available_memory())
+        return cls(layers * base.value, layers * token.value, shape.convolved, most)
+
+    @contextmanager
+    def over(self, batch: Batch) -> Iterator[Recurrence]:
+        """Yield the call's numbers; after the block, states of the pass are kept."""
+        plan = _Plan()
+        for part in batch.rows:
+            self._plan_part(plan, part)
+            plan.job_start.append(len(plan.job_row))
+        starts = [*accumulate(plan.past_count, initial=0)]
+        places = {
+            "past_start": starts,
+            "inside": plan.inside,
+            "job_start": plan.job_start,
+            "job_row": plan.job_row,
+        }
+        arrays = {name: np.array(numbers, np.int32) for name, numbers in places.items()}
+        for name in ("own", "base", "tail", "past", "job_from", "job_to", "job_past"):
+            arrays[name] = np.array(getattr(plan, name), np.int64)
+        yield Recurrence(**{name: array.ctypes.data for name, array in arrays.items()})
+        for state, base in plan.settled:
+            state.base, state.tokens = base, ()
+        for slot, state in plan.written.items():
+            self.states[slot] = state
+
+    def _plan_part(self, plan: _Plan, part: AttentionRows) -> None:
+        delta = sum(not path for path in part.extra)
+        paths: dict[int, _Path] = {}
+        if delta:
+            self._plan_context(plan, part, delta, paths)
+        for offset in range(delta, part.stop - part.start):
+            places = part.extra[offset]
+            parent = places[-2] if len(places) > 1 else part.visible[offset] - 1
+            before = self._settled(plan, part, paths, parent, part.start + offset)
+            own = self._token()
+            paths[places[-1]] = after = self._add_row(plan, part.start + offset, before, own)
+            plan.written[_slot(part, places[-1])] = TokenState(after.base, after.kept)
+
+    def _plan_context(self, plan: _Plan, part: AttentionRows, delta: int, paths: dict[int, _Path]) -> None:
+        """Add a request's new context. Its states after its last whole block and after its end are kept."""
+        first, last = part.visible[0] - 1, part.visible[delta - 1]
+        cut = max((last - 1) // BLOCK_TOKENS * BLOCK_TOKENS, first)
+        kept_from = last // BLOCK_TOKENS * BLOCK_TOKENS
+        path = self._settled(plan, part, paths, first - 1, part.start)
+        passing: Memory | None = None
+        for position in range(first, last):
+            row = part.start + position - first
+            if len(path.inside) == BLOCK_TOKENS:
+                passing = passing or self._state()
+                path = self._settle(plan, row, path, passing)
+            if position == cut and cut > first:
+                plan.written[_slot(part, cut - 1)] = TokenState(path.base, path.kept)
+            path = self._add_row(plan, row, path, self._token() if position >= kept_from else None)
+        if len(path.inside) == BLOCK_TOKENS:
+            path = self._settle(plan, part.start + delta, path, self._state())
+        paths[last - 1] = path
+        plan.written[_slot(part, last - 1)] = TokenState(path.base, path.kept)
+
+    def _settled(
+        self, plan: _Plan, part: AttentionRows, paths: dict[int, _Path], parent: int, row: int
+    ) -> _Path:
+        """Return the place after a token, with a state of its own if that is the end of a block."""
+        if parent < 0:
+            return _Path(None, (), (), None, ())
+        state = None
+        if parent not in paths:
+            state = self.states[_slot(part, parent)]
+            kept = tuple(token.address for token in state.tokens)
+            recent = kept[len(kept) - min(self._before, len(kept)) :]
+            paths[parent] = _Path(state.base, kept, recent, state.base, state.tokens)
+        path = paths[parent]
+        if len(path.inside) == BLOCK_TOKENS:
+            base = self._state()
+            paths[parent] = path = self._settle(plan, row, path, base)
+            if state is not None:
+                plan.settled.append((state, base))
+        return path
+
+    def _settle(self, plan: _Plan, row: int, path: _Path, to: Memory) -> _Path:
+        """Compute the state at the end of a block before this row."""
+        plan.job_row.append(row)
+        plan.job_from.append(path.base.address if path.base else 0)
+        plan.job_to.append(to.address)
+        plan.job_past.extend(path.inside)
+        return path._replace(base=to, inside=(), kept=())
+
+    def _add_row(self, plan: _Plan, row: int, path: _Path, own: Memory | None) -> _Path:
+        """Add a row to the call; return the place after it."""
+        past = path.inside if len(path.inside) >= len(path.recent) else path.recent
+        plan.past.extend(past)
+        plan.past_count.append(len(past))
+        plan.inside.append(len(path.inside))
+        plan.own.append(own.address if own else 0)
+        plan.base.append(path.base.address if path.base else 0)
+        plan.tail.append(path.tail.address if path.tail else 0)
+        number = -1 - row
+        recent = (*path.recent, number)[-self._before :]
+        kept = (*path.kept, own) if own else ()
+        return _Path(path.base, (*path.inside, number), recent, path.tail, kept)
+
+    def _state(self) -> Memory:
+        return Memory(self._bases, self._base_floats)
+
+    def _token(self) -> Memory:
+        return Memory(self._tokens, self._token_floats)
+
+
+def _slot(part: AttentionRows, position: int) -> int:
+    return part.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
