@@ -61,7 +61,7 @@ sbom: $(STAMP)  ## Bill of materials of what is installed (CycloneDX) -> dist/sp
 	mkdir -p dist
 	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/specinfer.cdx.json $(BIN)/python
 
-bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/peers.md
+bench: $(STAMP)  ## Compare the runtime with its peers -> benchmarks/results/peers.md
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks peers
 

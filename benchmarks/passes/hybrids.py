@@ -1,6 +1,7 @@
-"""`python -m benchmarks.passes.hybrids`: passes of a recurrent model in the compiled kernels and in `transformers`.
+"""Measure passes of a recurrent model: compiled kernels and `transformers`.
 
-The shape is that of Qwen 3.5 0.8B, the weights are random: times are real, texts are not.
+Run it with `python -m benchmarks.passes.hybrids`. The shape is that of Qwen 3.5 0.8B, the weights are random: times
+are real, texts are not.
 """
 
 import time

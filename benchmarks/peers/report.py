@@ -25,7 +25,7 @@ COLUMNS = {  # of single requests
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     lines = [
-        "# The runtime on a CPU, beside its peers",
+        "# The runtime on a CPU, compared with its peers",
         "",
         f"{origin(report['about'])}. SmolLM2-135M-Instruct, bfloat16 unless said, greedy, "
         f"{report['task']['new_tokens']} new tokens, different prompts in a batch; medians of "

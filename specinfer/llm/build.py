@@ -75,7 +75,7 @@ class LLMOptions:
     max_model_len: int = 0
     """Longest context in tokens; 0: the model's."""
     kv_tokens: int | str = CACHE_TOKENS
-    """Context tokens in the KV cache; "auto": all that fit into memory."""
+    """Context tokens in the KV cache; "auto": what fits into free memory."""
     kv_type: str = AUTO_KV
     """Storage of keys and values: auto (the numeric type), bf16 or q8_0."""
     prefix_cache_directory: str = ""
@@ -234,7 +234,7 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
 def _keep_prefixes(
     runner: ModelRunner, directory: Path, tokenizer: Tokenizer, options: LLMOptions
 ) -> Callable[[], None] | None:
-    """Open the directory of prefixes, if wanted; return a function that saves.
+    """Open the directory of prefixes if set; return a function to save.
 
     Raises:
         SettingError: if the executor cannot do it.

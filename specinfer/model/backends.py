@@ -131,7 +131,7 @@ def executors_help() -> str:
 
 
 def refusal(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
-    """Return why no backend that `auto` may take knows a model's layers, or nothing."""
+    """Return why no automatic backend runs a model; empty if one does."""
     reasons = [backend.supports(config, dtype, device) for backend in candidates("auto")]
     return "; ".join(reasons) if all(reasons) else ""
 

@@ -1,4 +1,4 @@
-"""From a model's directory, or its configuration and weights, to an executor that holds it."""
+"""Load a model's directory, or configuration and weights, into an executor."""
 
 import logging
 from dataclasses import replace
@@ -42,7 +42,7 @@ class LoadedModel(NamedTuple):
     window: KVWindow | None = None
     """Window of the cache; None: all context tokens are kept."""
     weights: HeldFormats = NOT_COUNTED
-    """Formats in which the weights are held."""
+    """Formats of the weights in memory."""
     head: TrimmedHead | None = None
     """The head whose rows can be replaced; None: they cannot."""
 
@@ -50,13 +50,13 @@ class LoadedModel(NamedTuple):
 def load_model(
     directory: Path, options: RunnerOptions, ranks: Ranks | None = None, accounted: bool = False
 ) -> LoadedModel:
-    """Load a model directory; of a model that ranks share, this rank's part.
+    """Load a model directory; with `ranks`, this rank's part.
 
     Args:
         accounted: the names and shapes of the tensors were compared with the configuration before.
 
     Raises:
-        SettingError: if an option is bad or the directory holds no model.
+        SettingError: if an option is bad or the directory has no model.
         IncompatibleError: if the chosen executor cannot run the model.
     """
     check_options(options)
@@ -109,7 +109,9 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
 def build_model(
     config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
 ) -> LoadedModel:
-    """Put a model together from its configuration and weights; each of `ranks` does at the same time.
+    """Build a model from its configuration and weights.
+
+    All of `ranks` call this at the same time.
 
     Raises:
         SettingError: if an option names something that does not exist.
@@ -134,7 +136,7 @@ def build_model(
 def _replaceable_head(
     weights: Weights, held: HeldWeights, executor: Executor, options: RunnerOptions
 ) -> TrimmedHead | None:
-    """Return the head if it is trimmed, and held as its GGUF file stores it."""
+    """Return the head if it is trimmed and in its file's format."""
     name = HEAD if HEAD in weights else EMBEDDING
     if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
         return None
@@ -163,7 +165,7 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
 
 
 def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -> RunnerOptions:
-    """Return the options with as many tokens in the cache as fit, if they ask for that."""
+    """Replace `kv_tokens = "auto"` by the number of tokens that fit."""
     if options.kv_tokens != AUTO_TOKENS:
         return options
     if torch.device(options.device).type != "cpu":
@@ -188,7 +190,7 @@ def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
 
 
 def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:
-    """Return the model as far as all chosen parts know its layers.
+    """Return the model in the form that all chosen parts support.
 
     Raises:
         IncompatibleError: naming the part and what it does not know.
@@ -230,7 +232,7 @@ def _executor(
 
 
 def hold(config: ModelConfig, weights: Weights, options: RunnerOptions) -> tuple[Backend, HeldWeights]:
-    """Return the backend that runs a model, and its weights in the format in which that holds them.
+    """Return the backend for a model, and the weights in its format.
 
     Raises:
         SettingError: if no backend runs it so.

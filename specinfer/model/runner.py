@@ -1,4 +1,4 @@
-"""One model and its cache: "append a delta, score a tree" for a batch of requests."""
+"""Run one model with its cache: append deltas, score trees, in batches."""
 
 import logging
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class ModelRunner:
         self.head = head
         """The head whose rows can be replaced; None: they cannot."""
         self.weights = weights
-        """Formats in which the weights are held."""
+        """Formats of the weights in memory."""
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
         states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
@@ -76,7 +76,7 @@ class ModelRunner:
 
     @property
     def memory(self) -> list[RankMemory]:
-        """Bytes held by each rank; empty if the executor does not report them."""
+        """Memory of each rank in bytes; empty if the executor reports none."""
         executor = self._executor
         if isinstance(executor, TorchExecutor):
             return [RankMemory(executor.weight_bytes, executor.cache_bytes)]
@@ -84,7 +84,7 @@ class ModelRunner:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values in this process; 0 if the executor does not report them."""
+        """Bytes of keys and values in this process; 0 if unknown."""
         return int(getattr(self._executor, "cache_bytes", 0))
 
     @property
@@ -94,7 +94,7 @@ class ModelRunner:
 
     @property
     def chooser(self) -> Chooser | None:
-        """Chooser of tokens where logits lie, if they do not lie on the host."""
+        """Chooser of tokens for logits outside the host's memory."""
         return self._executor if isinstance(self._executor, Chooser) else None
 
     def keep_prefixes(self, directory: Path, fingerprint: str, limit_bytes: int) -> PrefixDirectory:
@@ -116,7 +116,7 @@ class ModelRunner:
         return prefixes
 
     def open(self, scope: str = "") -> KVSequence:
-        """Return a new, empty sequence, which shares blocks with those of the same scope."""
+        """Return an empty sequence; sequences of the same scope share blocks."""
         return self.cache.open(scope)
 
     @torch.inference_mode()
@@ -138,9 +138,10 @@ class ModelRunner:
     def forward_with_features(
         self, segments: Sequence[Segment], layers: Sequence[int]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Run one pass; return logits and per segment the hidden states [tokens, len(layers), hidden].
+        """Run one pass; return logits, and hidden states of each segment.
 
-        In bfloat16. A layer l stands for the hidden states after l layers; the layers ascend.
+        These are bfloat16 [tokens, len(layers), hidden]. A layer l stands for the hidden states after
+        l layers; the layers ascend.
 
         Raises:
             SettingError: if the model has no such layer, or its executor returns no hidden states.
@@ -149,7 +150,9 @@ class ModelRunner:
         return self._run(segments, tuple(layers))
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """Keep the hidden states after these numbers of layers in `features` from now on; none: no more.
+        """Keep the hidden states after these layers in `features` from now on.
+
+        No layers: keep no more hidden states.
 
         Raises:
             SettingError: as `forward_with_features`.
@@ -203,9 +206,10 @@ class ModelRunner:
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Read every task's new context and grow its tree; return one per task, in order.
+        """Read every task's context and grow its tree; return the trees.
 
-        No node of the trees stays in the cache. Space for `shape.scored_nodes` must be reserved.
+        The trees are in the order of the tasks. No node of them stays in the cache. Space for
+        `shape.scored_nodes` must be reserved.
         """
         if isinstance(self._executor, Grower) and self._grows(self._executor, tasks, shape):
             trees = self._executor.grow(tasks, shape, token_ids)

@@ -41,6 +41,6 @@ def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: 
     tokens = min(room // bytes_per_token, MOST_REQUESTS * longest)
     if tokens < _LEAST_TOKENS:
         left, needed = max(0, available - weights) / 1e6, _LEAST_TOKENS * bytes_per_token / SHARE / 1e6
-        reason = f"{left:.0f} MB are left beside the weights, {needed:.0f} MB are needed"
+        reason = f"{left:.0f} MB are left after the weights, {needed:.0f} MB are needed"
         raise SettingError("kv_tokens", "auto", reason)
     return tokens

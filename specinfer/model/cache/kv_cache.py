@@ -17,7 +17,7 @@ attention sinks, and its last ones; `slide` drops whole blocks between them. Pos
 cache: because rotary attention sees only differences, it is enough to turn the sinks' keys after the rest
 (`KVStorage.rotate`). That is lossy, so it is off unless asked for, and windowed prefixes are not shared.
 
-Invariant (`check`): a block is free or in use by as many sequences as its count says, and a sequence has
+Invariant (`check`): a block is free, or its count is the number of sequences that use it; a sequence has
 exactly the blocks its tokens need.
 """
 
@@ -34,16 +34,16 @@ from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow, Slots, blocks_for
 
 CACHE_TOKENS = 32768
-"""Default number of context tokens that a cache holds."""
+"""Default number of context tokens in a cache."""
 _STATES_OF_DELTA = 2
-"""States that a pass writes for a context: behind its last whole block, and behind its last token."""
+"""States written per context: after its last whole block and last token."""
 
 
 class KVStorage(Protocol):
     """Memory of keys and values, in the executor's own layout."""
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots; all sources are read before any target is written."""
+        """Copy entries between slots; read all sources before writing any target."""
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turn the keys of slots by `delta` rotary positions."""
@@ -51,7 +51,7 @@ class KVStorage(Protocol):
 
 @runtime_checkable
 class BlockStorage(Protocol):
-    """Memory of keys and values whose blocks can be copied out and in."""
+    """Memory whose blocks can be copied out and in."""
 
     @property
     def block_bytes(self) -> int:
@@ -59,7 +59,10 @@ class BlockStorage(Protocol):
 
     @property
     def block_layout(self) -> str:
-        """Name that changes with everything that decides the meaning of the bytes, apart from the model."""
+        """Name of the format of a block's bytes, apart from the model.
+
+        It changes with everything that decides the meaning of the bytes.
+        """
 
     def read_block(self, block: int) -> bytes:
         """Return the bytes of a block."""
@@ -111,14 +114,14 @@ class PagedKVCache:
         return len(self._free) * BLOCK_TOKENS
 
     def keep_prefixes(self, directory: PrefixDirectory, storage: BlockStorage) -> None:
-        """Keep blocks in a directory when their memory is handed out, and look for them there."""
+        """Save evicted blocks to a directory, and look blocks up there."""
         self._prefixes = directory, storage
 
     def save_prefixes(self) -> None:
-        """Write all full blocks that are not in the directory of prefixes yet.
+        """Write all full blocks that are missing in the directory of prefixes.
 
-        The first blocks of prompts, without which the others are of no use, and those used last are written last:
-        a directory that is too small keeps them.
+        The first blocks of prompts, which all others need, and the blocks used last are written last: a directory
+        that is too small keeps these.
         """
         used = [block for block in reversed(self._hash_of) if block not in self._free]
         for block in (*self._free, *used):
@@ -133,7 +136,10 @@ class PagedKVCache:
             directory.write(key, storage.read_block(block), wait)
 
     def _restore(self, key: bytes) -> int | None:
-        """Return a free block filled from the directory of prefixes; None if there is none, or no such file."""
+        """Fill a free block from the directory of prefixes and return it.
+
+        None: there is no free block, or no such file.
+        """
         if self._prefixes is None or not self._free:
             return None
         directory, storage = self._prefixes
@@ -148,13 +154,13 @@ class PagedKVCache:
         return block
 
     def open(self, scope: str = "") -> KVSequence:
-        """Return a new, empty sequence, which shares blocks with those of the same scope."""
+        """Return an empty sequence; sequences of the same scope share blocks."""
         sequence = KVSequence(scope)
         self._sequences.append(sequence)
         return sequence
 
     def reserve(self, sequence: KVSequence, delta: int, nodes: int = 0) -> None:
-        """Reserve space for context tokens and nodes after everything the sequence holds.
+        """Reserve space for context tokens and nodes at the sequence's end.
 
         Raises:
             ExhaustedError: if there is too little; the sequence is unchanged.
@@ -168,10 +174,10 @@ class PagedKVCache:
             sequence.blocks.append(self._take_free())
 
     def share(self, sequence: KVSequence, tokens: Seq[int]) -> int:
-        """Extend the context by leading blocks of `tokens` that are in the cache already.
+        """Extend the context by leading blocks of `tokens` from the cache.
 
         Returns:
-            How many tokens that was; a multiple of the block size.
+            Number of added tokens, a multiple of the block size.
         """
         start = sequence.length
         if self.window is not None:
@@ -186,7 +192,10 @@ class PagedKVCache:
         return sequence.length - start
 
     def _claim(self, sequence: KVSequence, tokens: Seq[int]) -> list[int]:
-        """Take the filed blocks of further tokens, up to the last one after which a request can go on."""
+        """Claim filed blocks of further tokens, up to the last usable one.
+
+        With recurrent layers, a request can continue only after a block whose last state is stored.
+        """
         found: list[int] = []
         restored: list[bytes] = []
         known = _last_hash(sequence)
@@ -209,12 +218,15 @@ class PagedKVCache:
         return found
 
     def append(self, sequence: KVSequence, tokens: Seq[int]) -> None:
-        """Count context tokens as held; their keys and values were just written."""
+        """Add context tokens; their keys and values were just written."""
         assert sequence.nodes == 0, "context cannot grow behind tentative nodes"
         self._extend(sequence, tokens)
 
     def add_nodes(self, sequence: KVSequence, tokens: Seq[int], parents: Seq[int]) -> None:
-        """Count tree nodes as held; `parents` index tentative nodes, -1 is the last context token."""
+        """Add tree nodes.
+
+        `parents` index tentative nodes; -1 is the last context token.
+        """
         for token, parent in zip(tokens, parents, strict=True):
             if not -1 <= parent < sequence.nodes:
                 raise InvalidInputError("node parent", parent, "must be an earlier tentative node or -1")
@@ -223,7 +235,10 @@ class PagedKVCache:
             sequence.node_tokens.append(token)
 
     def commit(self, sequence: KVSequence, path: Seq[int]) -> None:
-        """Keep the tentative nodes of `path` (root's child first) as context and drop the rest."""
+        """Keep the tentative nodes of `path` as context and drop the rest.
+
+        The path begins with a child of the root.
+        """
         expected = -1
         for node in path:
             if not 0 <= node < sequence.nodes or sequence.node_parents[node] != expected:
@@ -249,10 +264,13 @@ class PagedKVCache:
             self.states.move(source, target)
 
     def slide(self, sequence: KVSequence, ahead: int) -> int:
-        """Drop blocks behind the sinks while more than the window is held; return the tokens dropped.
+        """Drop blocks after the sinks if more than the window is cached.
 
         Args:
             ahead: tokens the next pass may add; rotary positions are wound back in time for them.
+
+        Returns:
+            Number of dropped tokens.
         """
         if self.window is None:
             return 0
@@ -302,7 +320,10 @@ class PagedKVCache:
         return block
 
     def _drop(self, sequence: KVSequence, keep: int) -> None:
-        """Give up the sequence's blocks behind the first `keep`; the last are handed out first."""
+        """Give back the sequence's blocks after the first `keep`.
+
+        The last ones are reused first.
+        """
         for block in reversed(sequence.blocks[keep:]):
             self._give_back(block)
         del sequence.blocks[keep:]
@@ -313,7 +334,10 @@ class PagedKVCache:
             self._free[block] = None
 
     def _extend(self, sequence: KVSequence, tokens: Seq[int], scored: int = 0) -> None:
-        """Add committed tokens, of so many scored nodes; file the blocks that they complete."""
+        """Add committed tokens and file the blocks that they complete.
+
+        `scored` is the number of scored nodes from which they were chosen.
+        """
         if self.states is not None and (tokens or scored):
             first = max(sequence.cached - 1, 0)
             held = sequence.slots(first, sequence.cached + max(len(tokens), scored))
@@ -331,7 +355,10 @@ class PagedKVCache:
             self._file(sequence.chain[-1], block)
 
     def _file(self, key: bytes, block: int) -> None:
-        """File a block under a hash; in place of one without the state after it, if this one has that."""
+        """File a block under a hash of its tokens.
+
+        A filed block without the state after it is replaced by one with that state.
+        """
         filed = self._filed.get(key)
         if block in self._hash_of:
             return
@@ -346,7 +373,7 @@ class PagedKVCache:
         self._filed[key], self._hash_of[block] = block, key
 
     def check(self) -> None:
-        """Assert the invariant of this cache; call it whenever nothing is in flight."""
+        """Assert the cache's invariant; call it when nothing is in flight."""
         owned = Counter(block for sequence in self._sequences for block in sequence.blocks)
         for block in range(self.num_blocks):
             assert self._uses[block] == owned[block], "a block's count is wrong"
@@ -361,14 +388,14 @@ def _last_slot(block: int) -> int:
 
 
 def _last_hash(sequence: KVSequence) -> bytes:
-    """Return the hash of a sequence's last full block; before the first one, its scope."""
+    """Return the hash of the last full block; without one, the scope's."""
     if sequence.chain:
         return sequence.chain[-1]
     return hashlib.blake2b(sequence.scope.encode(), digest_size=16, person=b"scope").digest()
 
 
 def _block_hash(before: bytes, tokens: Seq[int]) -> bytes:
-    """Return a 128-bit hash of a block's tokens, of all blocks before it and of the scope."""
+    """Return a 128-bit hash of a block's tokens, its predecessors and scope."""
     digest = hashlib.blake2b(before, digest_size=16)
     digest.update(np.asarray(tokens, np.int32).tobytes())
     return digest.digest()

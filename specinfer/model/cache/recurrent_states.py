@@ -1,8 +1,9 @@
-"""States of recurrent layers behind tokens, by the cache slot of the token.
+"""Store the states of recurrent layers, by the slot of their token.
 
-As keys and values are, a token's state is a function of its path, so a tree node has one, too. A state is large:
-only those are kept from which a pass may begin: behind the last token of each context, behind tentative nodes, and,
-while there is room, behind the last tokens of blocks, from which other requests go on (`PagedKVCache.share`).
+Like keys and values, a token's state is a function of its path, so a tree node has one, too. A state is large:
+only those are kept from which a pass may begin. These are the states after the last token of each context, after
+tentative nodes, and, while there is room, after the last tokens of blocks, from which other requests continue
+(`PagedKVCache.share`).
 """
 
 from collections import Counter, OrderedDict
@@ -12,25 +13,31 @@ from specinfer.errors import ExhaustedError
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 
 _SNAPSHOTS = 32
-"""Number of states behind blocks that no request needs to go on."""
+"""Maximum number of states after blocks that no current request needs."""
 State = TypeVar("State")
 
 
 class RecurrentStates(Generic[State]):
-    """States of one model. Its executor writes them, `PagedKVCache` says which are needed."""
+    """States of one model.
+
+    Its executor writes them; `PagedKVCache` decides which are needed.
+    """
 
     def __init__(self, nodes_per_state: int = 1) -> None:
-        """Create it empty; the states of so many tentative nodes take about the memory of another one."""
+        """Create an empty store.
+
+        The states of `nodes_per_state` tentative nodes take about the memory of one other state.
+        """
         self._nodes_per_state = nodes_per_state
         self._states: dict[int, State] = {}
         self._users = Counter[int]()
         """Number of contexts that end at a slot."""
         self._snapshots: OrderedDict[int, None] = OrderedDict()
-        """Slots of states that no context needs, the one unused for longest first."""
+        """Slots of states that no context needs, least recently used first."""
         self._claims: dict[KVSequence, int] = {}
         """Number of states that a sequence may write in its next pass."""
         self.limit: int | None = None
-        """Number of states that memory holds; None until their size is known."""
+        """Number of states that fit in memory; None: size not known yet."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -47,7 +54,7 @@ class RecurrentStates(Generic[State]):
 
     @property
     def needed(self) -> int:
-        """Number of states without those that may be dropped, counted by their memory."""
+        """Number of states that must stay, counted by their memory."""
         contexts = sum(slot in self._states for slot in self._users)
         return contexts + self._memory_of(len(self._states) - len(self._snapshots) - contexts)
 
@@ -55,9 +62,11 @@ class RecurrentStates(Generic[State]):
         return -(-nodes // self._nodes_per_state)
 
     def claim(self, sequence: KVSequence, states: int, nodes: int) -> None:
-        """Claim room for the states of a sequence's next pass, and of its new nodes, until its context is extended.
+        """Claim room for the states of a sequence's next pass.
 
-        A sequence that is alone is never refused: it could wait for nobody.
+        The claim includes the states of its new nodes and lasts until its context is extended.
+
+        A sequence that is alone is never refused: no other one could release memory.
 
         Raises:
             ExhaustedError: if there is too little; claims are unchanged.
@@ -86,7 +95,9 @@ class RecurrentStates(Generic[State]):
         last: int | None,
         dropped: Slots = (),
     ) -> None:
-        """Note that a context ends at slot `last` now, not at `before` any more; None: it is empty, or gone.
+        """Move the end of a context from slot `before` to slot `last`.
+
+        None: the context is empty, or released.
 
         Args:
             sequence: whose context it is.
@@ -109,7 +120,7 @@ class RecurrentStates(Generic[State]):
                 self._dismiss(slot)
 
     def _dismiss(self, slot: int) -> None:
-        """Keep a state for others if it is behind a block, else drop it."""
+        """Keep a state if it follows a whole block; else drop it."""
         if slot not in self._states:
             return
         if slot % BLOCK_TOKENS != BLOCK_TOKENS - 1:
@@ -126,13 +137,13 @@ class RecurrentStates(Generic[State]):
             del self._states[slot]
 
     def forget(self, slots: Slots) -> None:
-        """Drop the states of slots that will be written anew."""
+        """Drop the states of slots that will be overwritten."""
         for slot in slots:
             self._snapshots.pop(slot, None)
             self._states.pop(slot, None)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copy entries from slots to slots; all sources are read before any target is written."""
+        """Copy entries between slots; read all sources before writing any target."""
         found = [self._states.get(slot) for slot in source]
         for slot, state in zip(target, found, strict=True):
             if state is None:

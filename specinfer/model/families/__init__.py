@@ -1,4 +1,4 @@
-"""The families that our decoder knows: one file each, and one line here."""
+"""List the families that our decoder knows: one file and line each."""
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import Family, GgufLayout

@@ -1,4 +1,4 @@
-"""Describe a family: all that differs between families of decoders, in one record.
+"""Describe the differences between families of decoders in one record.
 
 A family's file has one `Family`; the registry (`specinfer.model.families`) lists them. Our decoder reads
 tensors under Llama's names, with two more norms (those of GLM-4):
@@ -63,9 +63,12 @@ class TensorSource(NamedTuple):
 
     name: str
     pick: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Takes the wanted part; rows, if it may be a quantised matrix. None: all."""
+    """Returns the wanted part; None: all.
+
+    The part consists of rows, if the tensor may be a quantised matrix.
+    """
     matrix: int | None = None
-    """Number of the matrix in a tensor of several; None: it is one."""
+    """Number of the matrix in a stacked tensor; None: not stacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +78,20 @@ class GgufLayout:
     parts: Mapping[str, str]
     """Parts of a layer: name of `transformers`, name in the file."""
     config: Callable[[GgufFile], tuple[Any, Fields]]
-    """Returns the configuration class of `transformers`, and its fields beyond the common ones."""
+    """Returns the class of the `transformers` configuration, and its additional fields."""
     paired: bool = False
-    """True if rows of queries and keys are stored as interleaved rotary pairs."""
+    """True if rows of queries and keys are interleaved rotary pairs."""
     raised: bool = False
     """True if weights of norms are stored plus one."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """Tensors of a layer with names of their own: name of `transformers`, name in the file."""
+    """Further tensors of a layer: name of `transformers`, name in the file."""
     top: Mapping[str, str] = field(default_factory=dict)
     """The same outside the layers."""
     undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
-    """Returns a tensor as `transformers` has it, given its name there and the numbers of a block.
+    """Returns a tensor as `transformers` stores it.
 
-    Those are 1 for a tensor of numbers; else it has rows of bytes, and None says that they cannot be put in order.
+    Its arguments are the metadata, the name in `transformers`, the stored tensor and the weights in a block. The last
+    is 1 for a tensor of numbers. A quantised tensor has rows of bytes; None means that these cannot be reordered.
     """
 
 
@@ -99,7 +103,7 @@ class Family:
     fields: Callable[[Any], Fields]
     """Translates a configuration of `transformers` into fields of `ModelConfig`."""
     rename: Callable[[HeadSizes, str], dict[str, TensorSource]] | None = None
-    """Returns what a tensor of a checkpoint is for us, by our names; None: the names are ours."""
+    """Maps a checkpoint's tensor to our tensors; None: same names."""
     gguf: Mapping[str, GgufLayout] = field(default_factory=dict)
     """GGUF layouts by architecture."""
 
@@ -118,11 +122,11 @@ POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-"""Norms behind attention and MLP, as `transformers` and GGUF files call them."""
+"""Norms after attention and MLP: name of `transformers`, name in GGUF files."""
 
 
 def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
-    """Return the configuration: grouped-query attention with rotary positions, RMS norm, gated MLP.
+    """Return the fields for grouped-query attention, rotary positions, RMS norm, gated MLP.
 
     `positions` are the fields about rotary frequencies, where they are not those of Llama.
     """

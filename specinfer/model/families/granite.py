@@ -1,4 +1,4 @@
-"""Granite 3: like Llama, with factors on embeddings, attention scores, residuals and logits."""
+"""Granite 3: Llama with factors on embeddings, attention scores, residuals and logits."""
 
 from typing import Any
 

@@ -142,7 +142,7 @@ class HeldWeights(NamedTensors):
 
     def _reason_of_blocks(self, chosen: BlockFormat) -> str:
         if not self._blocks:
-            return f"in {name_of(self._dtype)}, as no matrix can be held in blocks of {chosen.type_name}"
+            return f"in {name_of(self._dtype)}, as no matrix can be stored in blocks of {chosen.type_name}"
         fallbacks = sorted(set(self._blocks.values()) - {chosen.type_name})
         why = "as asked" if self._asked else "as auto is for drafts"
         if not fallbacks:

@@ -1,4 +1,4 @@
-"""Interface to the compiled kernels: structures of calls, numbers of weights, kinds of storage.
+"""Define the interface to the kernels: structures, weight numbers, storage formats.
 
 The other side is `csrc/bindings.h`. `bind` compares both, field by field and value by value, when the library
 is loaded: a difference would make the kernels read wrong memory.
@@ -15,7 +15,7 @@ LANES = 16
 BLOCK = 16
 """Tokens of a cache block."""
 PLACES = 3
-"""Places in the draw order that are distinguished, the last being all others."""
+"""Number of places in the draw order; the last is all others."""
 
 
 class Activation(IntEnum):
@@ -28,7 +28,10 @@ class Activation(IntEnum):
 
 
 class Storage(IntEnum):
-    """Format of a stored matrix, by GGUF's names; BLOCK_FLOAT is the kernels' own for bfloat16."""
+    """Format of a stored matrix, by GGUF's names.
+
+    BLOCK_FLOAT is the kernels' own format for bfloat16.
+    """
 
     F32 = 0
     F16 = 1
@@ -66,7 +69,10 @@ class RecurrentKind(IntEnum):
 
 
 class MatrixSlot(IntEnum):
-    """Matrices of a layer; of the model: its head, and fc of an EAGLE model; EXPERTS: see `expert_slot`."""
+    """Matrices of a layer.
+
+    Those of the model: its HEAD, and FC of an EAGLE model. EXPERTS: see `expert_slot`.
+    """
 
     QUERY = 0
     KEY = 1
@@ -82,7 +88,10 @@ class MatrixSlot(IntEnum):
 
 
 class VectorSlot(IntEnum):
-    """Vectors of a layer; of the model: FINAL_NORM, POSITIONS (learnt), HIDDEN_NORM (of an EAGLE model)."""
+    """Vectors of a layer.
+
+    Those of the model: FINAL_NORM, POSITIONS (learnt), HIDDEN_NORM (of an EAGLE model).
+    """
 
     INPUT_NORM = 0
     POST_NORM = 1
@@ -150,7 +159,7 @@ class ExpertShape(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """One pass; pointers to int32 unless `bindings.h` says otherwise."""
+    """One pass; pointers are to int32 unless `bindings.h` states otherwise."""
 
     _fields_ = [
         *_fields(c_int, "tokens sequences logits"),
@@ -221,7 +230,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 
 def bind(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the library's functions, after a check that both sides mean the same.
+    """Declare the library's functions after checking that both sides agree.
 
     Raises:
         AssertionError: naming what differs. That is a bug of ours: both sides come from one source tree.
@@ -240,7 +249,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _layout() -> Iterator[tuple[str, int]]:
-    """Return the interface as C++ lists it: sizes, offsets of all fields, values."""
+    """Yield sizes, offsets of fields and values, named as in C++."""
     yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
     for values in (Activation, CacheKind, Storage, RecurrentKind, MatrixSlot, VectorSlot):
         yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())

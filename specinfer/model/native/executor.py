@@ -1,4 +1,4 @@
-"""The executor that runs passes in the compiled kernels: float32 and bfloat16 on a CPU.
+"""Run passes in the compiled kernels: float32 and bfloat16 on a CPU.
 
 Must not know requests: it sees flattened passes and cache slots. Its results for a token do not depend on
 what else is in the pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
@@ -35,7 +35,10 @@ Int32 = NDArray[np.int32]
 
 
 def pass_of(batch: Batch) -> tuple[Pass, Int32]:
-    """Return the numbers of a batch as the kernels read them, and the array that holds them."""
+    """Return the kernels' structure of a batch, and its array of numbers.
+
+    The structure points into the array.
+    """
     rows = batch.rows
     extra = [positions for part in rows for positions in part.extra]
     lists: dict[str, Sequence[int]] = {
@@ -73,7 +76,7 @@ class NativeExecutor:
         store: LayerStore | None = None,
         kv_type: str = "auto",
     ) -> None:
-        """Pack the model; `store` holds the layers' matrices, if not in memory."""
+        """Pack the model; `store` keeps the layers' matrices, if not in memory."""
         self.config, self.dtype = config, dtype
         self._model = NativeModel(config, dtype, kv_type)
         self._library, self._address = self._model.library, self._model.address
@@ -90,7 +93,10 @@ class NativeExecutor:
         return self._recurrent.states if self._recurrent is not None else None
 
     def _pack(self, weights: Weights) -> torch.Tensor:
-        """Pack all weights; return the embedding table, which the kernels read in place."""
+        """Pack all weights and return the embedding table.
+
+        The kernels read the table in place.
+        """
         packer = self._model.packer(weights)
         with progress("reading and packing weights") as report:
             for layer in range(self.config.layers):
@@ -112,7 +118,10 @@ class NativeExecutor:
 
     @property
     def block_layout(self) -> str:
-        """Name of the library, which changes with its sources and options, and so with roundings."""
+        """Name of the library and of the cache's format.
+
+        The library's name changes with its sources and options, and so with its rounding.
+        """
         return f"{Path(self._library._name).stem} {self._model.cache.name}"
 
     def read_block(self, block: int) -> bytes:
@@ -127,7 +136,7 @@ class NativeExecutor:
             to[:] = part
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Return the float32 logits [R, V] of one pass; write its keys and values into the cache."""
+        """Run a pass: return float32 logits [R, V], and fill the cache."""
         logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
         wanted = batch.features
         layers = np.array(wanted.layers if wanted else (), np.int32)
@@ -153,12 +162,15 @@ class NativeExecutor:
             self._library.si_forward(self._address, ctypes.byref(task))
 
     def set_head(self, blocks: Blocks) -> None:
-        """Take a head of as many rows as the one before."""
+        """Replace the head by one with the same number of rows."""
         kind, rows = blocks
         self._library.si_set_matrix(self._address, 0, MatrixSlot.HEAD, Storage[kind], rows.data_ptr())
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Return whether all layers of the model attend: then all trees can be grown here."""
+        """Return whether all layers of the model are attention layers.
+
+        Then all trees can be grown here.
+        """
         return self._recurrent is None
 
     def grow(

@@ -1,4 +1,4 @@
-"""A model of the compiled kernels: its supported kinds, its handle, the memory of its cache."""
+"""Check and create models of the compiled kernels, and their cache's memory."""
 
 import ctypes
 from dataclasses import asdict
@@ -75,7 +75,10 @@ class NativeModel:
         states: int = 0,
         residual_normed: bool = False,
     ) -> None:
-        """Create the model; an EAGLE model has `states`, `residual_normed` (`Shape` in `csrc/bindings.h`)."""
+        """Create the model.
+
+        An EAGLE model has `states` and `residual_normed` (`Shape` in `csrc/bindings.h`).
+        """
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self.library = config, dtype, load_library()
         self.cache = cache_kind(kv_type, dtype)
@@ -129,7 +132,10 @@ class NativeModel:
         return WeightPacker(self.library, self.address, self.config, self.dtype, weights, self._states)
 
     def memory(self, num_blocks: int) -> CacheMemory:
-        """Return empty keys and values of this many blocks; pages count as memory once they are written."""
+        """Return empty keys and values of this many blocks.
+
+        Pages count as memory only once they are written.
+        """
         config = self.config
         layers = config.kv_layers
         size = layers * num_blocks * config.kv_heads * self.library.si_block_bytes(self.address)

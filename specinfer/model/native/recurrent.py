@@ -22,13 +22,16 @@ from specinfer.model.native.model import NativeModel
 from specinfer.system.machine import available_memory
 
 _MEMORY_PART = 0.5
-"""Part of the memory that is left when a model was loaded for its states."""
+"""Share of the free memory for states, after loading a model."""
 _ALIGNMENT = 64
 Floats = NDArray[np.float32]
 
 
 class Memory:
-    """Numbers of all recurrent layers for one token or one state; its pool takes them back when nobody holds it."""
+    """Numbers of all recurrent layers for one token or one state.
+
+    The pool gets them back when nothing refers to this object.
+    """
 
     def __init__(self, pool: list[Floats], floats: int) -> None:
         self._pool = pool
@@ -47,7 +50,10 @@ def _aligned(floats: int) -> Floats:
 
 @dataclass(slots=True)
 class TokenState:
-    """State after a token: that of its block's beginning, and what its block's tokens changed since then."""
+    """State after a token.
+
+    `base` is the state at the beginning of its block, `tokens` the changes by its block's tokens since then.
+    """
 
     base: Memory | None = None
     """None: zeros."""
@@ -61,7 +67,7 @@ class _Path(NamedTuple):
     inside: tuple[int, ...]
     """Tokens of its block, as the kernels number them."""
     recent: tuple[int, ...]
-    """Last tokens, as many as a convolution sees; fewer if `tail` has those before."""
+    """Last tokens within the convolution's reach; fewer if `tail` has those before."""
     tail: Memory | None
     kept: tuple[Memory, ...]
     """Memory of the tokens of its block, those that are kept."""
@@ -84,7 +90,7 @@ class _Plan:
     job_past: list[int] = field(default_factory=list)
     written: dict[int, TokenState] = field(default_factory=dict)
     settled: list[tuple[TokenState, Memory]] = field(default_factory=list)
-    """States that were at the end of a block, with their new bases."""
+    """States at the end of a block, with their new bases."""
 
 
 class NativeStates:
@@ -107,7 +113,10 @@ class NativeStates:
 
     @classmethod
     def of(cls, model: NativeModel) -> "NativeStates | None":
-        """Return the states of a model that has just been loaded; None: it has no recurrent layers."""
+        """Return the states of a loaded model; None: no recurrent layers.
+
+        Call it right after loading: their limit is a share of the memory that is free now.
+        """
         layers, shape = model.config.layers - model.config.kv_layers, model.config.recurrent_shape
         if not layers or shape is None:
             return None
@@ -118,7 +127,7 @@ class NativeStates:
 
     @contextmanager
     def over(self, batch: Batch) -> Iterator[Recurrence]:
-        """Yield the call's numbers; after the block, states of the pass are kept."""
+        """Yield the call's numbers; store the pass's states after the block."""
         plan = _Plan()
         for part in batch.rows:
             self._plan_part(plan, part)
@@ -153,7 +162,10 @@ class NativeStates:
             plan.written[_slot(part, places[-1])] = TokenState(after.base, after.kept)
 
     def _plan_context(self, plan: _Plan, part: AttentionRows, delta: int, paths: dict[int, _Path]) -> None:
-        """Add a request's new context. Its states after its last whole block and after its end are kept."""
+        """Add a request's new context.
+
+        Its states after its last whole block and after its end are kept.
+        """
         first, last = part.visible[0] - 1, part.visible[delta - 1]
         cut = max((last - 1) // BLOCK_TOKENS * BLOCK_TOKENS, first)
         kept_from = last // BLOCK_TOKENS * BLOCK_TOKENS
@@ -175,7 +187,10 @@ class NativeStates:
     def _settled(
         self, plan: _Plan, part: AttentionRows, paths: dict[int, _Path], parent: int, row: int
     ) -> _Path:
-        """Return the place after a token, with a state of its own if that is the end of a block."""
+        """Return the place after a token.
+
+        At the end of a block it gets a state of its own.
+        """
         if parent < 0:
             return _Path(None, (), (), None, ())
         state = None

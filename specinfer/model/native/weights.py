@@ -26,7 +26,7 @@ def matrix_shape(
     """
     hidden, heads = config.hidden_size, config.heads * config.head_dim
     inner = config.intermediate_size if experts is None else experts.shared_size
-    read = 2 * hidden if states else hidden  # embeddings beside hidden states
+    read = 2 * hidden if states else hidden  # embeddings next to hidden states
     keys = config.kv_heads * config.head_dim
     return {
         MatrixSlot.QUERY: (heads * (1 + config.output_gate), read),
@@ -42,7 +42,7 @@ def matrix_shape(
 
 
 def vector_shape(which: VectorSlot, config: ModelConfig) -> tuple[int, ...]:
-    """Return the shape of a vector of the kernels, or of the table of positions."""
+    """Return the shape of a vector, or of the table of positions."""
     shapes: dict[VectorSlot, tuple[int, ...]] = {
         VectorSlot.QKV_BIAS: ((config.heads + 2 * config.kv_heads) * config.head_dim,),
         VectorSlot.UP_BIAS: (config.intermediate_size,),
@@ -84,7 +84,7 @@ class WeightPacker:
         weights: Weights,
         states: int = 0,
     ) -> None:
-        """Prepare; `states` is the number of the target's hidden states that an EAGLE model reads."""
+        """Prepare; `states`: number of target hidden states read by an EAGLE model."""
         self._library, self._model, self._states = library, model, states
         self._config, self._dtype, self._weights = config, dtype, weights
 
@@ -148,7 +148,10 @@ class WeightPacker:
             self._vector(layer, slot, names, wanted=(experts.count * columns,))
 
     def _pack_recurrent(self, layer: int, prefix: str) -> None:
-        """Pack the weights of a recurrent layer; gates of states are few, so they stay numbers."""
+        """Pack the weights of a recurrent layer.
+
+        Gates of states are few, so they are not quantised.
+        """
         shape, hidden = self._config.recurrent_shape, self._config.hidden_size
         assert shape is not None, "a model with recurrent layers has their shape"
         self._shaped_matrix(layer, MatrixSlot.QUERY, f"{prefix}in_proj_qkv.weight", (shape.channels, hidden))
@@ -184,12 +187,15 @@ class WeightPacker:
         self._put(layer, which, self._read(name).float())
 
     def pack_states(self) -> None:
-        """Pack the weights by which EAGLE changes the target's hidden states before its layer."""
+        """Pack the weights that EAGLE applies to the target's hidden states."""
         self._matrix(0, MatrixSlot.FC, "fc.weight")
         self._norm(0, VectorSlot.HIDDEN_NORM, VectorSlot.HIDDEN_NORM_BIAS, "hidden_norm")
 
     def pack_ends(self) -> torch.Tensor:
-        """Pack the weights outside the layers; return the embeddings, which the kernels read in place."""
+        """Pack the weights outside the layers; return the embeddings.
+
+        The kernels read the embeddings in place.
+        """
         storage, embedding = self._stored(EMBEDDING, looked_up=True)
         rows, hidden = shape_of(self._weights, EMBEDDING)
         if rows < self._config.vocab_size or hidden != self._config.hidden_size:  # drafts have more rows
@@ -220,7 +226,7 @@ class WeightPacker:
         self._library.si_set_matrix(self._model, layer, which, storage, rows.data_ptr())
 
     def _stored(self, name: str, looked_up: bool = False) -> tuple[Storage, torch.Tensor]:
-        """Return a matrix in its own format, else numbers of the model's type.
+        """Return a matrix in its stored format, else in the model's type.
 
         A table that is looked up is never quantised here.
         """
@@ -248,7 +254,7 @@ class WeightPacker:
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 
     def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:
-        """Check that some weights, one below the other, are what the kernels will read."""
+        """Check the shape of some weights, stacked along their first dimension."""
         shapes = [shape_of(self._weights, name) for name in names if name in self._weights]
         rows = sum(shape[0] for shape in shapes)
         if len(shapes) == len(names) and any((rows, *shape[1:]) != wanted for shape in shapes):

@@ -101,7 +101,7 @@ class StreamedTransformer(Transformer):
     def _make_layers(self, weights: Weights) -> list[LayerCall]:
         config, dtype = self.config, self.dtype
         if config.experts is not None and config.experts.dense_layers:
-            raise IncompatibleError("offload: torch executor: dense layers beside mixtures: not supported")
+            raise IncompatibleError("offload: torch executor: both dense layers and mixtures: not supported")
         for index in range(config.layers):
             parts = _Collected(config, weights, dtype)
             self.layer_type(index, config, parts)

@@ -1,4 +1,4 @@
-"""Loads a model for use, after it was found to compute what `transformers` does with it.
+"""Load a model after checking that it agrees with `transformers`.
 
 A GGUF file is checked before its weights take memory; a large one in a process of its own, during loading: what
 `transformers` needs to build a model stays in a process, 200 MB, and as much again for the layers compared.
@@ -26,7 +26,9 @@ WHAT = "comparing a few layers with transformers"
 
 @contextmanager
 def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
-    """Yield whether the model was found right before or is checked now; if so, the check ends with the block.
+    """Yield whether the model was found right before, or is checked now.
+
+    A check that is running ends with the block.
 
     Raises:
         IncompatibleError: if it is not right.
@@ -54,7 +56,7 @@ def checked_early(directory: Path, options: RunnerOptions) -> Iterator[bool]:
 
 
 def is_checked(directory: Path, options: RunnerOptions) -> bool:
-    """Return whether a model was found right before, as these options run it."""
+    """Return whether a previous check passed, with the executor of these options."""
     return _is_recorded(directory, planned_executor(directory, options))
 
 
@@ -63,7 +65,7 @@ def _is_recorded(directory: Path, executor: str | None) -> bool:
 
 
 def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
-    """Return the name of the executor of ours that will run a model; None if `transformers` will."""
+    """Return the name of our executor for a model; None: `transformers`."""
     if options.executor == "generic":
         return None
     try:

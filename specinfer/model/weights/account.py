@@ -1,6 +1,6 @@
-"""Comparison of a checkpoint's tensors with those that its configuration calls for: names and shapes.
+"""Compare the names and shapes of a checkpoint's tensors with its configuration.
 
-The names and shapes are those of the `transformers` model of that configuration, made without memory. Every
+The expected names and shapes are those of the `transformers` model of the configuration, made without memory. Every
 tensor of the file must be one of them, so that nothing that changes the result is left unread.
 """
 
@@ -22,12 +22,14 @@ from specinfer.model.weights.source import kept_gguf
 HEAD = "lm_head.weight"
 _LAYERS = "model.layers."
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
-"""Tensors that old checkpoints carry and the configuration decides: frequencies, causal masks."""
+"""Tensors in old checkpoints that repeat the configuration: frequencies, causal masks."""
 _SHOWN = 3
 
 
 def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
-    """Check names and shapes of a checkpoint's tensors; none is read but a tied head.
+    """Check names and shapes of a checkpoint's tensors.
+
+    Only a tied head is read.
 
     Args:
         weights: in Llama's names.
@@ -63,7 +65,7 @@ class ExpectedTensor(NamedTuple):
 
 
 def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
-    """Return every tensor of a model of our decoder, by its name of Llama's."""
+    """Return every tensor of our decoder's model, by its Llama name."""
     from transformers import AutoModelForCausalLM
 
     few = copy.deepcopy(hf)
@@ -89,7 +91,9 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
 
 
 def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
-    """Check that a configuration turns positions as its GGUF file says, as far as that says it.
+    """Check that the rotary settings match those in the GGUF file.
+
+    A file without rotary metadata is not checked.
 
     Raises:
         IncompatibleError: if it was made by something that did not read the file's scaling.
@@ -112,7 +116,7 @@ def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
 
 
 def load_whole(directory: Path, family: str, dtype: torch.dtype) -> Any:
-    """Return the `transformers` model of a directory, every tensor of which it has used.
+    """Return the `transformers` model of a directory, built from all its tensors.
 
     Raises:
         IncompatibleError: naming tensors that are missing, of another shape, or of no use.

@@ -19,19 +19,19 @@ ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Other names in configurations."""
 _WITH_TEXT_PART = ("qwen3_5",)
-"""Values of `model_type` of models for images and text, of which our decoder runs the text part."""
+"""`model_type` of models for images and text; only the text part runs."""
 _SHAPE = {
     "layers": "num_hidden_layers",
     "intermediate_size": "intermediate_size",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
 }
-"""Fields in which a model made of parts of another's layers may differ, and their names in `config.json`."""
+"""Fields that parts of a model may change, and their `config.json` names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder; the fields with defaults are what families differ in."""
+    """Shape of a decoder; families differ in the fields with defaults."""
 
     family: str
     vocab_size: int
@@ -48,15 +48,15 @@ class ModelConfig:
     qk_norm: bool
     eos_token_ids: tuple[int, ...]
     inv_freq: tuple[float, ...] = ()
-    """[R/2] rotary frequencies of the first R dimensions of a head; none if positions are learnt."""
+    """[R/2] rotary frequencies of a head's first R dimensions; none: learnt positions."""
     rotary_scale: float = 1.0
     """Factor on cos and sin (YaRN's attention scaling; 1 otherwise)."""
     layer_norm: bool = False
-    """True for norms by mean and variance, with bias; else the root mean square."""
+    """True for norms by mean and variance, with bias; False: RMS."""
     gated: bool = True
-    """True if the MLP is down(act(gate) * up), not down(act(up))."""
+    """True: the MLP is `down(act(gate) * up)`; False: `down(act(up))`."""
     parallel: bool = False
-    """True if attention and MLP read the same hidden states instead of following each other."""
+    """True if attention and MLP read the same hidden states."""
     pre_norm: bool = True
     """True if what attention and MLP read is normed."""
     post_norm: bool = False
@@ -72,29 +72,35 @@ class ModelConfig:
     logit_scale: float = 1.0
     """Factor on logits."""
     score_cap: float = 0.0
-    """Bound c of attention scores s, as c * tanh(s / c); 0: none."""
+    """Bound c of attention scores s: `c * tanh(s / c)`; 0: none."""
     logit_cap: float = 0.0
     """The same for logits."""
     windows: tuple[int, ...] = ()
-    """Number of positions that each layer looks back, 0 for all of them; empty: all layers see all."""
+    """Positions that each layer looks back; 0: all.
+
+    Empty: all layers see all positions.
+    """
     layer_rotary: tuple[int, ...] = ()
-    """Frequencies of each layer: NO_ROTARY, 0 for `inv_freq`, 1 for `local_inv_freq`; empty: all 0."""
+    """Frequencies of each layer; empty: `inv_freq` for all.
+
+    NO_ROTARY: none; 0: `inv_freq`; 1: `local_inv_freq`.
+    """
     local_inv_freq: tuple[float, ...] = ()
     """Other frequencies, without `rotary_scale`."""
     sinks: bool = False
-    """True if every head has a score that takes a part of attention and gives nothing."""
+    """True if every head's softmax has an extra score without a value."""
     experts: Experts | None = None
     """Mixture of experts; None: all layers are dense."""
     recurrent_layers: tuple[bool, ...] = ()
-    """True for layers that do not attend but keep a state; empty: all attend."""
+    """True for recurrent layers; empty: all layers attend."""
     recurrent_shape: RecurrentShape | None = None
     """Shape of recurrent layers."""
     output_gate: bool = False
-    """True if rows of queries alternate by head with those of gates of what attention returns."""
+    """True if query rows alternate by head with rows of output gates."""
 
     @property
     def rotary_dim(self) -> int:
-        """Dimensions of a head that are turned by its position; 0 if positions are learnt."""
+        """Rotary dimensions of a head, its first ones; 0: learnt positions."""
         return 2 * len(self.inv_freq)
 
     @property
@@ -130,7 +136,10 @@ class ModelConfig:
         return before if self.recurrent(layer) else layer - before
 
     def tensors_of(self, layer: int) -> tuple[bool, bool]:
-        """Return whether a layer is recurrent and whether it is dense: such layers have the same tensors."""
+        """Return whether a layer is recurrent, and whether it is dense.
+
+        Layers that agree in both have the same tensors.
+        """
         return self.recurrent(layer), self.experts_of(layer) is None
 
     @property
@@ -155,7 +164,9 @@ class ModelConfig:
         )
 
     def like_llama(self, what: str) -> "ModelConfig":
-        """Return the model for parts that know layers like Llama's only: served up to its window.
+        """Return the model for parts limited to layers like Llama's.
+
+        It is served up to its window.
 
         Args:
             what: name of the part, for the error.
@@ -195,7 +206,7 @@ def load_config(directory: Path) -> ModelConfig:
 
 
 def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
-    """Return the `transformers` configuration of a directory, and its generation configuration if any.
+    """Return a directory's `transformers` configuration and, if any, generation configuration.
 
     Raises:
         SettingError: if there is no `config.json`, or one that `transformers` cannot read.
@@ -268,7 +279,9 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
 
 
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
-    """Return the ids that end a sequence: those of the generation configuration, else of the model's.
+    """Return the ids that end a sequence.
+
+    Those of the generation configuration take precedence over those of the model's.
 
     Numbers that are no token of the model's are left out.
 
@@ -286,7 +299,10 @@ def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
 
 
 def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
-    """Return the fields of `config.json` in which a model made of parts of `original` differs from it."""
+    """Return `config.json` fields of a model that differ from the original's.
+
+    The model is made of parts of `original`.
+    """
     fields = {
         name: getattr(config, own)
         for own, name in _SHAPE.items()
@@ -298,7 +314,7 @@ def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
 
 
 def with_shape(original: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
-    """Return the model that these fields of a `config.json` describe, if it is made of parts of `original`.
+    """Return `original` with these fields of a part's `config.json`.
 
     The fields may be some of those in the file.
     """

@@ -65,7 +65,10 @@ class RenamedWeights(NamedTensors):
         return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix in its stored format, some rows of it if it is a part of one; None for others."""
+        """Return a matrix in its stored format; None for other tensors.
+
+        If it is a part of a stored matrix, these are rows of that.
+        """
         source, pick, index = self._sources[name]
         if index is not None:
             found = self._weights.stacked(source, index) if isinstance(self._weights, StackedBlocks) else None
@@ -85,12 +88,15 @@ def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Ten
 
 
 def original_name(weights: Mapping[str, torch.Tensor], name: str) -> str:
-    """Return the name of a tensor in the checkpoint that some weights in Llama's names come from."""
+    """Return a tensor's name in the checkpoint of renamed weights."""
     return weights.origin(name) if isinstance(weights, RenamedWeights) else name
 
 
 def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Return the weights under the names that our decoder reads; those that are so already as they are."""
+    """Return the weights under the names that our decoder reads.
+
+    Weights that have these names are returned unchanged.
+    """
     rename = family_of(config.family).rename
     if rename is None or isinstance(weights, RenamedWeights):
         return weights

@@ -1,6 +1,7 @@
-"""A model's tensors by their Hugging Face names, from safetensors shards or a GGUF file.
+"""Read a model's tensors from safetensors shards or a GGUF file.
 
-Tensors are read one at a time on request, so that a model never lies twice in memory.
+Names are those of Hugging Face. Tensors are read one at a time on request, so that memory never has two copies of
+a model.
 """
 
 import json
@@ -28,12 +29,12 @@ MATRICES = frozenset(
         *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     }
 )
-"""Types of GGUF matrices that `GgufWeights.blocks` returns as they are stored."""
+"""Types of GGUF matrices that `GgufWeights.blocks` returns without conversion."""
 _WHOLE = "model.safetensors"
 
 
 class TensorSlice(NamedTuple):
-    """A part of a tensor: `start` to `stop` of its first or second dimension."""
+    """Range `start` to `stop` of a tensor's first or second dimension."""
 
     dim: int
     start: int
@@ -62,19 +63,19 @@ class Shaped(Protocol):
 
 
 def shape_of(weights: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
-    """Return the shape of a tensor, without reading it where the weights can do that."""
+    """Return the shape of a tensor, without reading it if possible."""
     return weights.shape(name) if isinstance(weights, Shaped) else tuple(weights[name].shape)
 
 
 def read_part(weights: Mapping[str, torch.Tensor], name: str, span: TensorSlice) -> torch.Tensor:
-    """Return a part of a tensor: read alone where the weights can do that, else cut out of the whole."""
+    """Return a part of a tensor, without reading the rest if possible."""
     if isinstance(weights, Divisible):
         return weights.part(name, span)
     return weights[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
 
 class SafetensorsWeights(NamedTensors):
-    """All tensors of the `*.safetensors` files of a directory, read to a device."""
+    """All tensors of a directory's `*.safetensors` files, read to a device."""
 
     def __init__(self, directory: Path, device: str = "cpu") -> None:
         self._files = self._names = _index(directory)
@@ -99,11 +100,11 @@ class SafetensorsWeights(NamedTensors):
 
 
 def _index(directory: Path) -> dict[str, Path]:
-    """Return the file of every tensor, by the headers of the files that are there.
+    """Return the file of every tensor, according to the files' headers.
 
     Raises:
         SettingError: if there are none.
-        IncompatibleError: if `model.safetensors.index.json` says something else than they.
+        IncompatibleError: if `model.safetensors.index.json` contradicts these.
     """
     index_file = directory / f"{_WHOLE}.index.json"
     files = sorted(directory.glob("*.safetensors"))
@@ -148,9 +149,10 @@ def _opened(path: Path) -> Any:
 
 
 class GgufWeights(NamedTensors):
-    """All tensors of a GGUF file and its further parts, dequantised to float32, under Hugging Face names.
+    """All tensors of a GGUF file and its further parts, in float32.
 
-    Each tensor is read from the file on request: pages of a mapped file would count as memory of the process.
+    They are dequantised and have Hugging Face names. Each is read from the file on request:
+    pages of a mapped file would count as memory of the process.
     """
 
     def __init__(self, path: Path, blocks: bool = True) -> None:
@@ -185,7 +187,7 @@ class GgufWeights(NamedTensors):
         self._check_tensors()
 
     def _check_tensors(self) -> None:
-        """Check that each tensor of the file is used, and can be read."""
+        """Check that each tensor of the file is known and readable."""
         import gguf
 
         if unused := sorted(self._tensors.keys() - self._names.values() - ROPE_TENSORS):
@@ -246,7 +248,10 @@ class GgufWeights(NamedTensors):
         return found
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Return a part of a tensor; only its rows are read, unless they are stored in another order."""
+        """Return a part of a tensor.
+
+        Only its rows are read, unless they are stored in another order.
+        """
         if span.dim or self._row_heads(name) or self._layout.undo is not None:
             return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
         return self._numbers(name, span.start, span.stop)
@@ -269,7 +274,10 @@ class GgufWeights(NamedTensors):
         return tuple(self._undone(name, torch.empty(shape, device="meta")).shape)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:
-        """Return a matrix as stored: (name of its type, bytes [N, bytes of a row]); None for other tensors."""
+        """Return a matrix as stored; None for other tensors.
+
+        A matrix is (name of its type, bytes [N, bytes of a row]).
+        """
         reader, stored = self._tensors[self._names[name]]
         if not self.in_blocks(name):
             return None
@@ -288,7 +296,10 @@ class GgufWeights(NamedTensors):
         return self._blocks and len(stored.shape) == 2 and stored.tensor_type.name in MATRICES
 
     def stacked(self, name: str, index: int) -> Blocks | None:
-        """Return one of the matrices of a tensor, as `blocks` does; only it is read."""
+        """Return one matrix of a stacked tensor, in its stored format.
+
+        Only that matrix is read.
+        """
         reader, stored = self._tensors[self._names[name]]
         if not self._blocks or stored.tensor_type.name not in MATRICES:
             return None
@@ -296,13 +307,16 @@ class GgufWeights(NamedTensors):
         return stored.tensor_type.name, rows[0]
 
     def some_blocks(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return rows of a matrix as stored, [rows, bytes of a row]; only they are read."""
+        """Return rows of a matrix as stored, [rows, bytes of a row].
+
+        Only these rows are read.
+        """
         reader, stored = self._tensors[self._names[name]]
         read = [reader.bytes_of(stored, row, row + 1) for row in rows]
         return torch.from_numpy(np.concatenate(read)).view(torch.uint8)
 
     def _row_heads(self, name: str) -> int:
-        """Return the number of heads by which rows are reordered; 0 if they are not."""
+        """Return the number of heads for reordering rows; 0: not reordered."""
         if self._layout.paired and ".q_proj." in name:
             return self._heads
         return self._kv_heads if self._layout.paired and ".k_proj." in name else 0
@@ -317,7 +331,10 @@ class GgufWeights(NamedTensors):
 
 
 def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo llama.cpp's reordering of rotary pairs: (h, D/2, 2, ...) back to (h, 2, D/2, ...)."""
+    """Undo llama.cpp's reordering of rotary pairs.
+
+    (h, D/2, 2, ...) becomes (h, 2, D/2, ...).
+    """
     rest = tensor.shape[1:]
     pairs = tensor.view(heads, tensor.shape[0] // heads // 2, 2, *rest)
     return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()

@@ -1,4 +1,4 @@
-"""Granite 4 without experts: Granite with state spaces (Mamba 2) in place of most attention layers."""
+"""Granite 4 without experts: mostly Mamba 2 layers, a few attention layers."""
 
 from functools import partial
 from typing import Any
@@ -87,7 +87,10 @@ def _part(sizes: tuple[int, int, int], which: int, rows: torch.Tensor) -> torch.
 
 
 def _queries_first(values: int, rows: torch.Tensor) -> torch.Tensor:
-    """Return C, B, x, our queries, keys and values, of rows in the order x, B, C."""
+    """Reorder rows from x, B, C to C, B, x.
+
+    C, B and x are our queries, keys and values.
+    """
     x, keys = rows[:values], (len(rows) - values) // 2
     return torch.cat([rows[values + keys :], rows[values : values + keys], x])
 

@@ -69,7 +69,7 @@ def _fields(hf: Any) -> Fields:
 
 
 def _intermediate(hf: Any) -> int:
-    """Return the MLP's inner size, which the configuration may state before an adjustment."""
+    """Return the inner size of the MLP, adjusted if the configuration asks."""
     size = int(hf.intermediate_size)
     if not hf.block_auto_adjust_ff_dim:
         return size

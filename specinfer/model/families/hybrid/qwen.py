@@ -1,4 +1,7 @@
-"""Qwen 3.5 and Qwen 3 Next without experts: three of four layers a gated delta net, gated attention, norms of 1 + w."""
+"""Qwen 3.5 and Qwen 3 Next without experts.
+
+Three of four layers are gated delta nets; attention has output gates, and norms multiply by 1 + w.
+"""
 
 from functools import partial
 from typing import Any
@@ -90,7 +93,10 @@ def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
 
 
 def _pick(heads: int, sizes: list[int], wanted: slice, matrix: torch.Tensor) -> torch.Tensor:
-    """Return some kinds of rows, of which each head has so many, kind by kind."""
+    """Return the rows of some kinds, kind by kind.
+
+    Each head has `sizes` rows of the kinds.
+    """
     kinds = torch.split(matrix.reshape(heads, sum(sizes), *matrix.shape[1:]), sizes, 1)[wanted]
     return torch.cat([kind.flatten(0, 1) for kind in kinds])
 

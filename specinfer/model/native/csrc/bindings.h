@@ -46,13 +46,13 @@ struct Shape {
   int tables;  // rotary tables, of which each layer has one or none (si_set_layer)
   int activation, gated;
   int parallel;  // attention and MLP read the same hidden states
-  int states;    // hidden states of a target that its layer reads beside embeddings (EAGLE); 0: it is a whole decoder
+  int states;    // hidden states of a target that its layer reads with embeddings (EAGLE); 0: it is a whole decoder
   int residual_normed;  // EAGLE: the layer adds to the normed hidden state
   float eps;
   float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, what attention and MLP add
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
   int kv_layers;    // those that attend; the others are recurrent (si_set_layer)
-  int output_gate;  // beside each query head lies a gate of what it attends to
+  int output_gate;  // each query head is followed by the gate of its output
   // Recurrent layers: their kind, heads of keys and of values, dimensions of those, inputs that a convolution sees.
   int recurrent_kind, key_heads, value_heads, key_dim, value_dim, convolved;
 };
@@ -95,7 +95,7 @@ struct Pass {
   const int32_t* feature_layers;               // those after so many layers
   float* features_out;                         // [tokens, features, hidden]
   int first_layer, end_layer;                  // only these layers, the end excluded: with the embeddings before the
-                                               // first one of all, and with norm and head behind the last one
+                                               // first one of all, and with norm and head after the last one
   const Recurrence* recurrence;                // of models with recurrent layers
 };
 
@@ -103,14 +103,14 @@ struct Pass {
 struct GrowthJob {
   int32_t delta, held, shift, blocks;   // new context tokens, those in the cache, rotary shift, blocks
   int32_t nodes, depth, width;          // limits; width 0: none
-  int32_t greedy, draws, top_k, last;   // draws: children are drawn, not points; last: absolute position behind the root
+  int32_t greedy, draws, top_k, last;   // draws: children are drawn, not points; last: absolute position after the root
   float temperature, top_p;
   float score_temperature;              // of the softmax that scores points
-  double least_reach;                   // the tree goes on below paths at least so probable
+  double least_reach;                   // the tree continues below paths at least so probable
   uint64_t seed;                        // of the noise that points share with the target, or of the draws
 };
 
-inline constexpr int PLACES = 3;  // in the draw order that are told apart, the last being all others
+inline constexpr int PLACES = 3;  // in the draw order, the last being all others
 
 struct Growth {
   int jobs, most, beam, support, rivals, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
@@ -122,7 +122,7 @@ struct Growth {
   int64_t cache_blocks;
   double least_level;        // sum of the frontiers' path probabilities below which point trees get no further level
   double agreement[PLACES];  // expected acceptance of draws over the norm of q: see specinfer/tree/draws.py
-  // results: seconds of the levels behind the first, and their number
+  // results: seconds of the levels after the first, and their number
   double level_seconds;
   int64_t levels_run;
   // nodes in the order of insertion, root first, [jobs][most + 1]

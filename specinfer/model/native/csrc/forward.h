@@ -122,7 +122,7 @@ class Worker {
     barrier_.wait();
   }
 
-  // EAGLE: rows are hidden states, and what the layer reads are the embeddings of their tokens beside them, both normed.
+  // EAGLE: rows are hidden states; the layer reads the embeddings of their tokens together with them, both normed.
   void join() {
     hide();
     std::vector<float> embedding(s_.hidden);
@@ -152,7 +152,7 @@ class Worker {
     add_to_x(m_.fc, m_.normed.data(), Norm{}, first(m_.layers[0].q));
   }
 
-  // Hidden states after `layer` layers, if they are wanted. x is whole here, and next changed behind a barrier.
+  // Hidden states after `layer` layers, if they are wanted. x is whole here, and next changed after a barrier.
   void keep_features(int layer) const {
     for (int f = 0; f < p_.features; ++f) {
       if (p_.feature_layers[f] != layer) continue;

@@ -1,4 +1,4 @@
-// A decoder as the kernels hold it, and what one pass over it is.
+// A decoder as the kernels store it, and one pass over it.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,7 @@
-"""The metadata of a GGUF file as a configuration of `transformers`; every key about arithmetic is used or refused."""
+"""Turn a GGUF file's metadata into a configuration of `transformers`.
+
+Every key about arithmetic is used or refused.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +16,18 @@ _TOP = {
     "lm_head.weight": "output.weight",
 }
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies, by which Llama 3.1 and later stretch positions."""
+"""Divisors of the rotary frequencies, for longer texts (Llama 3.1 and later)."""
 ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-"""Divisors for texts up to the original length, and for longer ones (LongRoPE)."""
+"""Divisors up to the original length, and for longer texts (LongRoPE)."""
 ROPE_TENSORS = frozenset({ROPE_FACTORS, ROPE_SHORT, ROPE_LONG})
 
 
 def hf_names(
     parts: Mapping[str, str], layers: int, tensors: Mapping[str, str], top: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name of `transformers`, name in the file) of all tensors that a model may have.
+    """Yield both names of every tensor that a model may have.
+
+    The first name is that of `transformers`, the second that in the file.
 
     `parts` are those of a layer, `tensors` others with whole names, `top` those outside the layers.
     """
@@ -36,7 +41,7 @@ def hf_names(
 
 
 _ABOUT_MODELS = ("general.", "tokenizer.", "split.", "quantize.", "GGUF.")
-"""Prefixes of keys that decide nothing about arithmetic, or that are checked apart."""
+"""Prefixes of keys that are checked elsewhere or do not affect arithmetic."""
 _LARGEST_COUNT = 1 << 31
 
 
@@ -60,7 +65,11 @@ class Metadata:
         return f"{self.architecture}.{name}" in self._values
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value of the architecture; without a default it must be there."""
+        """Return a value of the architecture.
+
+        Raises:
+            IncompatibleError: if it is missing and there is no default.
+        """
         key = f"{self.architecture}.{name}"
         self._used.add(key)
         value = self._values.get(key, default)
@@ -94,7 +103,7 @@ class Metadata:
         return self._values.get(key)
 
     def check_used(self) -> None:
-        """Refuse keys that nothing asked for, unless they say that there is nothing."""
+        """Refuse keys that were not read, except expert counts of 0."""
         for key, value in self._values.items():
             if key in self._used or key.startswith(_ABOUT_MODELS):
                 continue
@@ -164,7 +173,10 @@ class GgufFile:
         }
 
     def layer_kinds(self, period: int) -> list[str]:
-        """Return `layer_types`; without a pattern in the file every `period`-th layer sees all."""
+        """Return `layer_types` by the file's pattern.
+
+        Without a pattern every `period`-th layer has full attention.
+        """
         meta, layers = self.meta, self.meta.count("block_count")
         pattern = meta.get("attention.sliding_window_pattern", period)
         if not isinstance(pattern, (list, tuple)):
@@ -222,7 +234,10 @@ def _yarn(meta: Metadata, factor: float, original: int) -> dict[str, Any]:
 
 
 def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
-    """Return a number that some files have for each layer, where it must be the same."""
+    """Return a number that must be the same in all layers.
+
+    Some files store it for each layer.
+    """
     value = meta.get(name, default)
     if not isinstance(value, (list, tuple)):
         return meta.count(name, default)
@@ -235,7 +250,10 @@ def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
 
 
 def _special_ids(meta: Metadata) -> dict[str, int | None]:
-    """Return tokens of the file; None for those that it does not name, in place of a family's usual ones."""
+    """Return the special tokens of the file.
+
+    Those that it does not name are None, in place of the family's usual ones.
+    """
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {name: meta.other(f"tokenizer.ggml.{short}_token_id") for name, short in names.items()}
     return {name: None if value is None else int(value) for name, value in found.items()}

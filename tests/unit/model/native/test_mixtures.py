@@ -136,7 +136,7 @@ def test_offloaded_experts_give_the_same_bits(family: str, tmp_path: Path) -> No
 
 def test_torch_offloads_no_mixture_beside_dense_layers(tmp_path: Path) -> None:
     model = tiny_transformers("qwen3_moe", **SHAPE)
-    with pytest.raises(IncompatibleError, match="dense layers beside mixtures"):
+    with pytest.raises(IncompatibleError, match="both dense layers and mixtures"):
         runner_of(model, offload="disk", offload_directory=str(tmp_path))
 
 

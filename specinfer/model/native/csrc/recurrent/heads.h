@@ -3,7 +3,7 @@
 // After a causal convolution, with S the state at the beginning of a row's block and A the decay since then, each head computes
 //   delta = beta (v - A S^T k - sum_i A / A_i (k_i . k) delta_i)     over the tokens i before it in its block
 //   out = A S^T q + sum_i A / A_i (k_i . q) delta_i                  the row itself included
-// which is the recurrence of the state written out. A state space has delta = dt v instead, and skip v beside out; its
+// which is the recurrence of the state written out. A state space has delta = dt v instead, and adds skip v to out; its
 // queries, keys and values are called C, B and x. A head's rows are computed by one thread, in order.
 #pragma once
 #include <algorithm>
@@ -70,7 +70,7 @@ class RecurrentHeads {
     for (int item = r.begin; item < r.end; ++item) run_head(l, item / s_.value_heads, item % s_.value_heads);
   }
 
-  // What a state space returns, behind its gates.
+  // Norm what a state space returns, after its gates.
   void norm_groups(const Layer& l) {
     const int groups = s_.key_heads, n = sizes_.values / groups;
     const Range r = share(p_.tokens * groups, thread_, threads_);
@@ -182,7 +182,7 @@ class RecurrentHeads {
     finish(l, gate, &m_.attended[size_t(row) * sizes_.values + head * values]);
   }
 
-  // What the state at the beginning of the block says of a key and a query.
+  // Read the state at the beginning of the block with a key and a query.
   void read_base(const Layer& l, int row, int head, const float* k, const float* q, float decay) {
     const float* base = past_.base(row, l);
     if (!base) {

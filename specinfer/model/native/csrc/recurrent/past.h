@@ -65,7 +65,7 @@ class Past {
   }
   // Last inputs of the convolution, oldest first.
   float* inputs_of(float* base) const { return base + size_t(m_.shape.value_heads) * sizes_.state; }
-  // Keeps the inputs of the last tokens of a block beside its state.
+  // Keeps the inputs of the last tokens of a block after its state.
   void keep_inputs(const int64_t* tokens, const Layer& l, float* base) const {
     float* to = inputs_of(base);
     const int before = m_.shape.convolved - 1;
