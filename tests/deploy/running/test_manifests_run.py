@@ -145,7 +145,7 @@ async def test_a_gateway_that_is_ended_loses_no_token(cluster: LocalCluster) -> 
 
 TYPOS = {
     "variable": ("SPECINFER_SPECULATOR_DRAFTER", "SPECINFER_SPECULATOR_DRAFTERS", "unknown setting"),
-    "value": ("value: ngram", "value: ngrm", "drafter = 'ngrm'"),
+    "value": ("value: ngram", "value: ngrm", "SPECINFER_SPECULATOR_DRAFTER = 'ngrm'"),
     "command": ("- speculator_svc", "- speculators_svc", "No module named speculators_svc"),
     "health name": ("specinfer.v1.Speculator", "specinfer.v1.Drafter", "no service 'specinfer.v1.Drafter'"),
     "liveness": ("service: liveness", "service: livenes", "no service 'livenes'"),

@@ -48,7 +48,7 @@ def test_what_it_cannot_start_with() -> None:
             (("--listen", taken), f"listen = '{taken}': Address already in use"),
             (("--listen", "8000"), "listen = '8000': must be host:port"),
             (("--gateways", "a:1,,b:2"), "gateways = 'a:1,,b:2'"),
-            (("--max-calls", "0"), "max_calls = '0'"),
+            (("--max-calls", "0"), "--max-calls = '0'"),
             (("--gateway-tls-key", "no.pem"), "gateway_tls_ca = None: needed"),
         ]:
             done = run_preloaded("http_svc", *flags)

@@ -283,7 +283,7 @@ async def test_threads_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -
 
 def test_settings_that_cannot_be_are_named() -> None:
     for flags, words in [
-        (["--gateways", "a:1"], "unrecognized arguments: --gateways"),
+        (["--gateways", "a:1"], "arguments = '--gateways': no such option; see --help"),
         (["--listen", "8000"], "listen = '8000'"),
     ]:
         with pytest.raises(SettingError, match=words):

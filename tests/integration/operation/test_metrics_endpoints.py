@@ -112,6 +112,6 @@ def test_a_taken_port_ends_a_service_before_it_loads_anything(service: str) -> N
         done = run_preloaded(service, "--metrics-port", str(port))
     assert done.returncode == 2
     assert done.stderr == (
-        f"{service}: error: metrics_port = {port}: in use by another program; choose another port, "
+        f"{service}: error: --metrics-port = {port}: in use by another program; choose another port, "
         "or 0 for no metrics\n"
     )

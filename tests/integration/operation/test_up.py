@@ -145,12 +145,12 @@ def test_a_service_that_cannot_start_leaves_its_log_and_its_place(
     )
     assert done.returncode == 1
     found = re.fullmatch(
-        r"specinfer: error: verifier ended with code 2: verifier_svc: error: device = 'abacus': .*; "
+        r"specinfer: error: verifier ended with code 2: verifier_svc: error: --device = 'abacus': .*; "
         r"logs in (\S+)",
         done.stderr.splitlines()[-1],
     )
     assert found, done.stderr
-    assert "device = 'abacus'" in Path(found[1], "verifier.log").read_text()
+    assert "--device = 'abacus'" in Path(found[1], "verifier.log").read_text()
 
 
 def test_a_service_that_ends_later_leaves_its_log_and_its_place(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
         "llama.attn_logit_softcapping = 50",
     ),
     "scale": (lambda f: f.values.update({"logit_scale": 8.0}), "llama.logit_scale = 8"),
-    "experts": (lambda f: f.values.update({"expert_count": 8}), "llama.expert_count = 8"),
+    "experts": (lambda f: f.values.update({"expert_count": 8}), "no field llama.expert_used_count"),
     "long factors": (
         lambda f: f.values.update({"rope.scaling.type": "longrope"}),
         "rope.scaling.type = 'longrope'",
