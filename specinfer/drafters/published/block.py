@@ -75,7 +75,7 @@ class BlockSource(PublishedSource):
     markov: str = ""
     """Kind of the Markov head, if there is one."""
     causal: bool = False
-    """True if positions of the block see no later ones, in any layer."""
+    """True if positions of the block never see later ones."""
 
 
 class DFlashSource(BlockSource):
@@ -137,7 +137,7 @@ load_dspark = partial(load_block_draft, DSparkSource)
 
 
 def block_shapes(config: PublishedConfig, read: int) -> Shapes:
-    """Return the tensors of a draft that reads so many of the target's layers."""
+    """Return the tensors of a draft that reads so many layers."""
     hidden = config.target.hidden_size
     found: Shapes = {"fc.weight": (hidden, read * hidden)}
     found |= {f"{norm}.weight": (hidden,) for norm in ("hidden_norm", "norm")}

@@ -119,7 +119,7 @@ def _states_read(config: PublishedConfig) -> tuple[int, ...]:
 
 
 def default_layer_ids(target_layers: int, layers: int) -> list[int]:
-    """Return the layers that a draft reads where its file names none."""
+    """Return the layers of a file without `target_layer_ids`."""
     if layers == 1:
         return [target_layers // 2]
     return [round(1 + place * (target_layers - 4) / (layers - 1)) for place in range(layers)]
