@@ -73,7 +73,7 @@ def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
         rope = fields.get(name) or {}
         if not isinstance(rope, dict) or rope.keys() - _ROPE:
             raise refused(name, rope, "not understood", prefix)
-    check_sizes({f"{prefix}{name}": value for name, value in fields.items()}, least=1)
+    check_sizes({prefix.removesuffix("."): fields} if prefix else fields, least=1)
     plain = {name: value for name, value in fields.items() if name not in _WINDOWS}
     label = prefix.replace(".", ": ")
     try:
