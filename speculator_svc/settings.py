@@ -41,6 +41,10 @@ class SpeculatorSettings(ServiceSettings):
     model: str = Field(
         DEFAULT_MODEL, description="ssm: model, as for the verifier; recycling, retrieval: whose tokens."
     )
+    target: str = Field(
+        _DEFAULTS.target,
+        description="dflash: target of a checkpoint that names none, as for the verifier.",
+    )
     dtype: str = Field(_DEFAULTS.dtype, description="ssm: numeric type: float32, bfloat16 or float16.")
     device: str = Field(_DEFAULTS.device, description="ssm: torch device.")
     weights: str = Field(

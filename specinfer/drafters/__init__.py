@@ -134,6 +134,7 @@ class DrafterOptions:
     """Options of all drafters; each drafter reads its own."""
 
     model: str = ""
+    target: str = ""
     vocabulary: int = 32768
     dtype: str = "bfloat16"
     device: str = "cpu"

@@ -1,5 +1,6 @@
 """Trained checkpoints of drafters: kind, target and description."""
 
+import json
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import KIND, algorithm_of, verifier_of
-from specinfer.model.weights.source import is_draft_checkpoint
+from specinfer.model.weights.source import is_draft_checkpoint, is_flat_draft
 from specinfer.tokenizer import Tokenizer
 
 _LOADERS = {
@@ -18,7 +19,7 @@ _LOADERS = {
     "eagle3": "specinfer.drafters.published.eagle3:load_eagle",
     "medusa": "specinfer.drafters.heads_layers:load_medusa",
     "blockwise": "specinfer.drafters.heads_layers:load_blockwise",
-    "dflash": "specinfer.drafters.published.block:load_dflash",
+    "dflash": "specinfer.drafters.published.flat:load_dflash",
     "dspark": "specinfer.drafters.published.block:load_dspark",
     "peagle": "specinfer.drafters.published.peagle:load_peagle",
     "mtp": "specinfer.drafters.published.mtp:load_mtp",
@@ -59,7 +60,7 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
     directory = resolve_model(options.model)
     if not is_draft_checkpoint(directory):
         raise SettingError("model", options.model, f"is no trained speculator ({KIND} = {kind.algorithm!r})")
-    target = _target_of(directory)
+    target = _target_of(directory, options.target)
     draft = load_draft(directory, target)
     if not isinstance(draft, kind):
         found = f"has {KIND} = {draft.algorithm!r}, this drafter reads {kind.algorithm!r}"
@@ -86,8 +87,15 @@ def load_draft(directory: Path, target_directory: Path) -> Draft:
     return draft
 
 
-def _target_of(directory: Path) -> Path:
-    """Return the directory of the target that a checkpoint names."""
+def _target_of(directory: Path, given: str) -> Path:
+    """Return the directory of a checkpoint's target.
+
+    It is the model that the checkpoint names; one in a flat layout names none and is for the given one.
+    """
+    if is_flat_draft(json.loads((directory / "config.json").read_bytes())):
+        if not given:
+            raise SettingError("target", given, f"must be the model of {directory}, which names none")
+        return resolve_model(given)
     name = verifier_of(directory)
     try:
         return resolve_model(name)

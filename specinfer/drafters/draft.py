@@ -1,6 +1,5 @@
 """Resolves a model's `--draft`, before anything is loaded."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
 from specinfer.hub.resolve import is_pulled
+from specinfer.model.weights.draft_checkpoint import algorithm_of
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.tokenizer import tokenizer_facts
 
@@ -116,7 +116,7 @@ def check_draft(model: str, draft: str) -> None:
     except SettingError as error:
         names = f"nor one of the drafters {', '.join(DRAFTERS)}"
         raise SettingError("draft", draft, f"{error.why}, {names}") from error
-    if is_draft_checkpoint(directory):  # names its target, which is checked when it is read
+    if is_draft_checkpoint(directory):  # its target is checked when it is read
         return
     ours, theirs = (tokenizer_facts(each).fingerprint for each in (resolve_model(model), directory))
     if ours != theirs:
@@ -135,7 +135,7 @@ def method_of(directory: Path) -> str:
     """
     if not is_draft_checkpoint(directory):
         return "ssm"
-    kind = json.loads((directory / "config.json").read_bytes()).get("speculators_model_type")
+    kind = algorithm_of(directory)
     method = _METHODS.get(kind, kind)
     if method not in DRAFTERS:
         raise IncompatibleError(f"{directory}: speculators_model_type = {kind!r} is no drafter here")

@@ -110,5 +110,6 @@ def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafte
     methods = own.pop("drafter").split("+")
     if len(set(methods)) < len(methods):
         raise SettingError(setting, "+".join(methods), "each drafter may be named once")
-    options = DrafterOptions.read({**target, **own} if MODEL_DRAFTERS & set(methods) else own)
+    common = {**target, "target": target["model"]} if MODEL_DRAFTERS & set(methods) else {}
+    options = DrafterOptions.read({**common, **own})
     return {method: make_drafter(method, options) for method in methods}

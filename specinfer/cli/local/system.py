@@ -236,7 +236,7 @@ class LocalSystem:
         self._spawn("verifier", "verifier_svc", verifier)
         for address, (name, flags) in zip(self.speculators, self._pool.items(), strict=True):
             drafters = flags.get("drafter", "").split("+")
-            extra = dict(common) if MODEL_DRAFTERS & set(drafters) else {}
+            extra = {**common, "target": self._options.model} if MODEL_DRAFTERS & set(drafters) else {}
             if len(drafters) == 1:
                 extra["name"] = name
             self._spawn(name, "speculator_svc", {"listen": address, **extra, **flags})

@@ -74,6 +74,8 @@ class BlockSource(PublishedSource):
     """True if windowed layers also see later positions of the block."""
     markov: str = ""
     """Kind of the Markov head, if there is one."""
+    causal: bool = False
+    """True if positions of the block never see later ones."""
 
 
 class DFlashSource(BlockSource):
@@ -108,9 +110,9 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
         anchored, block = config.flag("sample_from_anchor"), config.count("block_size")
         if block == 1 and not anchored:
             raise IncompatibleError(f"block_size = {block}: has no position that guesses")
-        wanted = _shapes(config) | (_markov_shapes(config, rank) if spark else {})
+        layers, hidden = config.read_layers("aux_hidden_state_layer_ids"), config.target.hidden_size
+        wanted = block_shapes(config, len(layers)) | (_markov_shapes(config, rank) if spark else {})
         vocabulary, size = config.count("draft_vocab_size"), config.target.vocab_size
-        hidden = config.target.hidden_size
         whole: Shapes = {"embed_tokens.weight": (size, hidden)}  # the library takes the target's own
         head: Shapes = {"lm_head.weight": (vocabulary, hidden)}
         if vocabulary == size:
@@ -122,7 +124,7 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
             in_llama_names({name: tensors[name] for name in wanted}),
             token_ids,
             config.layers,
-            config.read_layers("aux_hidden_state_layer_ids"),
+            layers,
             block,
             config.token("mask_token_id"),
             anchored,
@@ -131,13 +133,12 @@ def load_block_draft(kind: type[B], directory: Path, target_directory: Path) -> 
         )
 
 
-load_dflash = partial(load_block_draft, DFlashSource)
 load_dspark = partial(load_block_draft, DSparkSource)
 
 
-def _shapes(config: PublishedConfig) -> Shapes:
+def block_shapes(config: PublishedConfig, read: int) -> Shapes:
+    """Return the tensors of a draft that reads so many layers."""
     hidden = config.target.hidden_size
-    read = len(config.read_layers("aux_hidden_state_layer_ids"))
     found: Shapes = {"fc.weight": (hidden, read * hidden)}
     found |= {f"{norm}.weight": (hidden,) for norm in ("hidden_norm", "norm")}
     for index in range(config.layers.config.layers):

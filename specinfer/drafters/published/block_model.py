@@ -7,8 +7,9 @@
                  position guesses too, k + 1 places
 
 A layer with a window sees the rows from n - window on, and in it positions see earlier ones only, unless the
-checkpoint states otherwise. Guesses of a block depend on no other guess: each depth has one distribution, to
-which the Markov head of DSpark adds a bias by the token before:
+checkpoint states otherwise. In every layer of a causal draft (JetSpec) positions see earlier ones only.
+Guesses of a block depend on no other guess: each depth has one distribution, to which the Markov head of
+DSpark adds a bias by the token before:
 
     vanilla   bias = B e(t)                              e(t): row of a table of tokens, of a low rank
     gated     bias = B (sigmoid(G [h, e(t)]) * e(t))     h: hidden state of the position
@@ -108,7 +109,8 @@ class BlockModel:
 
     def _attention(self, blocks: Sequence["_Block"], window: int | None) -> Attend:
         """Return the attention of the blocks in a layer with this window."""
-        both_ways, size = window is None or self._source.windows_see_all, self._source.block
+        both_ways = not self._source.causal and (window is None or self._source.windows_see_all)
+        size = self._source.block
         seen = [block.slots(window).to(self._device) for block in blocks]
         masks = [None if both_ways else _causal(len(slots), size).to(self._device) for slots in seen]
 

@@ -47,9 +47,14 @@ class DraftLayers:
     biased: bool
     """True if the projections of attention have biases."""
 
+    def within(self, target: ModelConfig) -> "DraftLayers":
+        """Return the layers without positions that the target lacks."""
+        longest = min(self.config.max_positions, target.max_positions)
+        return replace(self, config=replace(self.config, max_positions=longest))
 
-def read_layers(fields: Any) -> DraftLayers:
-    """Read a `transformer_layer_config`.
+
+def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
+    """Read a `transformer_layer_config`, or the same fields under another prefix.
 
     Raises:
         IncompatibleError: naming the field that is not understood.
@@ -60,40 +65,44 @@ def read_layers(fields: Any) -> DraftLayers:
         raise IncompatibleError(f"{_FIELD} = {fields!r}: must be an object")
     kind = fields.get("model_type")
     if kind not in _KINDS:
-        raise refused("model_type", kind, f"supported are {', '.join(_KINDS)}")
+        raise refused("model_type", kind, f"supported are {', '.join(_KINDS)}", prefix)
     known = {*AutoConfig.for_model(kind).to_dict(), *_WINDOWS, *_ELSEWHERE}
     for name in sorted(fields.keys() - known):
-        raise refused(name, fields[name], "not understood")
+        raise refused(name, fields[name], "not understood", prefix)
     for name in ("rope_parameters", "rope_scaling"):
         rope = fields.get(name) or {}
         if not isinstance(rope, dict) or rope.keys() - _ROPE:
-            raise refused(name, rope, "not understood")
-    check_sizes({_FIELD: fields}, least=1)
+            raise refused(name, rope, "not understood", prefix)
+    check_sizes({prefix.removesuffix("."): fields} if prefix else fields, least=1)
     plain = {name: value for name, value in fields.items() if name not in _WINDOWS}
+    label = prefix.replace(".", ": ")
     try:
         config = from_transformers(AutoConfig.for_model(**plain))
     except IncompatibleError as error:
-        raise IncompatibleError(f"{_FIELD}: {error}") from error
+        raise IncompatibleError(f"{label}{error}") from error
     except Exception as error:  # values that do not go together: of any type
-        raise IncompatibleError(f"{_FIELD}: {' '.join(str(error).split())}") from error
-    return DraftLayers(config, _windows(fields, config.layers), bool(fields.get("attention_bias")))
+        raise IncompatibleError(f"{label}{' '.join(str(error).split())}") from error
+    windows = _windows(fields, config.layers, prefix)
+    return DraftLayers(config, windows, bool(fields.get("attention_bias")))
 
 
-def refused(name: str, value: Any, why: str) -> IncompatibleError:
+def refused(name: str, value: Any, why: str, prefix: str = f"{_FIELD}.") -> IncompatibleError:
     """Return the error that refuses a field of the layers."""
-    return IncompatibleError(f"{_FIELD}.{name} = {value!r}: {why}")
+    return IncompatibleError(f"{prefix}{name} = {value!r}: {why}")
 
 
-def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+def _windows(fields: Mapping[str, Any], layers: int, prefix: str) -> tuple[int | None, ...]:
     kinds, window = fields.get("layer_types"), fields.get("sliding_window")
     if kinds is None and fields.get("use_sliding_window"):
-        raise refused("layer_types", kinds, "use_sliding_window = True does not say which layers have it")
+        why = "use_sliding_window = True does not say which layers have it"
+        raise refused("layer_types", kinds, why, prefix)
     kinds = [_FULL] * layers if kinds is None else kinds
     known = isinstance(kinds, list) and all(kind in (_FULL, _SLIDING) for kind in kinds)
     if not known or len(kinds) != layers:
-        raise refused("layer_types", kinds, f"must be {_FULL} or {_SLIDING} for each of {layers} layers")
+        why = f"must be {_FULL} or {_SLIDING} for each of {layers} layers"
+        raise refused("layer_types", kinds, why, prefix)
     if _SLIDING in kinds and (not isinstance(window, int) or window < 1):
-        raise refused("sliding_window", window, "must be a positive whole number")
+        raise refused("sliding_window", window, "must be a positive whole number", prefix)
     return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 
@@ -215,9 +224,8 @@ def read_published(
     try:
         layers = read_layers(config["transformer_layer_config"])
         _check_verifier(config, layers, target, target_directory)
-        longest = min(layers.config.max_positions, target.max_positions)  # nothing is drafted beyond
-        layers = replace(layers, config=replace(layers.config, max_positions=longest))
-        return PublishedConfig(fields, layers, target, _tokens(config["speculators_config"], algorithm))
+        tokens = _tokens(config["speculators_config"], algorithm)
+        return PublishedConfig(fields, layers.within(target), target, tokens)
     except KeyError as error:
         raise IncompatibleError(f"config.json lacks {error}") from error
 

@@ -22,11 +22,13 @@ from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, load_config, shape_fields, with_shape
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.source import is_flat_draft
 
 KIND = "speculators_model_type"
 FINGERPRINT = "embedding_fingerprint"
 """Field of `verifier` in checkpoints that were written here."""
 ALGORITHM = "ssm"
+FLAT_ALGORITHM = "dflash"
 _OFFSETS, _DRAFTED = "d2t", "t2d"
 
 
@@ -67,9 +69,12 @@ def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(directory: Path) -> Any:
-    """Return a checkpoint's `speculators_model_type`, of any JSON type."""
-    found: Any = json.loads((directory / "config.json").read_bytes()).get(KIND)
-    return found
+    """Return a checkpoint's `speculators_model_type`, of any JSON type.
+
+    DFlash drafts in `transformers`' layout have no such field and are "dflash".
+    """
+    fields = json.loads((directory / "config.json").read_bytes())
+    return FLAT_ALGORITHM if is_flat_draft(fields) else fields.get(KIND)
 
 
 def save_ssm(

@@ -19,6 +19,7 @@ _MAGIC = b"GGUF"
 _HEAD = 16 << 20
 """Hashed bytes at a file's start, usually all metadata."""
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+FLAT_FIELD, FLAT_ARCHITECTURE = "dflash_config", "DFlashDraftModel"
 
 
 def kept_gguf(directory: Path) -> Path | None:
@@ -39,9 +40,20 @@ def kept_gguf(directory: Path) -> Path | None:
 
 
 def is_draft_checkpoint(directory: Path) -> bool:
-    """Return whether a directory contains a trained SSM, not a whole model."""
+    """Return whether a directory contains a trained draft, not a whole model."""
     path = directory / "config.json"
-    return path.is_file() and "speculators_config" in json.loads(path.read_bytes())
+    if not path.is_file():
+        return False
+    fields = json.loads(path.read_bytes())
+    return "speculators_config" in fields or is_flat_draft(fields)
+
+
+def is_flat_draft(fields: Any) -> bool:
+    """Return whether a `config.json` is of a DFlash draft in `transformers`' layout."""
+    if not isinstance(fields, dict) or "speculators_config" in fields:
+        return False
+    named = fields.get("architectures")
+    return FLAT_FIELD in fields or (isinstance(named, list) and FLAT_ARCHITECTURE in named)
 
 
 def read_record(directory: Path) -> dict[str, Any]:

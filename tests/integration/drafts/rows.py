@@ -20,6 +20,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from speculator_svc.training.eagle_student import starting_tensors
+from tests.support.models.flat_drafts import save_flat
 from tests.support.models.published import METHODS, save_published, save_target
 from tests.support.oracle import greedy
 from tests.support.system import VOCABULARY, ScriptedDrafter, ascii_tokenizer, text_of
@@ -123,6 +124,17 @@ def published(method: str) -> Callable[[Path], Drafter]:
     return make
 
 
+def flat(causal: bool) -> Callable[[Path], Drafter]:
+    """A random checkpoint of DFlash or JetSpec in `transformers`' layout."""
+
+    def make(path: Path) -> Drafter:
+        own = {"model": str(save_flat(path / "flat", causal)), "target": str(save_target(path / "target"))}
+        options = DrafterOptions(**own, dtype="float32", kv_tokens=2048, min_path_probability=0.0)
+        return make_drafter("dflash", options)
+
+    return make
+
+
 ROWS = {
     "guesses": Row(lambda _: ScriptedDrafter(guesses), 20),
     "ngram": Row(by_name("ngram"), 1),
@@ -138,6 +150,8 @@ ROWS = {
     **{f"eagle, {kind.name}": Row(eagle(kind), 8, kind != POINT) for kind in ProposalKind},
     "eagle, native": Row(eagle(POINT, "native"), 8),
     **{method: Row(published(method), 8, family="qwen3") for method in METHODS},
+    "dflash, flat": Row(flat(causal=False), 8, family="qwen3"),
+    "dflash, causal": Row(flat(causal=True), 8, family="qwen3"),
 }
 THOROUGH = {"ssm, the target itself", "medusa, WITH_REPLACEMENT", "eagle, WITH_REPLACEMENT"}
 """Rows that find what others hardly miss."""

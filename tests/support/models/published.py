@@ -21,7 +21,7 @@ HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 32, 4, 2, 8, 48, 97
 BLOCK, MASK, WINDOW, RANK = 5, 4, 6, 6
 DRAFTED = list(range(3, 83, 2))
 """Target tokens of the draft vocabulary."""
-_LAYERS = {
+LAYERS = {
     "model_type": "qwen3",
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
@@ -40,7 +40,7 @@ _LAYERS = {
     "use_sliding_window": True,
     "max_window_layers": 0,
 }
-_FULL = {"layer_types": ["full_attention"] * 2, "sliding_window": None, "use_sliding_window": False}
+FULL = {"layer_types": ["full_attention"] * 2, "sliding_window": None, "use_sliding_window": False}
 _FIELDS: dict[str, dict[str, Any]] = {
     "dflash": {"aux_hidden_state_layer_ids": [3, 1], "block_size": BLOCK, "sample_from_anchor": False},
     "dspark": {
@@ -70,7 +70,7 @@ def save_published(
     """A random checkpoint of a method; fields replace those of its `config.json`."""
     drafted = drafted or DRAFTED
     own = _FIELDS[method] | fields
-    layers = _LAYERS | (_FULL if method == "mtp" else {}) | own.pop("layers", {})
+    layers = LAYERS | (FULL if method == "mtp" else {}) | own.pop("layers", {})
     config: dict[str, Any] = {
         "speculators_model_type": method,
         "speculators_version": "0.9.0",
@@ -96,11 +96,11 @@ def save_published(
     config |= own
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
-    save_file(_tensors(method, config, drafted), directory / "model.safetensors")
+    save_file(random_tensors(method, config, drafted), directory / "model.safetensors")
     return directory
 
 
-def _tensors(method: str, config: dict[str, Any], drafted: list[int]) -> dict[str, torch.Tensor]:
+def random_tensors(method: str, config: dict[str, Any], drafted: list[int]) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     found: dict[str, torch.Tensor] = {}
 

@@ -77,6 +77,19 @@ def test_the_gateway_asks_services_that_run_already_beside_those_that_are_starte
     assert given == [started["suffix"][started["suffix"].index("--listen") + 1], "127.0.0.1:7", "other:8"]
 
 
+def test_a_draft_of_a_service_is_told_the_model_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: dict[str, list[str]] = {}
+    monkeypatch.setattr(local, "Child", lambda name, command, *_: started.update({name: command}))
+    monkeypatch.setattr(LocalSystem, "_wait", lambda *_: None)
+    pool = {"dflash": {"drafter": "dflash", "model": "draft"}, "ngram": {"drafter": "ngram"}}
+    system = LocalSystem(LocalOptions(model="served", speculators=pool))
+    system.redis_url = "redis://nowhere"
+    system._start()
+    flags = started["dflash"]
+    assert [flags[flags.index(flag) + 1] for flag in ("--model", "--target")] == ["draft", "served"]
+    assert "--target" not in started["ngram"]
+
+
 def test_names_over_http_need_the_http_service() -> None:
     flags = ["up", "--http-listen", "none", "--served-model-name", "x"]
     found = CliRunner().invoke(app, flags)

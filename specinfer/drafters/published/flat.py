@@ -1,0 +1,125 @@
+"""DFlash and JetSpec drafts in `transformers`' layout: one flat `config.json`.
+
+The file describes Qwen3 layers, those of the draft, and has `block_size`, `num_target_layers` and an object
+`dflash_config`:
+
+    mask_token_id        token of the masks
+    causal_head          true (JetSpec): positions of a block see no later ones; else (DFlash) all
+    target_layer_ids     0-based layers after which hidden states are read; absent: evenly spaced
+    target_hidden_size   must be `hidden_size`
+
+Tensors are those of DFlash without a head or embeddings: the target's own are used. The file names no target,
+so the option `target` does. The newest layer's hidden state is refused: one library reads it before the final
+norm, another after.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specinfer.drafters.published.block import DFlashSource, block_shapes, load_block_draft
+from specinfer.drafters.published.config import PublishedConfig, must_be, naming, read_layers, refused
+from specinfer.drafters.published.rows import in_llama_names, read_tensors
+from specinfer.errors import IncompatibleError
+from specinfer.model.sizes import check_sizes
+from specinfer.model.weights.draft_checkpoint import target_config
+from specinfer.model.weights.source import FLAT_ARCHITECTURE, FLAT_FIELD, is_flat_draft
+
+_MASK, _CAUSAL, _LAYERS, _WIDTH = (
+    f"{FLAT_FIELD}.{name}"
+    for name in ("mask_token_id", "causal_head", "target_layer_ids", "target_hidden_size")
+)
+_DEFAULTS = {_MASK: None, _CAUSAL: False, _LAYERS: None, _WIDTH: None}
+_OWN = frozenset({"block_size", "num_target_layers", FLAT_FIELD})
+_DESCRIBED = frozenset({"architectures", "auto_map"})
+"""Fields about the file."""
+
+
+def load_dflash(directory: Path, target_directory: Path) -> DFlashSource:
+    """Read a DFlash or JetSpec checkpoint in either layout.
+
+    Raises:
+        IncompatibleError: naming what is not understood, or does not fit the target.
+    """
+    if not is_flat_draft(json.loads((directory / "config.json").read_bytes())):
+        return load_block_draft(DFlashSource, directory, target_directory)
+    with naming(directory):
+        config = _read(directory, target_directory)
+        layers, size = _states_read(config), config.target.vocab_size
+        wanted = block_shapes(config, len(layers))
+        tensors, token_ids = read_tensors(directory, wanted, {}, size, size)
+        return DFlashSource(
+            in_llama_names(tensors),
+            token_ids,
+            config.layers,
+            layers,
+            config.count("block_size"),
+            config.token(_MASK),
+            from_root=False,
+            windows_see_all=False,
+            causal=config.flag(_CAUSAL),
+        )
+
+
+def _read(directory: Path, target_directory: Path) -> PublishedConfig:
+    """Read the `config.json` and compare it with the target."""
+    config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
+    check_sizes(config)
+    must_be(config, {"architectures": [FLAT_ARCHITECTURE], "model_type": "qwen3"})
+    shape = {name: value for name, value in config.items() if name not in _OWN | _DESCRIBED}
+    layers, target = read_layers(shape, prefix=""), target_config(target_directory)
+    if any(layers.windows):
+        raise refused("layer_types", config["layer_types"], "windows are not understood in this layout", "")
+    try:
+        fields = {name: config[name] for name in ("block_size", "num_target_layers")}
+    except KeyError as error:
+        raise IncompatibleError(f"config.json lacks {error}") from error
+    found = PublishedConfig({**fields, **_inner(config)}, layers.within(target), target, tokens=0)
+    _check_target(found, target_directory)
+    if (block := found.count("block_size")) == 1:
+        raise IncompatibleError(f"block_size = {block}: has no position that guesses")
+    return replace(found, tokens=block - 1)
+
+
+def _inner(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `dflash_config` by their whole names."""
+    inner = config.get(FLAT_FIELD) or {}
+    if not isinstance(inner, dict):
+        raise IncompatibleError(f"{FLAT_FIELD} = {inner!r}: must be an object")
+    named = {f"{FLAT_FIELD}.{name}": value for name, value in inner.items()}
+    for name in sorted(named.keys() - _DEFAULTS.keys()):
+        raise IncompatibleError(f"{name} = {named[name]!r}: not understood")
+    return _DEFAULTS | named
+
+
+def _check_target(config: PublishedConfig, target_directory: Path) -> None:
+    """Compare sizes with those of the target."""
+    own, target = config.layers.config, config.target
+    width = config.fields[_WIDTH]
+    for name, ours, theirs in (
+        ("num_target_layers", config.count("num_target_layers"), target.layers),
+        ("hidden_size", own.hidden_size, target.hidden_size),
+        ("vocab_size", own.vocab_size, target.vocab_size),
+        (_WIDTH, own.hidden_size if width is None else width, target.hidden_size),
+    ):
+        if ours != theirs:
+            raise IncompatibleError(f"{name} = {ours!r}: {target_directory} has {theirs}")
+
+
+def _states_read(config: PublishedConfig) -> tuple[int, ...]:
+    """Return how many layers precede each hidden state that the draft reads."""
+    ids, last = config.fields[_LAYERS], config.target.layers - 2
+    if ids is None:
+        ids = default_layer_ids(config.target.layers, config.layers.config.layers)
+    whole = isinstance(ids, list) and all(type(n) is int and 0 <= n <= last for n in ids)
+    if not whole or not ids or len(set(ids)) < len(ids):
+        raise IncompatibleError(f"{_LAYERS} = {ids!r}: must be different layers from 0 to {last}")
+    return tuple(n + 1 for n in ids)
+
+
+def default_layer_ids(target_layers: int, layers: int) -> list[int]:
+    """Return the layers of a file without `target_layer_ids`."""
+    if layers == 1:
+        return [target_layers // 2]
+    return [round(1 + place * (target_layers - 4) / (layers - 1)) for place in range(layers)]

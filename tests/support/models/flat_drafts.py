@@ -1,0 +1,79 @@
+"""Random DFlash and JetSpec checkpoints in `transformers`' layout, and what they say, computed plainly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from tests.support.models.published import (
+    BLOCK,
+    FULL,
+    LAYERS,
+    MASK,
+    VOCABULARY,
+    PlainDraft,
+    random_tensors,
+)
+
+IDS = [1, 0]
+"""Layers of the target after which states are read."""
+_SHARPER = 10.0
+"""Factor of the final norm: the target's own head is so small that tokens were as likely as each other."""
+_NOT_THERE = ("lm_head.weight", "d2t", "t2d")
+
+
+def flat_config(causal: bool | None, inner: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A `config.json`; fields replace those of it and of its `dflash_config`."""
+    own = {} if causal is None else {"causal_head": causal}
+    return {
+        **LAYERS,
+        **FULL,
+        "architectures": ["DFlashDraftModel"],
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "torch_dtype": "float32",
+        "tie_word_embeddings": False,
+        "block_size": BLOCK,
+        "num_target_layers": 3,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": IDS, **own, **(inner or {})},
+        **fields,
+    }
+
+
+def save_flat(directory: Path, causal: bool | None, **fields: Any) -> Path:
+    """A checkpoint with random tensors, none of which is a head's or an embedding's."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(flat_config(causal, **fields)))
+    tensors = random_tensors("dflash", {"aux_hidden_state_layer_ids": IDS}, list(range(VOCABULARY)))
+    kept = {name: tensor for name, tensor in tensors.items() if name not in _NOT_THERE}
+    kept["norm.weight"] *= _SHARPER
+    save_file(kept, directory / "model.safetensors")
+    return directory
+
+
+class PlainFlatDraft(PlainDraft):
+    """A checkpoint of `save_flat`, run plainly with one mask for all layers."""
+
+    def logits(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
+        """Return the logits behind a path below the root: those of its depth, whatever its tokens are.
+
+        Args:
+            states: [len(context) - 1, 4, hidden] embeddings and states after each of three layers.
+        """
+        rows, states = len(states), states.float()
+        inner = self.config["dflash_config"]
+        read = torch.cat([states[:, 1 + layer] for layer in inner["target_layer_ids"]], -1)
+        read = self._norm(F.linear(read, self.tensors["fc.weight"]), "hidden_norm")
+        x = self.target["model.embed_tokens.weight"][[context[-1], *[MASK] * (BLOCK - 1)]]
+        places = torch.arange(rows + BLOCK)
+        mask = torch.ones(BLOCK, rows + BLOCK, dtype=torch.bool)
+        if inner.get("causal_head"):
+            mask = places <= places[rows:, None]
+        for index in range(2):
+            prefix = f"layers.{index}."
+            normed = self._norm(x, f"{prefix}input_layernorm")
+            both = torch.cat([read, normed])
+            x = self._fed(prefix, x + self._attended(prefix, normed, both, places[rows:], places, mask))
+        return F.linear(self._norm(x, "norm")[len(path) + 1], self.target["lm_head.weight"])

@@ -1,0 +1,212 @@
+"""DFlash and JetSpec checkpoints in `transformers`' layout: their guesses are those of a plain computation;
+what is not understood, or does not fit the target, is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters.checkpoint import load_draft
+from specinfer.drafters.draft import draft_group, method_of
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.entries import DraftEntry
+from specinfer.drafters.pools import load_drafters
+from specinfer.drafters.published.block import BlockSource
+from specinfer.drafters.published.block_model import BlockModel, BlockTask
+from specinfer.drafters.published.flat import default_layer_ids
+from specinfer.drafters.published.rows import Borrowed
+from specinfer.errors import IncompatibleError, SettingError, SpecInferError
+from specinfer.model.batch import Segment
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeLimits
+from tests.support.models.flat_drafts import IDS, PlainFlatDraft, save_flat
+from tests.support.models.published import BLOCK, save_target
+from tests.support.tiny_models import runner_of, tiny_transformers
+
+CONTEXT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33, 12]
+OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_tokens": 256, "min_path_probability": 0.0}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target") / "target")
+
+
+@pytest.fixture(params=[True, False, None], ids=["causal", "both ways", "usual"])
+def draft(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return save_flat(tmp_path / "draft", request.param)
+
+
+def drafter_of(directory: Path, target: Path) -> Drafter:
+    return make_drafter("dflash", DrafterOptions(model=str(directory), target=str(target), **OPTIONS))
+
+
+def all_states() -> torch.Tensor:
+    """Embeddings and states after each of three layers, of all tokens but the root."""
+    shape, generator = (len(CONTEXT) - 1, 4, 32), torch.Generator().manual_seed(3)
+    return torch.randn(shape, generator=generator).to(torch.bfloat16)
+
+
+def tree_of(drafter: Drafter, limits: TreeLimits) -> TokenTree:
+    """The tree behind the context, whose states come in two parts."""
+    engine = SpeculatorEngine([drafter])
+    read = all_states()[:, list(drafter.description.feature_layers)]
+    for start, stop in ((0, 6), (6, len(CONTEXT))):
+        first = max(start - 1, 0)
+        rows = read[first : stop - 1].contiguous().view(torch.int16).numpy().tobytes()
+        entry = DraftEntry(
+            "a", start, CONTEXT[start:stop], limits, GREEDY, draw_seed=1, features=rows, features_start=first
+        )
+        ((_, tree),) = engine.draft([entry])[0].drafts
+    assert isinstance(tree, TokenTree)
+    return tree
+
+
+def test_logits_are_those_of_a_plain_computation(draft: Path, target: Path) -> None:
+    plain, source = PlainFlatDraft.load(draft, target), load_draft(draft, target)
+    assert isinstance(source, BlockSource)
+    borrowed = Borrowed(plain.target["model.embed_tokens.weight"], plain.target["lm_head.weight"])
+    model = BlockModel(source, borrowed, torch.float32, "cpu", 16)
+    cache, sequence = PagedKVCache(16, model.memory), KVSequence()
+    states = all_states()[:, sorted(source.layers)]
+    model.run([BlockTask(reserved(cache, sequence, 4), states[:4], None)])
+    cache.append(sequence, CONTEXT[:4])
+    (hidden,) = model.run([BlockTask(reserved(cache, sequence, 6), states[4:], CONTEXT[-1])])
+    found = model.logits(hidden)
+    for depth in range(1, BLOCK):
+        wanted = plain.logits(CONTEXT, all_states(), [0] * (depth - 1))
+        torch.testing.assert_close(found[depth], wanted, atol=1e-4, rtol=1e-4)
+
+
+def reserved(cache: PagedKVCache, sequence: KVSequence, rows: int) -> KVSequence:
+    """The sequence with room for more rows."""
+    cache.reserve(sequence, rows)
+    return sequence
+
+
+def test_a_tree_of_one_pass_has_the_plain_probabilities(draft: Path, target: Path) -> None:
+    plain, tree = PlainFlatDraft.load(draft, target), tree_of(drafter_of(draft, target), TreeLimits(12, 4))
+    depths = [0]
+    for node in range(1, len(tree)):
+        depths.append(depths[tree.parents[node]] + 1)
+        row = plain.logits(CONTEXT, all_states(), [0] * (depths[-1] - 1))
+        wanted = float((row / 0.75).softmax(-1)[tree.token_ids[node]])
+        assert tree.scores[node] == pytest.approx(wanted, abs=1e-5)
+    assert (len(tree), max(depths) > 1, depths.count(1) > 1) == (13, True, True)
+    assert len(tree_of(drafter_of(draft, target), TreeLimits(9, 9, 1))) == BLOCK, "a chain, with its root"
+
+
+def test_states_are_read_after_the_layers_that_are_named(target: Path, tmp_path: Path) -> None:
+    drafter = drafter_of(save_flat(tmp_path / "draft", True), target)
+    assert drafter.description.feature_layers == (1, 2)
+    runner, model = runner_of(tiny_transformers("qwen3")), tiny_transformers("qwen3")
+    with torch.no_grad():
+        theirs = model(torch.tensor([CONTEXT]), output_hidden_states=True).hidden_states
+    _, (ours,) = runner.forward_with_features([Segment(runner.open(), CONTEXT)], (1, 2))
+    for place, layer in enumerate(sorted(IDS)):
+        torch.testing.assert_close(ours[:, place].float(), theirs[layer + 1][0], atol=1e-3, rtol=2**-7)
+
+
+def test_the_usual_layers_are_spread_evenly(target: Path, tmp_path: Path) -> None:
+    assert default_layer_ids(36, 5) == [1, 9, 17, 25, 33]
+    assert default_layer_ids(28, 1) == [14]
+    source: Any = load_draft(save_flat(tmp_path / "draft", True, inner={"target_layer_ids": None}), target)
+    assert source.layers == (2, 1)
+
+
+def test_a_flat_checkpoint_drafts_for_the_model_that_is_served(draft: Path, target: Path) -> None:
+    assert method_of(draft) == "dflash"
+    group = draft_group(str(target), str(draft))
+    assert group == {"drafter": "ngram+dflash", "model": str(draft)}
+    own = {"model": str(target), "dtype": "float32"}
+    assert load_drafters("draft", group | {"kv-tokens": "256"}, own)["dflash"].description.vocab_size == 97
+    with pytest.raises(SettingError, match=f"target = '': must be the model of {draft}"):
+        make_drafter("dflash", DrafterOptions(model=str(draft)))
+    with pytest.raises(SettingError, match="'dflash', this drafter reads 'dspark'"):
+        make_drafter("dspark", DrafterOptions(model=str(draft), target=str(target)))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"inner": {"crystal": 1}}, "dflash_config.crystal = 1: not understood"),
+    ({"inner": {"causal_head": 1}}, "dflash_config.causal_head = 1: must be true or false"),
+    (
+        {"inner": {"mask_token_id": None}},
+        "dflash_config.mask_token_id = None: must be one of the target's 97",
+    ),
+    ({"inner": {"mask_token_id": 97}}, "dflash_config.mask_token_id = 97: must be one of"),
+    ({"inner": {"target_hidden_size": 64}}, "dflash_config.target_hidden_size = 64: .* has 32"),
+    ({"inner": {"target_layer_ids": [0, 2]}}, r"target_layer_ids = \[0, 2\]: .* from 0 to 1"),
+    ({"inner": {"target_layer_ids": [0, 0]}}, r"target_layer_ids = \[0, 0\]: must be different"),
+    ({"inner": {"target_layer_ids": [0, True]}}, "target_layer_ids = "),
+    ({"inner": {"target_layer_ids": []}}, "target_layer_ids = "),
+    ({"inner": {"target_layer_ids": [1]}}, r"fc.weight has shape \[32, 64\]: config.json says \[32, 32\]"),
+    ({"dflash_config": 3}, "dflash_config = 3: must be an object"),
+    ({"dflash_config": None}, "dflash_config.mask_token_id = None: "),
+    ({"num_target_layers": 4}, "num_target_layers = 4: .* has 3"),
+    ({"block_size": 1}, "block_size = 1: "),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000: must be"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers = 0: must be"),
+    ({"block_size": 10**9}, "block_size = 1000000000: must be"),
+    ({"hidden_size": 64}, "^[^ ]* hidden_size = 64: .* has 32"),
+    ({"vocab_size": 96}, "^[^ ]* vocab_size = 96: .* has 97"),
+    ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "does not call for the tensor layers.1."),
+    ({"attention_bias": True}, "weights lack layers.0.self_attn.k_proj.bias"),
+    ({"gate": True}, "^[^ ]* gate = True: not understood"),
+    ({"model_type": "llama"}, "model_type = 'llama': only 'qwen3' is understood"),
+    ({"architectures": ["DFlash2DraftModel"]}, "architectures = .*: only .*DFlashDraftModel.* is understood"),
+    (
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6},
+        r"^[^ ]* layer_types = \['full_attention', 'sliding_attention'\]: windows are not understood",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "why"), REFUSED)
+def test_what_is_not_understood_is_refused_by_name(
+    fields: dict[str, Any], why: str, target: Path, tmp_path: Path
+) -> None:
+    directory = save_flat(tmp_path / "draft", True, **fields)
+    assert method_of(directory) == "dflash"
+    with pytest.raises(IncompatibleError, match=why) as refused:
+        drafter_of(directory, target)
+    assert str(refused.value).startswith(f"{directory}: ")
+
+
+def test_a_field_or_tensor_that_is_missing_is_named(target: Path, tmp_path: Path) -> None:
+    directory = save_flat(tmp_path / "draft", True)
+    file, config = directory / "model.safetensors", json.loads((directory / "config.json").read_text())
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": torch.ones(97, 32)}, file)
+    with pytest.raises(IncompatibleError, match=r"does not call for the tensor lm_head\.weight"):
+        drafter_of(directory, target)
+    save_file({name: t for name, t in tensors.items() if name != "hidden_norm.weight"}, file)
+    with pytest.raises(IncompatibleError, match=r"weights lack hidden_norm\.weight"):
+        drafter_of(directory, target)
+    del config["num_target_layers"]
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(IncompatibleError, match=r"config\.json lacks 'num_target_layers'"):
+        drafter_of(directory, target)
+
+
+def test_any_other_value_is_read_or_refused(target: Path, tmp_path: Path) -> None:
+    """No value of another type is anything else than a mistake that is named."""
+    directory = save_flat(tmp_path / "draft", True)
+    written = json.loads((directory / "config.json").read_text())
+    places = [(name,) for name in written] + [("dflash_config", name) for name in written["dflash_config"]]
+    refused = 0
+    for place in places:
+        for value in (None, "x", -1, 1.5, [None], {"a": 1}):
+            config = json.loads(json.dumps(written))
+            (config if len(place) == 1 else config[place[0]])[place[-1]] = value
+            (directory / "config.json").write_text(json.dumps(config))
+            try:
+                load_draft(directory, target)
+            except SpecInferError:
+                refused += 1
+    assert refused > 3 * len(places)
