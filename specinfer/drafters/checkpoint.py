@@ -10,8 +10,8 @@ from specinfer.drafters import DrafterDescription, DrafterOptions
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import KIND, algorithm_of, verifier_of
-from specinfer.model.weights.source import is_draft_checkpoint, is_flat_draft
+from specinfer.model.weights.draft_checkpoint import verifier_of
+from specinfer.model.weights.source import KIND, algorithm_of, is_draft_checkpoint, is_flat_draft
 from specinfer.tokenizer import Tokenizer
 
 _LOADERS = {

@@ -9,8 +9,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
 from specinfer.hub.resolve import is_pulled
-from specinfer.model.weights.draft_checkpoint import algorithm_of
-from specinfer.model.weights.source import is_draft_checkpoint
+from specinfer.model.weights.source import algorithm_of, is_draft_checkpoint
 from specinfer.tokenizer import tokenizer_facts
 
 log = logging.getLogger(__name__)

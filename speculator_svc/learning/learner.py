@@ -20,7 +20,8 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.pools import LEARNT
 from specinfer.errors import ExhaustedError, InvalidInputError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
-from specinfer.model.weights.draft_checkpoint import ALGORITHM, KIND, algorithm_of, load_ssm, verifier_of
+from specinfer.model.weights.draft_checkpoint import ALGORITHM, load_ssm, verifier_of
+from specinfer.model.weights.source import KIND, algorithm_of
 from specinfer.service.threads import EngineThread
 from specinfer.v1 import common_pb2, learning_pb2
 from speculator_svc.learning import judgement

@@ -22,13 +22,11 @@ from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ModelConfig, load_config, shape_fields, with_shape
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
-from specinfer.model.weights.source import is_flat_draft
+from specinfer.model.weights.source import KIND
 
-KIND = "speculators_model_type"
 FINGERPRINT = "embedding_fingerprint"
 """Field of `verifier` in checkpoints that were written here."""
 ALGORITHM = "ssm"
-FLAT_ALGORITHM = "dflash"
 _OFFSETS, _DRAFTED = "d2t", "t2d"
 
 
@@ -66,15 +64,6 @@ def verifier_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(verifier, dict):
         raise IncompatibleError(f"speculators_config.verifier = {verifier!r}: must be an object")
     return verifier
-
-
-def algorithm_of(directory: Path) -> Any:
-    """Return a checkpoint's `speculators_model_type`, of any JSON type.
-
-    DFlash drafts in `transformers`' layout have no such field and are "dflash".
-    """
-    fields = json.loads((directory / "config.json").read_bytes())
-    return FLAT_ALGORITHM if is_flat_draft(fields) else fields.get(KIND)
 
 
 def save_ssm(

@@ -19,6 +19,8 @@ _MAGIC = b"GGUF"
 _HEAD = 16 << 20
 """Hashed bytes at a file's start, usually all metadata."""
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+KIND = "speculators_model_type"
+FLAT_ALGORITHM = "dflash"
 FLAT_FIELD, FLAT_ARCHITECTURE = "dflash_config", "DFlashDraftModel"
 
 
@@ -54,6 +56,15 @@ def is_flat_draft(fields: Any) -> bool:
         return False
     named = fields.get("architectures")
     return FLAT_FIELD in fields or (isinstance(named, list) and FLAT_ARCHITECTURE in named)
+
+
+def algorithm_of(directory: Path) -> Any:
+    """Return a checkpoint's `speculators_model_type`, of any JSON type.
+
+    DFlash drafts in `transformers`' layout have no such field and are "dflash".
+    """
+    fields = json.loads((directory / "config.json").read_bytes())
+    return FLAT_ALGORITHM if is_flat_draft(fields) else fields.get(KIND)
 
 
 def read_record(directory: Path) -> dict[str, Any]:

@@ -45,11 +45,11 @@ def test_what_it_cannot_start_with() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         for flags, words in [
-            (("--listen", taken), f"listen = '{taken}': Address already in use"),
-            (("--listen", "8000"), "listen = '8000': must be host:port"),
-            (("--gateways", "a:1,,b:2"), "gateways = 'a:1,,b:2'"),
+            (("--listen", taken), f"--listen = '{taken}': Address already in use"),
+            (("--listen", "8000"), "--listen = '8000': must be host:port"),
+            (("--gateways", "a:1,,b:2"), "--gateways = 'a:1,,b:2'"),
             (("--max-calls", "0"), "--max-calls = '0'"),
-            (("--gateway-tls-key", "no.pem"), "gateway_tls_ca = None: needed"),
+            (("--gateway-tls-key", "no.pem"), "--gateway-tls-ca = None: needed"),
         ]:
             done = run_preloaded("http_svc", *flags)
             assert words in done.stderr, done.stderr

@@ -7,8 +7,8 @@ import pytest
 from specinfer.drafters.pools import TRAINED
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
-from specinfer.model.weights.draft_checkpoint import algorithm_of, verifier_of
-from specinfer.model.weights.source import is_draft_checkpoint
+from specinfer.model.weights.draft_checkpoint import verifier_of
+from specinfer.model.weights.source import algorithm_of, is_draft_checkpoint
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 SHIPPED = sorted(path.parent for path in MODELS.glob("*/config.json"))
