@@ -29,6 +29,8 @@ class RecurrentStates(Generic[State]):
         """Slots of states that no context needs, the one unused for longest first."""
         self._claims: dict[KVSequence, int] = {}
         """Number of states that a sequence may write in its next pass."""
+        self._ends: dict[KVSequence, int] = {}
+        """Number of states at ends of blocks that the nodes of a sequence share."""
         self.limit: int | None = None
         """Number of states that memory holds; None until their size is known."""
 
@@ -49,13 +51,16 @@ class RecurrentStates(Generic[State]):
     def needed(self) -> int:
         """Number of states without those that may be dropped, counted by their memory."""
         contexts = sum(slot in self._states for slot in self._users)
-        return contexts + self._memory_of(len(self._states) - len(self._snapshots) - contexts)
+        nodes = len(self._states) - len(self._snapshots) - contexts
+        return contexts + self._memory_of(nodes) + sum(self._ends.values())
 
     def _memory_of(self, nodes: int) -> int:
         return -(-nodes // self._nodes_per_state)
 
-    def claim(self, sequence: KVSequence, states: int, nodes: int) -> None:
+    def claim(self, sequence: KVSequence, states: int, nodes: int, ends: int = 0) -> None:
         """Claim room for the states of a sequence's next pass, and of its new nodes, until its context is extended.
+
+        `ends` of its nodes, old and new, end a block and have children (see `note_ends`).
 
         A sequence that is alone is never refused: it could wait for nobody.
 
@@ -64,15 +69,25 @@ class RecurrentStates(Generic[State]):
         """
         if self.limit is None:
             return
-        states += self._memory_of(nodes)
+        own = self._ends.get(sequence, 0)
+        states += self._memory_of(nodes) + max(self._kept_ends(ends) - own, 0)
         others = sum(self._claims.values()) - self._claims.get(sequence, 0)
         free = self.limit - self.needed - others
-        if states > free and (others or self.needed > 1 + self._memory_of(sequence.nodes)):
+        if states > free and (others or self.needed > 1 + self._memory_of(sequence.nodes) + own):
             raise ExhaustedError(
                 f"memory of recurrent layers full: {states} states needed, {max(free, 0)} free"
             )
         self._claims[sequence] = states
         self.shrink(max(free - states, 0))
+
+    def note_ends(self, sequence: KVSequence, ends: int) -> None:
+        """Note how many nodes of a sequence end a block and have children: those have a whole state."""
+        self._ends.pop(sequence, None)
+        if kept := self._kept_ends(ends):
+            self._ends[sequence] = kept
+
+    def _kept_ends(self, ends: int) -> int:
+        return ends if self._nodes_per_state > 1 else 0
 
     def unclaim(self, sequence: KVSequence) -> None:
         """Give up the claim of a sequence, if it has one."""
