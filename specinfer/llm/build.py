@@ -99,8 +99,13 @@ class LLMOptions:
         if isinstance(self.kv_tokens, str) and self.kv_tokens != "auto":
             raise SettingError("kv_tokens", self.kv_tokens, 'must be a number or "auto"')
         for name in ("max_num_seqs", "kv_tokens", "prefix_cache_megabytes", *_RANKS):
-            if getattr(self, name) != "auto" and getattr(self, name) < 1:
-                raise SettingError(name, getattr(self, name), "must be positive")
+            value = getattr(self, name)
+            if name == "kv_tokens" and value == "auto":
+                continue
+            if not isinstance(value, int):
+                raise SettingError(name, value, "must be a number")
+            if value < 1:
+                raise SettingError(name, value, "must be positive")
         for name in ("max_model_len", "tree_nodes"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "must not be negative")

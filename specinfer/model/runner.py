@@ -239,7 +239,8 @@ class ModelRunner:
     def _reserve(self, segments: Sequence[Segment]) -> None:
         try:
             for segment in segments:
-                self.cache.reserve(segment.sequence, len(segment.delta), len(segment.nodes))
+                delta, nodes = len(segment.delta), len(segment.nodes)
+                self.cache.reserve(segment.sequence, delta, nodes, segment.parents)
         except ExhaustedError:
             for segment in segments:
                 self.cache.trim(segment.sequence)

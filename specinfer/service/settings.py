@@ -98,7 +98,10 @@ class ProcessSettings(BaseSettings):
         _, unknown, rest = message.partition(_UNRECOGNIZED)
         if not unknown:
             return SettingError("arguments", list(argv), message)
-        flag = rest.split()[0].partition("=")[0]
+        first = next(iter(rest.split()), "")
+        if not first:
+            return SettingError("arguments", list(argv), "an argument is empty")
+        flag = first.partition("=")[0]
         close = meant(flag, [f"--{name.replace('_', '-')}" for name in cls.model_fields])
         hint = f", did you mean {close}?" if close else "; see --help"
         return SettingError("arguments", flag, f"no such option{hint}")

@@ -213,7 +213,7 @@ class VerifierEngine:
         # the last token is always computed: its logits may be wanted
         known = held.cached_tokens = self.runner.cache.share(held.sequence, job.delta[:-1])
         try:
-            self.runner.cache.reserve(held.sequence, len(job.delta) - known, len(nodes))
+            self.runner.cache.reserve(held.sequence, len(job.delta) - known, len(nodes), parents)
         except ExhaustedError:
             if known:  # half a delta would look like another base_len
                 self.release([job.request_id])

@@ -159,8 +159,12 @@ class PagedKVCache:
         self._sequences.append(sequence)
         return sequence
 
-    def reserve(self, sequence: KVSequence, delta: int, nodes: int = 0) -> None:
+    def reserve(self, sequence: KVSequence, delta: int, nodes: int = 0, parents: Seq[int] = ()) -> None:
         """Reserve space for context tokens and nodes at the sequence's end.
+
+        Args:
+            parents: those of the nodes, if known; recurrent layers keep a state where a node with children ends a
+                block.
 
         Raises:
             ExhaustedError: if there is too little; the sequence is unchanged.
@@ -169,7 +173,8 @@ class PagedKVCache:
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
         if self.states is not None:
-            self.states.claim(sequence, _STATES_OF_DELTA if delta else 0, nodes)
+            ends = sequence.block_ends(delta, parents)
+            self.states.claim(sequence, _STATES_OF_DELTA if delta else 0, nodes, ends)
         for _ in range(missing):
             sequence.blocks.append(self._take_free())
 
@@ -233,6 +238,8 @@ class PagedKVCache:
             sequence.node_depths.append(sequence.node_depths[parent] + 1 if parent >= 0 else 1)
             sequence.node_parents.append(parent)
             sequence.node_tokens.append(token)
+        if self.states is not None:
+            self.states.note_ends(sequence, sequence.block_ends())
 
     def commit(self, sequence: KVSequence, path: Seq[int]) -> None:
         """Keep the tentative nodes of `path` as context and drop the rest.
@@ -249,6 +256,8 @@ class PagedKVCache:
         scored = sequence.nodes
         for nodes in (sequence.node_tokens, sequence.node_parents, sequence.node_depths):
             nodes.clear()
+        if self.states is not None:
+            self.states.note_ends(sequence, 0)
         self._extend(sequence, kept, scored)
         self.trim(sequence)
 
@@ -296,6 +305,7 @@ class PagedKVCache:
         if self.states is not None:
             held = sequence.slots(0, sequence.cached + sequence.nodes)
             cached = sequence.cached
+            self.states.note_ends(sequence, 0)
             before = held[cached - 1] if cached else None
             self.states.extend(sequence, before, [], None, dropped=held[cached:])
         self._drop(sequence, 0)

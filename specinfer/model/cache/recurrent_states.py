@@ -36,6 +36,8 @@ class RecurrentStates(Generic[State]):
         """Slots of states that no context needs, least recently used first."""
         self._claims: dict[KVSequence, int] = {}
         """Number of states that a sequence may write in its next pass."""
+        self._ends: dict[KVSequence, int] = {}
+        """Number of states at block ends, by sequence, for its nodes."""
         self.limit: int | None = None
         """Number of states that fit in memory; None: size not known yet."""
 
@@ -56,15 +58,17 @@ class RecurrentStates(Generic[State]):
     def needed(self) -> int:
         """Number of states that must stay, counted by their memory."""
         contexts = sum(slot in self._states for slot in self._users)
-        return contexts + self._memory_of(len(self._states) - len(self._snapshots) - contexts)
+        nodes = len(self._states) - len(self._snapshots) - contexts
+        return contexts + self._memory_of(nodes) + sum(self._ends.values())
 
     def _memory_of(self, nodes: int) -> int:
         return -(-nodes // self._nodes_per_state)
 
-    def claim(self, sequence: KVSequence, states: int, nodes: int) -> None:
+    def claim(self, sequence: KVSequence, states: int, nodes: int, ends: int = 0) -> None:
         """Claim room for the states of a sequence's next pass.
 
         The claim includes the states of its new nodes and lasts until its context is extended.
+        `ends` of its nodes, old and new, end a block and have children (see `note_ends`).
 
         A sequence that is alone is never refused: no other one could release memory.
 
@@ -73,15 +77,28 @@ class RecurrentStates(Generic[State]):
         """
         if self.limit is None:
             return
-        states += self._memory_of(nodes)
+        own = self._ends.get(sequence, 0)
+        states += self._memory_of(nodes) + max(self._kept_ends(ends) - own, 0)
         others = sum(self._claims.values()) - self._claims.get(sequence, 0)
         free = self.limit - self.needed - others
-        if states > free and (others or self.needed > 1 + self._memory_of(sequence.nodes)):
+        if states > free and (others or self.needed > 1 + self._memory_of(sequence.nodes) + own):
             raise ExhaustedError(
                 f"memory of recurrent layers full: {states} states needed, {max(free, 0)} free"
             )
         self._claims[sequence] = states
         self.shrink(max(free - states, 0))
+
+    def note_ends(self, sequence: KVSequence, ends: int) -> None:
+        """Note the number of nodes with children at block ends.
+
+        Each of them has a whole state.
+        """
+        self._ends.pop(sequence, None)
+        if kept := self._kept_ends(ends):
+            self._ends[sequence] = kept
+
+    def _kept_ends(self, ends: int) -> int:
+        return ends if self._nodes_per_state > 1 else 0
 
     def unclaim(self, sequence: KVSequence) -> None:
         """Give up the claim of a sequence, if it has one."""

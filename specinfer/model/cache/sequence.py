@@ -51,6 +51,19 @@ class KVSequence:
         table = self.blocks
         return [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(start, stop)]
 
+    def block_ends(self, delta: int = 0, parents: Sequence[int] = ()) -> int:
+        """Return the number of tentative nodes with children that end a block.
+
+        Args:
+            delta: further context tokens before the nodes.
+            parents: those of further nodes.
+        """
+        depths = list(self.node_depths)
+        for parent in parents:
+            depths.append(depths[parent] + 1 if 0 <= parent < len(depths) else 1)
+        inner = {*self.node_parents, *parents}.intersection(range(len(depths)))
+        return sum((self.cached + delta + depths[node]) % BLOCK_TOKENS == 0 for node in inner)
+
     def node_path(self, node: int) -> list[int]:
         """Return the tentative nodes from the root's child down to `node` itself."""
         path: list[int] = []

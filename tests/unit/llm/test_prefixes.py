@@ -51,3 +51,9 @@ def test_the_cache_may_take_the_free_memory(model: str, monkeypatch: pytest.Monk
 def test_a_wrong_size_of_the_cache_is_refused(value: int | str) -> None:
     with pytest.raises(SettingError, match=f"kv_tokens = {value!r}"):
         LLMOptions(kv_tokens=value)
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "prefix_cache_megabytes", "tensor_parallel_size"])
+def test_only_the_size_of_the_cache_may_be_auto(name: str) -> None:
+    with pytest.raises(SettingError, match=f"{name} = 'auto': must be a number"):
+        LLMOptions(**{name: "auto"})

@@ -84,3 +84,10 @@ def test_help_has_each_option_once_in_a_group(
     }
     assert sorted(flags) == sorted(wanted)
     assert shown.index("─ Process ") > max(shown.index(f"─ {c.group} ") for c in settings.__mro__[:1])
+
+
+@pytest.mark.parametrize("argument", ["", " "])
+def test_an_empty_argument_is_named(argument: str) -> None:
+    """A script with an unset variable passes one."""
+    with pytest.raises(SettingError, match="an argument is empty"):
+        VerifierSettings.load("a program", ["--log-level", "debug", argument])

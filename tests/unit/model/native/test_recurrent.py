@@ -196,6 +196,23 @@ def test_sixteen_nodes_count_as_one_state() -> None:
     runner.cache.reserve(second, 1, 32)
 
 
+def test_states_at_ends_of_blocks_inside_a_tree_are_counted() -> None:
+    """A node that ends a block has a whole state, for its children."""
+    runner = make("qwen3_5_text")
+    states = states_of(runner)
+    states.limit = 14
+    first, second, parents = runner.open(), runner.open(), [-1] * 8 + list(range(8))
+    runner.forward([Segment(second, [5])])
+    runner.forward([Segment(first, tokens_of(1, 15), tokens_of(2, 16), parents)])
+    made = len({state.base.address for state in states._states.values() if state.base})
+    assert (made, states.needed) == (8, 2 + 1 + 8)
+    with pytest.raises(ExhaustedError, match="11 states needed, 3 free"):
+        runner.cache.reserve(second, 14, 16, parents)
+    runner.cache.commit(first, [0, 8])
+    assert states.needed == 2
+    runner.cache.reserve(second, 14, 16, parents)
+
+
 def test_memory_is_used_again() -> None:
     runner = make("qwen3_5_text")
     recurrent = runner._executor._recurrent  # type: ignore[attr-defined]
