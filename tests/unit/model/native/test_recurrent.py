@@ -64,6 +64,17 @@ def test_greedy_answers_are_those_of_transformers(family: str, seed: int) -> Non
         text = [*text, *new]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_that_fade_slowly_are_those_of_transformers(family: str) -> None:
+    """Random weights forget within a few tokens; here each token of a block matters in the next blocks."""
+    model, tokens = random_model(family), tokens_of(1, 45)
+    for name, weight in model.named_parameters():
+        if name.endswith("A_log"):
+            weight.data.fill_(-4.0)
+    found = plain(runner_of(model, executor="native"), tokens)
+    torch.testing.assert_close(found, reference_logits(model, tokens), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=effort(5, 60), deadline=None)
