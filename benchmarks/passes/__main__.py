@@ -124,7 +124,9 @@ def llama_peers(directory: Path, python: Path, folder: Path, formats: list[str])
         )
     source = {"source": path.resolve()}
     return {
-        _named(PEER, name, formats): PeerProcess("llama_cpp_passes", name, source, folder, python)
+        _named(PEER, "f16" if name == "bf16" else name, formats): PeerProcess(
+            "llama_cpp_passes", name, source, folder, python
+        )
         for name in formats
     }
 

@@ -132,7 +132,7 @@ With several requests a pass has that many rows of each of them.
 Prompts: 512 tokens after a short context; after a long one the context itself, read once in chunks of 512, at most
 2,048 tokens of it; the rest of a longer one is copied.
 llama.cpp reads the same file with as many threads, by `llama_decode`, with flash attention.
-bf16, q8_0: format of the cached keys and values (`--kv-type`; `-ctk`, `-ctv`).
+bf16, q8_0: format of the cached keys and values (`--kv-type`; `-ctk`, `-ctv`); llama.cpp has f16 for bf16.
 GB/s: bytes of the matrices that a pass reads, over its seconds. Ratio: to the pass of the fewest rows.
 """
 CHUNK = SchedulerLimits().prefill_chunk
