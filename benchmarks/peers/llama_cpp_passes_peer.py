@@ -18,7 +18,10 @@ CHUNK = 512
 SPARE = 64
 """Positions beyond context and chunk."""
 FORMATS = {"bf16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
-"""ggml's types by ours; a cache in bfloat16 cannot be shifted, and float16 is the default."""
+"""ggml's types of keys and values by ours.
+
+Float16 is its default, and it cannot shift a cache in bfloat16.
+"""
 
 
 def load(task: Task) -> Callable[[Task], dict[str, Any]]:
