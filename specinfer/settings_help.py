@@ -14,8 +14,6 @@ from rich.text import Text
 if TYPE_CHECKING:
     from specinfer.service.settings import ProcessSettings
 
-HELP_FLAGS = frozenset({"-h", "--help"})
-
 
 def print_help(program: str, settings: type["ProcessSettings"]) -> None:
     """Print a service's usage, purpose and options, specific groups first."""

@@ -18,9 +18,9 @@ from specinfer.errors import SettingError
 from specinfer.option_names import meant
 from specinfer.service.channel import check_target
 from specinfer.service.tls import ServerTls
-from specinfer.settings_help import HELP_FLAGS, print_help
 
 KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
+_HELP_FLAGS = frozenset({"-h", "--help"})
 _UNRECOGNIZED = "unrecognized arguments: "
 """Beginning of argparse's message."""
 
@@ -74,7 +74,9 @@ class ProcessSettings(BaseSettings):
         Raises:
             SettingError: naming key and value.
         """
-        if HELP_FLAGS & set(argv):
+        if _HELP_FLAGS & set(argv):
+            from specinfer.settings_help import print_help  # draws with rich, which takes long to import
+
             print_help(program, cls)
             sys.exit()
         prefix = cls.model_config.get("env_prefix", "")
