@@ -144,6 +144,11 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
     }
 
 
+def nth_part(which: int, parts: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that picks one of some equal parts of rows."""
+    return lambda rows: rows.chunk(parts)[which]
+
+
 def replaced(name: str, parts: Mapping[str, str]) -> str:
     """Return a name with some of its parts replaced, each once."""
     for old, new in parts.items():

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.families.base import Fields, HeadSizes, TensorSource
+from specinfer.model.families.base import Fields, HeadSizes, TensorSource, nth_part
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 
 ROUTER, ROUTER_BIAS = "mlp.router.weight", "mlp.router.bias"
@@ -67,14 +67,6 @@ _WHOLE = {
 """Names of tensors that checkpoints store in our form -> ours."""
 
 
-def _first_half(rows: torch.Tensor) -> torch.Tensor:
-    return rows[: len(rows) // 2]
-
-
-def _second_half(rows: torch.Tensor) -> torch.Tensor:
-    return rows[len(rows) // 2 :]
-
-
 def _one_row(vector: torch.Tensor) -> torch.Tensor:
     return vector.reshape(1, -1)
 
@@ -85,7 +77,7 @@ Stacks = dict[str, dict[str, Pick]]
 
 A stacked tensor has a matrix or vector for each expert.
 """
-_FUSED: dict[str, Pick] = {"gate_proj.weight": _first_half, "up_proj.weight": _second_half}
+_FUSED: dict[str, Pick] = {"gate_proj.weight": nth_part(0, 2), "up_proj.weight": nth_part(1, 2)}
 _STACKS: Stacks = {
     "experts.gate_up_proj": _FUSED,
     "input_linear.weight": _FUSED,

@@ -17,6 +17,7 @@ from specinfer.model.families.base import (
     HeadSizes,
     TensorSource,
     llama_fields,
+    nth_part,
 )
 from specinfer.model.families.positions import rotary, windows
 from specinfer.model.weights.gguf_files.metadata import ROPE_LONG, ROPE_SHORT, GgufFile
@@ -46,10 +47,9 @@ def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
             for place, part in enumerate("qkv")
         }
     if _GATE_UP in name:
-        halves = (lambda rows: rows[: len(rows) // 2], lambda rows: rows[len(rows) // 2 :])
         return {
-            name.replace(_GATE_UP, f".mlp.{part}_proj."): TensorSource(name, half)
-            for part, half in zip(("gate", "up"), halves, strict=True)
+            name.replace(_GATE_UP, f".mlp.{part}_proj."): TensorSource(name, nth_part(which, 2))
+            for which, part in enumerate(("gate", "up"))
         }
     return {name: TensorSource(name)}
 

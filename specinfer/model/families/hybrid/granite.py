@@ -13,6 +13,7 @@ from specinfer.model.families.base import (
     RecurrentShape,
     TensorSource,
     llama_fields,
+    nth_part,
     replaced,
 )
 from specinfer.model.families.granite import factor_fields
@@ -60,7 +61,7 @@ def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     assert shape is not None, "its configuration has it"
     if _GATE_UP in name:
         return {
-            name.replace(_GATE_UP, f".mlp.{part}_proj."): TensorSource(name, partial(_half, which))
+            name.replace(_GATE_UP, f".mlp.{part}_proj."): TensorSource(name, nth_part(which, 2))
             for which, part in enumerate(("gate", "up"))
         }
     if _CONVOLUTION in name:
@@ -76,10 +77,6 @@ def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
             new.format("a"): TensorSource(name, partial(_part, sizes, 2)),
         }
     return {replaced(name, _NAMES): TensorSource(name)}
-
-
-def _half(which: int, rows: torch.Tensor) -> torch.Tensor:
-    return rows.chunk(2)[which]
 
 
 def _part(sizes: tuple[int, int, int], which: int, rows: torch.Tensor) -> torch.Tensor:

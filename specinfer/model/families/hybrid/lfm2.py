@@ -1,6 +1,5 @@
 """LFM2: short convolutions in place of most attention layers."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from specinfer.model.families.base import (
     HeadSizes,
     RecurrentShape,
     TensorSource,
+    nth_part,
     replaced,
 )
 from specinfer.model.families.positions import FULL, rotary
@@ -83,14 +83,10 @@ def _intermediate(hf: Any) -> int:
 def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     if _FUSED in name:
         return {
-            name.replace(_FUSED, f".linear_attn.in_proj_{part}."): TensorSource(name, partial(_third, which))
+            name.replace(_FUSED, f".linear_attn.in_proj_{part}."): TensorSource(name, nth_part(which, 3))
             for which, part in enumerate(("qkv", "z", "x"))
         }
     return {replaced(name, _NAMES): TensorSource(name)}
-
-
-def _third(which: int, rows: torch.Tensor) -> torch.Tensor:
-    return rows.chunk(3)[which]
 
 
 def _gguf(file: GgufFile) -> tuple[Any, Fields]:
