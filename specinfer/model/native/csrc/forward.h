@@ -61,15 +61,10 @@ class Worker {
   // The first tile of a matrix that the thread multiplies.
   const char* first(const Matrix& m) const { return Shares<1>({&m}, thread_, threads_).first(0, m.data); }
 
-  // Prepares the rows of a product's input, chunk by chunk, in some ways.
+  // Prepares the rows of a product's input in some ways.
   void prepare(const float* x, int rows, int k, int ways) {
     if (ways == PLAIN) return;
-    const int chunks = (k + Inputs::CHUNK - 1) / Inputs::CHUNK;
-    const Range r = mine(rows * chunks);
-    for (int i = r.begin; i < r.end; ++i) {
-      const int begin = i % chunks * Inputs::CHUNK;
-      m_.inputs.prepare(ways, x, k, i / chunks, begin, std::min(k, begin + Inputs::CHUNK));
-    }
+    m_.inputs.prepare_share(ways, x, rows, k, thread_, threads_);
     barrier_.wait();
   }
 
@@ -183,10 +178,6 @@ class Worker {
                  if (!l.qkv_bias.empty()) add_to(y, &l.qkv_bias[before + col], n);
                });
     barrier_.wait();
-  }
-
-  static void add_to(float* y, const float* v, int n) {
-    for (int i = 0; i < n; ++i) y[i] += v[i];
   }
 
   // Norms of all heads of a token together, of queries and of keys.

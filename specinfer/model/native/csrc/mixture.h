@@ -75,11 +75,6 @@ class Mixture {
 
   Range mine(int items) const { return share(items, thread_, threads_); }
 
-  // y += v, if there is something to add.
-  static void add_to(float* y, const float* v, int n) {
-    for (int i = 0; v && i < n; ++i) y[i] += v[i];
-  }
-
   static Range tiles(const Matrix& m, Range runs) {
     const auto tile = [&](int run) { return std::min(run * RUN / m.width, m.tiles()); };
     return {tile(runs.begin), tile(runs.end)};
@@ -137,13 +132,10 @@ class Mixture {
   }
 
   void prepare_inner(const Experts& e) {
-    const int ways = e.each[0].down.input, inter = e.shape.inter, chunks = (inter + Inputs::CHUNK - 1) / Inputs::CHUNK;
+    const int ways = e.each[0].down.input;
     if (ways == PLAIN) return;
-    const Range r = mine(int(by_expert_.order.size()) * chunks);
-    for (int i = r.begin; i < r.end; ++i) {
-      const int begin = i % chunks * Inputs::CHUNK;
-      m_.inputs.prepare(ways, m_.routes.inner.data(), inter, i / chunks, begin, std::min(inter, begin + Inputs::CHUNK));
-    }
+    const int rows = int(by_expert_.order.size());
+    m_.inputs.prepare_share(ways, m_.routes.inner.data(), rows, e.shape.inter, thread_, threads_);
     barrier_.wait();
   }
 

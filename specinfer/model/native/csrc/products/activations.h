@@ -10,6 +10,7 @@
 
 #include "products/block_float.h"
 #include "products/formats.h"
+#include "simd/threads.h"
 
 namespace specinfer {
 
@@ -61,6 +62,16 @@ class Inputs {
       for (int i = first; i < end; i += UNIT) quantise_bytes(from + i, UNIT, unit(0, row, k, i));
     if (ways & Q8_K_ROWS)
       for (int i = first; i < end; i += CHUNK) quantise_bytes(from + i, std::min(CHUNK, end - i), unit(1, row, k, i));
+  }
+
+  // A thread's share of preparing all rows, chunk by chunk.
+  void prepare_share(int ways, const float* x, int rows, int k, int thread, int threads) {
+    const int chunks = (k + CHUNK - 1) / CHUNK;
+    const Range r = share(rows * chunks, thread, threads);
+    for (int i = r.begin; i < r.end; ++i) {
+      const int begin = i % chunks * CHUNK;
+      prepare(ways, x, k, i / chunks, begin, std::min(k, begin + CHUNK));
+    }
   }
 
   const ByteUnit* bytes(Prepared way) const { return bytes_[way == Q8_K_ROWS].data(); }

@@ -158,6 +158,11 @@ INLINED inline void multiply_step(typename Kind::Sum (&acc)[MR][V], const char* 
   });
 }
 
+// y += v, if there is something to add.
+inline void add_to(float* y, const float* v, int n) {
+  for (int i = 0; v && i < n; ++i) y[i] += v[i];
+}
+
 // Writes n numbers, `lanes(i)` being those from i on.
 template <class Lanes>
 inline void write_lanes(int n, float* y, Lanes lanes) {
