@@ -146,13 +146,20 @@ def build_engine(
     tokenizer.parse_special_tokens = options.parse_special_tokens
     runner, close = _runner(directory, options)
     try:
-        close = _keep_prefixes(runner, directory, tokenizer, options) or close
+        _keep_prefixes(runner, directory, tokenizer, options)
         groups = [_drafters(spec, model, options) for spec in specs]
         engine = assemble(runner, tokenizer, groups, options)
     except BaseException:
         close()
         raise
-    engine.on_close = close
+
+    def end() -> None:
+        try:
+            runner.cache.save_prefixes()
+        finally:
+            close()
+
+    engine.on_close = end
     return engine, tokenizer
 
 
@@ -236,22 +243,19 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
     return ranks.runner, ranks.close
 
 
-def _keep_prefixes(
-    runner: ModelRunner, directory: Path, tokenizer: Tokenizer, options: LLMOptions
-) -> Callable[[], None] | None:
-    """Open the directory of prefixes if set; return a function to save.
+def _keep_prefixes(runner: ModelRunner, directory: Path, tokenizer: Tokenizer, options: LLMOptions) -> None:
+    """Open the directory of prefixes if set.
 
     Raises:
         SettingError: if the executor cannot do it.
     """
     if not options.prefix_cache_directory:
-        return None
+        return
     fingerprint = model_fingerprint(
         directory, tokenizer.text_fingerprint(), options.dtype, runner.weights.blocks, options.kv_type
     )
     limit = options.prefix_cache_megabytes * 1_000_000
     runner.keep_prefixes(Path(options.prefix_cache_directory).expanduser(), fingerprint, limit)
-    return runner.cache.save_prefixes
 
 
 def _verifier(
