@@ -1,6 +1,5 @@
-"""Docstrings and comments of product code are plain English, except in listed files."""
+"""Docstrings and comments of product code are plain English."""
 
-import functools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,6 @@ import pytest
 from tests.style.plain_english import OPENING, cpp_faults, docstrings, python_faults
 
 ROOT = Path(__file__).resolve().parents[2]
-LIST = ROOT / "tests" / "style" / "ratchet.txt"
-"""Files that still break the rules. It may only shrink."""
 COVERED = (
     "specinfer",
     "gateway",
@@ -28,17 +25,9 @@ COVERED = (
 CHECKS = {".py": python_faults, ".cpp": cpp_faults, ".h": cpp_faults}
 
 
-def test_only_listed_files_break_the_rules() -> None:
-    listed = set(LIST.read_text().split())
-    new = [fault for name, faults in broken().items() if name not in listed for fault in faults]
-    assert not new, "\n".join(["Rewrite these lines in plain English:", *new])
-
-
-def test_listed_files_break_a_rule() -> None:
-    listed = LIST.read_text().split()
-    clean = sorted(set(listed) - set(broken()))
-    assert not clean, f"Remove these files from {LIST.name}, as they keep all rules now: {clean}"
-    assert listed == sorted(set(listed))
+def test_no_file_breaks_the_rules() -> None:
+    found = [fault for name in covered_files() for fault in faults_of(name)]
+    assert not found, "\n".join(["Rewrite these lines in plain English:", *found])
 
 
 def test_openings_of_tests_are_plain() -> None:
@@ -90,12 +79,6 @@ def test_code_and_later_lines_are_free(source: str) -> None:
 def test_faults_of_cpp_are_found() -> None:
     source = 'f("behind");  // fine\n/* one\n   two */ int x;  // rows beside it\n'
     assert list(cpp_faults(source)) == [(3, '"beside" (use: next to, in addition to)')]
-
-
-@functools.cache
-def broken() -> dict[str, list[str]]:
-    """Return the faults of each covered file that has some."""
-    return {name: faults for name in covered_files() if (faults := list(faults_of(name)))}
 
 
 def covered_files() -> Iterator[str]:
