@@ -17,7 +17,7 @@ class Offers:
         self._used: dict[str, int] = {}
 
     def fresh(self, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
-        """Return the reports; those that were used have no room."""
+        """Return the reports, with no room left in used ones."""
         return [
             replace(report, room=0) if self._used.get(report.gateway_id) == report.number else report
             for report in alive

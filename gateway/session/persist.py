@@ -227,7 +227,7 @@ class Persistence:
             )
 
     def _heed(self, written: dict[str, Written]) -> None:
-        """End cancelled requests, and release those that another gateway owns."""
+        """End cancelled requests and release requests of other gateways."""
         for request_id, what in written.items():
             if what is Written.CANCEL and request_id in self._scheduler.states:
                 self._scheduler.cancel(request_id)

@@ -21,7 +21,7 @@ class Named(NamedTuple):
 
 @dataclass(slots=True)
 class GatewayTotals:
-    """Totals of all sessions, also of those that have ended."""
+    """Totals of all sessions, ended ones included."""
 
     steps: int = 0
     tokens: int = 0

@@ -208,7 +208,7 @@ def known_options() -> dict[str, RequestOption]:
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with the defaults of those that are not given.
+    """Return the options, completed with defaults.
 
     Raises:
         TypeError: if there is no option of some name.

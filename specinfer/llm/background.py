@@ -238,7 +238,7 @@ class AsyncLLM:
             self._cancel(future.result())
 
     def _end_all(self) -> None:
-        """End every request, including those whose submission still waits."""
+        """End every request, also if its submission still waits."""
         while not self._work.empty():
             self._work.get()()
         error = self._fault or UnavailableError("this AsyncLLM is closed")

@@ -91,7 +91,7 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
 
 
 def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
-    """Check that the rotary settings match those in the GGUF file.
+    """Compare the rotary settings with the GGUF file's.
 
     A file without rotary metadata is not checked.
 

@@ -157,7 +157,7 @@ def _token_ids(stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 
 
 def check_target(config: Mapping[str, Any], directory: Path, target_directory: Path) -> None:
-    """Compare the target's embeddings with those that a checkpoint was trained on.
+    """Compare the target's embeddings with the training target's.
 
     A checkpoint that does not name them (another library wrote it) passes.
 

@@ -94,7 +94,7 @@ class Metadata:
 
     @property
     def layers(self) -> int:
-        """Number of layers, without those that predict further tokens."""
+        """Number of layers, without layers for multi-token prediction."""
         further = self.get("nextn_predict_layers", 0)
         return self.count("block_count") - (self.count("nextn_predict_layers") if further else 0)
 
