@@ -48,6 +48,8 @@ class Experts:
     alpha: float = 1.0
     biased: bool = False
     """True if router and experts have biases."""
+    gated_shared: bool = False
+    """True if the router weights the shared expert."""
 
     def __post_init__(self) -> None:
         if not 0 < self.used <= self.count:

@@ -27,7 +27,7 @@ def _qwen_experts(hf: Any, shared_size: int) -> Experts | None:
     if len(dense) == len(layers) or not hf.num_experts:
         return None
     chosen = (hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size, bool(hf.norm_topk_prob))
-    return Experts(*chosen, shared_size, frozenset(dense))
+    return Experts(*chosen, shared_size, frozenset(dense), gated_shared=bool(shared_size))
 
 
 def _qwen_fields(hf: Any) -> Fields:

@@ -26,7 +26,10 @@ from tests.support.tiny_models import reference_logits, runner_of
 
 pytestmark = pytest.mark.native
 
-FAMILIES = ("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense")
+FAMILIES = (
+    *("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense", "granitemoehybrid"),
+    *("falcon_h1", "falcon_h1, normed", "mamba2"),
+)
 SEEDS = range(6)
 
 
