@@ -109,7 +109,10 @@ class HostedRequests:
             return VerifyOutcome(name, EntryStatus.ERROR, why)
 
     def note(self, outcomes: Sequence[VerifyOutcome]) -> None:
-        """Forget what was not read, and failed requests without any cached tokens: they start over."""
+        """Forget tokens that a limit left out, and failed requests.
+
+        A failed request without any cached tokens starts over.
+        """
         for each in outcomes:
             if each.status is EntryStatus.OK and each.verdict is None:
                 del self._states[each.request_id].tokens[each.held_len :]

@@ -30,7 +30,10 @@ class StepEntry:
     forced: int = 0
     """Maximum further nodes for tokens forced by the constraint."""
     read_limit: int = 0
-    """Maximum tokens of the delta that the verifier computes, after those in its cache; 0: all."""
+    """Maximum tokens of the delta to compute; 0: all.
+
+    Those in the verifier's cache do not count.
+    """
 
     @property
     def request_id(self) -> str:

@@ -59,9 +59,9 @@ class VerifyJob:
     cache_scope: str = ""
     """Only equal scopes share prompts; set by jobs that start over."""
     read_limit: int = 0
-    """Maximum tokens of the delta to compute, after those found in the cache; 0: all.
+    """Maximum tokens of the delta to compute; 0: all.
 
-    With a limit the last token is not taken: it will be the root of a tree.
+    Those found in the cache do not count. With a limit the last token is not taken: it will be the root of a tree.
     """
 
     def part_to_read(self, known: int) -> Sequence[int]:

@@ -103,7 +103,7 @@ def test_a_prompt_is_read_in_chunks_and_decoding_goes_on_beside_it() -> None:
 
 
 def test_a_prompt_s_first_entry_has_all_that_may_be_cached() -> None:
-    """What the verifier finds in its cache takes no part of the chunk."""
+    """Tokens that the verifier has cached take no part of the chunk."""
     s = scheduler()
     s.submit(request("long", prompt=90), 0.0)
     (entry,) = s.plan(0.0)
