@@ -136,7 +136,7 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
         inv_freq, scale = rotary(hf)
         positions = {"inv_freq": inv_freq, "rotary_scale": scale}
     return positions | {
-        "intermediate_size": hf.intermediate_size,
+        "intermediate_size": getattr(hf, "intermediate_size", None) or hf.moe_intermediate_size,
         "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
         "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
         "norm_eps": hf.rms_norm_eps,

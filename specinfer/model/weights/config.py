@@ -18,7 +18,7 @@ ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
 """Activations in the order of the kernels (native/csrc/model.h)."""
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Other names in configurations."""
-_WITH_TEXT_PART = ("qwen3_5",)
+_WITH_TEXT_PART = ("qwen3_5", "qwen3_5_moe")
 """`model_type` of models for images and text; only the text part runs."""
 _SHAPE = {
     "layers": "num_hidden_layers",

@@ -158,10 +158,13 @@ class GgufFile:
         if not meta.get("attention.causal", True):
             raise IncompatibleError("GGUF: attention.causal = False: is not supported")
         heads = one_count(meta, "attention.head_count")
+        inner = "feed_forward_length"
+        if not meta.has(inner) and meta.has(f"expert_{inner}"):  # all layers have experts
+            inner = f"expert_{inner}"
         return {
             "vocab_size": vocab,
             "hidden_size": meta.count("embedding_length"),
-            "intermediate_size": one_count(meta, "feed_forward_length"),
+            "intermediate_size": one_count(meta, inner),
             "num_hidden_layers": meta.layers,
             "num_attention_heads": heads,
             "num_key_value_heads": one_count(meta, "attention.head_count_kv", heads),
