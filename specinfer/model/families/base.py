@@ -75,7 +75,7 @@ class TensorSource(NamedTuple):
 class GgufLayout:
     """Layout of GGUF files of one architecture."""
 
-    parts: Mapping[str, str]
+    parts: dict[str, str]
     """Parts of a layer: name of `transformers`, name in the file."""
     config: Callable[[GgufFile], tuple[Any, Fields]]
     """Returns the class of the `transformers` configuration, and its additional fields."""
@@ -85,6 +85,8 @@ class GgufLayout:
     """True if weights of norms are stored plus one."""
     tensors: Mapping[str, str] = field(default_factory=dict)
     """Further tensors of a layer: name of `transformers`, name in the file."""
+    further: dict[str, str] = field(default_factory=dict)
+    """Additional parts of a layer that predicts further tokens."""
     top: Mapping[str, str] = field(default_factory=dict)
     """The same outside the layers."""
     undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None

@@ -20,6 +20,7 @@ from specinfer.model.families.experts import (
     shared_size,
 )
 from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
+from specinfer.model.weights.source import MTP_LAYERS
 
 _LINEAR = ".linear_attn."
 _PARTS = GGUF_PARTS | {
@@ -33,6 +34,12 @@ _PARTS = GGUF_PARTS | {
     "linear_attn.out_proj": "ssm_out",
 }
 _TENSORS = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+_FURTHER = {
+    "input_proj": "nextn.eh_proj",
+    "token_layernorm": "nextn.enorm",
+    "hidden_layernorm": "nextn.hnorm",
+    "final_layernorm": "nextn.shared_head_norm",
+}
 _NEXT = "qwen3next"
 _BEHIND_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
 """Tensors whose rows are queries, keys, then values."""
@@ -76,6 +83,7 @@ def _fields(file: GgufFile) -> Fields:
         "linear_key_head_dim": meta.count("ssm.state_size"),
         "linear_value_head_dim": inner // heads,
         "linear_conv_kernel_dim": meta.count("ssm.conv_kernel"),
+        MTP_LAYERS: meta.count("block_count") - meta.layers,
     }
 
 
@@ -125,7 +133,13 @@ def _grouped(rows: torch.Tensor, keys: int, values: int) -> torch.Tensor:
     return tiles.transpose(0, 1).reshape(rows.shape)
 
 
-LAYOUT = GgufLayout(_PARTS, _config, tensors=_TENSORS, undo=_undo)
+LAYOUT = GgufLayout(_PARTS, _config, tensors=_TENSORS, undo=_undo, further=_FURTHER)
 _MIXED = _PARTS | gguf_experts() | GGUF_SHARED
-MIXTURE = GgufLayout(_MIXED, _mixture_config, tensors=_TENSORS, undo=_undo)
-NEXT = GgufLayout(_MIXED | {"linear_attn.in_proj_ba": "ssm_ba"}, _next_config, tensors=_TENSORS, undo=_undo)
+MIXTURE = GgufLayout(_MIXED, _mixture_config, tensors=_TENSORS, undo=_undo, further=_FURTHER)
+NEXT = GgufLayout(
+    _MIXED | {"linear_attn.in_proj_ba": "ssm_ba"},
+    _next_config,
+    tensors=_TENSORS,
+    undo=_undo,
+    further=_FURTHER,
+)

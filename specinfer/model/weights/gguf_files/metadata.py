@@ -23,7 +23,7 @@ ROPE_TENSORS = frozenset({ROPE_FACTORS, ROPE_SHORT, ROPE_LONG})
 
 
 def hf_names(
-    parts: Mapping[str, str], layers: int, tensors: Mapping[str, str], top: Mapping[str, str]
+    parts: Mapping[str, str], layers: range, tensors: Mapping[str, str], top: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield both names of every tensor that a model may have.
 
@@ -32,7 +32,7 @@ def hf_names(
     `parts` are those of a layer, `tensors` others with whole names, `top` those outside the layers.
     """
     yield from {**_TOP, **top}.items()
-    for layer in range(layers):
+    for layer in layers:
         for name, stored in tensors.items():
             yield f"model.layers.{layer}.{name}", f"blk.{layer}.{stored}"
         for name, short in parts.items():
