@@ -68,10 +68,15 @@ MIXTRAL = Family(model_types=("mixtral",), fields=_mixtral_fields, rename=rename
 
 
 def _olmoe_fields(hf: Any) -> Fields:
-    if hf.clip_qkv is not None:
-        raise IncompatibleError(f"clip_qkv = {hf.clip_qkv}: not supported")
+    if hf.clip_qkv is not None and not hf.clip_qkv > 0:
+        raise IncompatibleError(f"clip_qkv = {hf.clip_qkv}: must be above 0")
     chosen = (hf.num_experts, hf.num_experts_per_tok, hf.intermediate_size, bool(hf.norm_topk_prob))
-    return llama_fields(hf) | {"qk_norm": True, "qk_norm_rows": True, "experts": Experts(*chosen)}
+    return llama_fields(hf) | {
+        "qk_norm": True,
+        "qk_norm_rows": True,
+        "qkv_bound": hf.clip_qkv or 0.0,
+        "experts": Experts(*chosen),
+    }
 
 
 def _olmoe_gguf(file: GgufFile) -> tuple[Any, Fields]:

@@ -75,6 +75,8 @@ class ModelConfig:
     """Bound c of attention scores s: `c * tanh(s / c)`; 0: none."""
     logit_cap: float = 0.0
     """The same for logits."""
+    qkv_bound: float = 0.0
+    """Bound of the magnitude of queries, keys and values; 0: none."""
     windows: tuple[int, ...] = ()
     """Positions that each layer looks back; 0: all.
 
@@ -187,6 +189,7 @@ class ModelConfig:
         factors = (self.embedding_scale, self.residual_scale, self.logit_scale)
         yield "factors on embeddings, residuals or logits", any(factor != 1 for factor in factors)
         yield "a factor on attention scores", self.score_scale != self.head_dim**-0.5
+        yield "bounds of queries, keys and values", bool(self.qkv_bound)
         yield "soft caps", bool(self.score_cap or self.logit_cap)
         yield "rotary positions by layer", bool(self.layer_rotary)
         yield "attention sinks", self.sinks
