@@ -63,8 +63,7 @@ class SpeculatorSettings(ServiceSettings):
     vocabulary: int = Field(
         _DEFAULTS.vocabulary,
         ge=0,
-        description="Most tokens that a whole model drafts, the most frequent ones: the head costs by the token; "
-        "0: all.",
+        description="Maximum draft vocabulary of a whole model, the most frequent tokens; 0: all.",
     )
     beam: int = Field(
         _DEFAULTS.beam, ge=1, description="ssm: most nodes expanded per level when growing best-first."
@@ -80,9 +79,9 @@ class SpeculatorSettings(ServiceSettings):
     )
     proposal: str = Field(
         _DEFAULTS.proposal,
-        description="ssm: children for stochastic requests: point (what the target's noise favours: a seed "
-        "then gives the text of plain decoding), with_replacement or without_replacement (drawn). "
-        "custom: anything but point lets the function draw.",
+        description="ssm: children for sampled requests: point (favoured by the target's noise), "
+        "with_replacement or without_replacement (drawn). custom: anything but point lets the "
+        "function draw.",
     )
     suffix_learn: bool = Field(
         _DEFAULTS.suffix_learn, description="suffix: also draft from finished requests."
@@ -92,8 +91,8 @@ class SpeculatorSettings(ServiceSettings):
     )
     learn: str = Field(
         "",
-        description="Directory for better weights of the ssm, which `specinfer train follow` makes from requests "
-        "and offers; empty keeps no texts and takes no weights.",
+        description="ssm: directory for weights that `specinfer train follow` learns from requests; empty: no "
+        "texts are kept.",
     )
     function: str = Field(_DEFAULTS.function, description="custom: the function that drafts, module:name.")
 
