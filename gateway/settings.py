@@ -30,9 +30,9 @@ class RequestSettings(ProcessSettings):
         False,
         description="Parse names of special tokens in messages, results and functions as special tokens.",
     )
-    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
+    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Maximum requests decoded at once.")
     max_waiting: int = Field(
-        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
+        _LIMITS.max_waiting, ge=1, description="Maximum requests waiting; more are refused."
     )
     api_keys: str = Field(
         "", description="File of API keys (`specinfer keys`); without it everybody is served."
@@ -183,7 +183,7 @@ class GatewaySettings(SecuritySettings, RequestSettings):
         "scheduler`.",
     )
     max_calls: int = Field(
-        4096, ge=1, description="Most calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
+        4096, ge=1, description="Maximum calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
     )
 
     def check(self) -> None:

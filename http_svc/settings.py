@@ -46,7 +46,7 @@ class ApiSettings(ProcessSettings):
         description="Accepted Host headers, separated by commas; *.example.com for subdomains, * for all. "
         "Empty: on loopback localhost and numeric addresses, else all.",
     )
-    max_calls: int = Field(4096, ge=1, description="Most calls at once; more are refused with 503.")
+    max_calls: int = Field(4096, ge=1, description="Maximum calls at once; more are refused with 503.")
 
     def check(self) -> None:
         """Check also the model's names."""

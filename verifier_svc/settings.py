@@ -64,7 +64,7 @@ class VerifierSettings(ServiceSettings):
         1, ge=1, description="Ranks (processes, each with a device) that share every layer of the model."
     )
     pipeline_parallel: int = Field(
-        1, ge=1, description="Stages of successive layers; each has as many ranks as --tensor-parallel says."
+        1, ge=1, description="Stages of successive layers; each has --tensor-parallel ranks."
     )
     rank_timeout_seconds: float = Field(
         60.0,
@@ -87,5 +87,5 @@ class VerifierSettings(ServiceSettings):
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
     )
-    max_nodes: int = Field(_LIMITS.max_nodes, ge=1, description="Most nodes in one tree, root included.")
-    max_step_tokens: int = Field(_LIMITS.max_step_tokens, ge=1, description="Most tokens in one pass.")
+    max_nodes: int = Field(_LIMITS.max_nodes, ge=1, description="Maximum nodes in one tree, root included.")
+    max_step_tokens: int = Field(_LIMITS.max_step_tokens, ge=1, description="Maximum tokens in one pass.")
