@@ -29,11 +29,21 @@ class StepEntry:
     """Greatest depth of any node, from any speculator."""
     forced: int = 0
     """Maximum further nodes for tokens forced by the constraint."""
+    read_limit: int = 0
+    """Maximum tokens of the delta to compute; 0: all.
+
+    Those in the verifier's cache do not count.
+    """
 
     @property
     def request_id(self) -> str:
         """The request's id."""
         return self.state.request.request_id
+
+    @property
+    def most_read(self) -> int:
+        """Maximum tokens of the delta that the verifier computes."""
+        return self.read_limit or len(self.delta)
 
     @property
     def drafts(self) -> bool:
@@ -264,8 +274,17 @@ def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) 
 def _entry(
     state: RequestState, length: int, final: bool, nodes: int, room: CacheRoom, worth: TreeWorth
 ) -> StepEntry:
+    """Return an entry that has the verifier compute up to `length` tokens.
+
+    The first entry of a prompt that needs several has all of it: what is in the verifier's cache need not be
+    computed.
+    """
     base, reach = state.verifier_len, room.most_depth(state)
+    read_limit = 0 if final or base else length
+    if read_limit:
+        length = state.pending
     sequence = state.request.speculation is Speculation.SEQUENCE
     depth = min(room.limits.sequence_length if sequence else room.limits.tree_depth, reach)
     limits = TreeLimits(nodes, depth, 1 if sequence else None, *worth)
-    return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits, reach)
+    delta = tuple(state.tokens[base : base + length])
+    return StepEntry(state, base, delta, final, limits, reach, read_limit=read_limit)
