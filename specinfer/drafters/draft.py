@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 AUTO_DRAFT, NO_DRAFT = "auto", "none"
 DRAFT_HELP = (
-    "A smaller model of the same tokenizer that drafts beside n-grams: registry name, hub id, directory or GGUF file. "
-    "auto: the one that fits and is here; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
+    "A smaller model of the same tokenizer, which drafts with n-grams: registry name, hub id, directory or GGUF file. "
+    "auto: a fitting one on this machine; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
 )
 """Help of `--draft`, wherever there is one."""
 _SMALLER = 2.0

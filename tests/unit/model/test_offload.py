@@ -269,12 +269,16 @@ def test_a_disk_that_fails_fails_the_pass_and_one_that_recovers_goes_on() -> Non
     assert run() == [0, 1, 2]
 
 
-def test_the_reader_ends_with_its_stream() -> None:
+def test_a_stream_waits_for_the_end_of_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that copies while the interpreter shuts down would abort the process."""
     before = set(threading.enumerate())
     stream = LayerStream(Countable(3), [HostBuffer(PAGE) for _ in range(2)])
     (reader,) = set(threading.enumerate()) - before
+    join = reader.join
+    ends: list[bool] = []
+    monkeypatch.setattr(reader, "join", lambda: ends.append(join() is None))
     del stream
-    reader.join(timeout=60)
+    assert ends == [True]
     assert not reader.is_alive()
 
 
