@@ -4,7 +4,7 @@ Prompts are read in chunks, which at most double the time of a step in which oth
 highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -188,14 +188,22 @@ def _united(run: Sequence[Progress]) -> Progress:
 
 
 def plan_entries(
-    states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, worth: TreeWorth
+    states: Sequence[RequestState],
+    room: CacheRoom,
+    most_nodes: int | None,
+    worth: TreeWorth,
+    max_prompt_tokens: Callable[[int, int], int | None] = lambda _rows, _context: None,
 ) -> list[StepEntry]:
-    """Return the entries of a step, without requests whose prompts wait."""
+    """Return the entries of a step, without requests whose prompts wait.
+
+    `max_prompt_tokens` maps other rows and the longest context before a prompt token to their limit, if any.
+    """
     limits = room.limits
     wanted = [_wanted_nodes(state, room, most_nodes) for state in states]
     shares = split_budget(room.budget, wanted)
     decoding = sum(1 + share for state, share in zip(states, shares, strict=True) if state.pending == 1)
-    lengths = delta_lengths(states, limits, room.budget.prompt_part(decoding))
+    context = max([state.verifier_len for state in states if state.pending > 1], default=0)
+    lengths = delta_lengths(states, limits, max_prompt_tokens(decoding, context))
     free = limits.max_step_tokens - sum(lengths)
     entries: list[StepEntry] = []
     for state, length, share in zip(states, lengths, shares, strict=True):

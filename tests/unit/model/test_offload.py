@@ -103,7 +103,9 @@ def test_a_tree_and_single_steps_agree_bit_for_bit_when_offloaded(on_disk: dict[
 @pytest.mark.native
 def test_the_matrices_lie_in_the_file_and_nowhere_else(on_disk: dict[str, str], tmp_path: Path) -> None:
     """Broken by keeping the packed matrices: the layers would still be right."""
-    runner = runner_of(tiny_transformers("llama", **SHAPE | {"intermediate_size": 192}), executor="native", **on_disk)
+    runner = runner_of(
+        tiny_transformers("llama", **SHAPE | {"intermediate_size": 192}), executor="native", **on_disk
+    )
     assert not list(tmp_path.iterdir()), "the file has no name"
     streamed = runner._executor._streamed  # type: ignore[attr-defined]
     assert [sum(sizes.values()) for sizes in streamed._sizes] == list(streamed._store.sizes)

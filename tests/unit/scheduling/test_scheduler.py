@@ -13,6 +13,7 @@ from specinfer.sampling import Sampling
 from specinfer.scheduling.commit import MOST_PUT_OFF_S
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
+from specinfer.scheduling.reading import PassSize, ReadingPace
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.statuses import EntryStatus, FinishReason
@@ -78,8 +79,34 @@ def test_reading_at_most_doubles_the_seconds_of_a_decoding_step(
         assert not rows or read == 1 or curve.at(rows + read) <= 2.000001 * curve.at(rows)
 
 
+@given(
+    curve=curves(),
+    slope=st.floats(0, 0.002),
+    slower=st.floats(0.5, 3.0),
+    rows=st.integers(1, 40),
+    context=st.integers(300, 30_000),
+)
+def test_reading_after_a_long_context_doubles_a_step_at_most_once_it_is_learned(
+    curve: PassCurve, slope: float, slower: float, rows: int, context: int
+) -> None:
+    pace = ReadingPace(derive_budget(curve, 16, 127, 2048).pass_seconds)
+
+    def seconds(read: int) -> float:
+        return slower * (curve.at(rows) + (1 + slope * context) * (curve.at(rows + read) - curve.at(rows)))
+
+    for _ in range(40):
+        pace.learn(PassSize(rows), seconds(0))
+        read = pace.max_tokens(rows, context)
+        assert read
+        pace.learn(PassSize(rows, read, context), seconds(read))
+    read = pace.max_tokens(rows, context)
+    assert read
+    assert read == 1 or seconds(read) <= 2.05 * seconds(0)
+    assert seconds(read + 1) > 1.9 * seconds(0) or rows + read >= 2047, "no fewer than need be"
+
+
 def test_a_step_reads_whole_chunks_while_nobody_decodes() -> None:
-    budget = NodeBudget(0, 0, prompt_tokens=(3, 5))
+    budget = NodeBudget(0, 0, pass_seconds=(2.0, 2.5, 3.0, 4.0, 5.0, 6.0))
     s = Scheduler(replace(LIMITS, prefill_chunk=100), budget)
     s.submit(request("a", prompt=101), 0.0)
     assert [e.most_read for e in step(s)] == [100]
