@@ -40,7 +40,7 @@ class PassSize:
 
 
 class ReadingPace:
-    """The prompt tokens that a step may read in addition to other rows."""
+    """The prompt tokens that a step may read in addition."""
 
     def __init__(self, pass_seconds: Sequence[float] = ()) -> None:
         """Take the rising seconds of passes by their tokens.
