@@ -50,8 +50,8 @@ class ServeSettings(ApiSettings, RequestSettings):
     )
     store: str = Field(
         "",
-        description="File that keeps requests and their tokens, so that streams go on after a restart; empty: "
-        "in memory.",
+        description="File of requests and their tokens, so that streams continue after a restart; empty: in "
+        "memory.",
     )
 
     def check(self) -> None:

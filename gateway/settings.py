@@ -28,20 +28,19 @@ class RequestSettings(ProcessSettings):
     )
     parse_special_tokens: bool = Field(
         False,
-        description="Read the names of special tokens in messages, results and functions as special tokens; else "
-        "they are text.",
+        description="Parse names of special tokens in messages, results and functions as special tokens.",
     )
-    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
+    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Maximum requests decoded at once.")
     max_waiting: int = Field(
-        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
+        _LIMITS.max_waiting, ge=1, description="Maximum requests waiting; more are refused."
     )
     api_keys: str = Field(
         "", description="File of API keys (`specinfer keys`); without it everybody is served."
     )
     prefix_scope: Literal["all", "key"] = Field(
         "all",
-        description="Requests that share cached prompts: all, or those with the same API key, so that no caller can "
-        "measure by the time to the first token what others have sent.",
+        description="Requests that share cached prompts: all, or those with the same API key, which hides "
+        "prompts from timing.",
     )
     vllm_metrics: bool = Field(
         False, description="Show the load also under vLLM's metric names, which endpoint pickers read."
@@ -119,8 +118,7 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     verifiers: str = Field(
         "127.0.0.1:50052",
         description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a "
-        "name, which "
-        "is looked up again every second.",
+        "name, resolved every second.",
     )
     speculators: str = Field(
         "",
@@ -129,8 +127,8 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
-        description="Redis that holds request state; embedded: keeps it in this process, for a gateway that is "
-        "alone, embedded:PATH also in a file, through restarts.",
+        description="Redis with the request state. For a single gateway: embedded: (in memory) or embedded:PATH"
+        " (also in a file).",
     )
     start_timeout_seconds: float = Field(
         60.0, gt=0, description="Time the verifier gets to answer at start-up."
@@ -138,12 +136,10 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     lease_seconds: float = Field(
         3.0,
         gt=0,
-        description="Life of this gateway's leases, renewed six times as often: others take over what a "
-        "dead gateway had "
-        "after that time.",
+        description="Life of this gateway's leases: others take over from a dead gateway after this time.",
     )
     verifier_patience_seconds: float = Field(
-        30.0, ge=0, description="Time that requests wait for a verifier that nobody drives before they fail."
+        30.0, ge=0, description="Time that requests wait for a verifier before they fail."
     )
     redis_patience_seconds: float = Field(
         300.0, ge=0, description="Time that running requests wait for a Redis that does not answer."
@@ -151,47 +147,43 @@ class GatewaySettings(SecuritySettings, RequestSettings):
     linger_seconds: float = Field(
         10.0,
         ge=0,
-        description="Time that a request goes on after its last client has left, for the client to come "
-        "back.",
+        description="Time that a request continues after its last client has left.",
     )
     trust_draws: bool = Field(
         True,
-        description="Let speculators draw for sampled requests. One that lies about what it drew from "
-        "biases the "
-        "output; --no-trust-draws takes only points.",
+        description="Let speculators draw for sampled requests. A wrong distribution biases the output; "
+        "--no-trust-draws accepts only points.",
     )
     prefill_chunk: int = Field(
         _LIMITS.prefill_chunk,
         ge=1,
-        description="Most prompt tokens per iteration; fewer while requests decode: reading at most doubles its "
-        "time.",
+        description="Maximum prompt tokens per step; fewer while requests decode.",
     )
     tree_nodes: int = Field(
         0,
         ge=0,
-        description="Most nodes of one request's tree, root excluded; 0: what the verifier's passes allow.",
+        description="Maximum nodes of a request's tree, root excluded; 0: derived from pass times.",
     )
     step_nodes: int = Field(
         0,
         ge=0,
-        description="Most nodes verified in one iteration, all trees together; 0: what passes allow.",
+        description="Maximum nodes verified in a step, all trees together; 0: derived from pass times.",
     )
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
     )
     planner: str = Field(
         PLANNERS[0],
-        description="How steps are planned: measured, by a table of what steps brought and took; learned, by a "
-        "linear model of each request's text and steps, refined while serving; or a file of weights from "
-        "`specinfer train scheduler`, with which the learned one begins.",
+        description="Planner: measured (a table of steps), learned (a linear model of texts and steps), or a "
+        "file of weights from `specinfer train scheduler`, with which the learned one begins.",
     )
     record_steps: str = Field(
         "",
-        description="File to which a line is appended for every step, without text and tokens, for "
-        "`specinfer train scheduler`.",
+        description="File to which each step is appended, without text and tokens, for `specinfer train "
+        "scheduler`.",
     )
     max_calls: int = Field(
-        4096, ge=1, description="Most calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
+        4096, ge=1, description="Maximum calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
     )
 
     def check(self) -> None:

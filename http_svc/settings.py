@@ -13,7 +13,7 @@ from specinfer.service.settings import ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
 PATIENCE_SECONDS = 10.0
-"""Time that a lost gateway is tried again before a call fails."""
+"Time that a lost gateway is retried before a call fails."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,10 @@ class ApiSettings(ProcessSettings):
     )
     allowed_hosts: str = Field(
         "",
-        description="Names by which the service is called, separated by commas, *.example.com for all below one, "
-        "* for all; other Host headers are refused. Empty: on loopback localhost and addresses by number, "
-        "else all.",
+        description="Accepted Host headers, separated by commas; *.example.com for subdomains, * for all. "
+        "Empty: on loopback localhost and numeric addresses, else all.",
     )
-    max_calls: int = Field(4096, ge=1, description="Most calls at once; more are refused with 503.")
+    max_calls: int = Field(4096, ge=1, description="Maximum calls at once; more are refused with 503.")
 
     def check(self) -> None:
         """Check also the model's names."""
@@ -91,7 +90,7 @@ class HttpSettings(ApiSettings):
         "asked.",
     )
     patience_seconds: float = Field(
-        PATIENCE_SECONDS, ge=0, description="Time that a lost gateway is tried again before a call fails."
+        PATIENCE_SECONDS, ge=0, description="Time that a lost gateway is retried before a call fails."
     )
     gateway_tls_ca: str = Field(
         "", description="PEM file of the authorities of gateways; with it TLS is used."

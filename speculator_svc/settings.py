@@ -51,7 +51,7 @@ class SpeculatorSettings(ServiceSettings):
         _DEFAULTS.weights,
         description=f"ssm: format of weights: {weights_help()}. Of a draft, auto is q8_0 where there are no blocks.",
     )
-    kv_tokens: int = Field(_DEFAULTS.kv_tokens, ge=16, description="ssm: context tokens the KV cache holds.")
+    kv_tokens: int = Field(_DEFAULTS.kv_tokens, ge=16, description="ssm: context tokens in the KV cache.")
     kv_type: str = Field(
         _DEFAULTS.kv_type, description=f"ssm, eagle: {KV_TYPE_HELP[0].lower()}{KV_TYPE_HELP[1:]}."
     )
@@ -63,26 +63,25 @@ class SpeculatorSettings(ServiceSettings):
     vocabulary: int = Field(
         _DEFAULTS.vocabulary,
         ge=0,
-        description="Most tokens that a whole model drafts, the most frequent ones: the head costs by the token; "
-        "0: all.",
+        description="Maximum draft vocabulary of a whole model, the most frequent tokens; 0: all.",
     )
     beam: int = Field(
-        _DEFAULTS.beam, ge=1, description="ssm: most nodes expanded per level when growing best-first."
+        _DEFAULTS.beam, ge=1, description="ssm: maximum nodes expanded per level when growing best-first."
     )
     depth: int = Field(
-        _DEFAULTS.depth, ge=1, description="ssm: most levels of a best-first tree; each costs a pass."
+        _DEFAULTS.depth, ge=1, description="ssm: maximum levels of a best-first tree; each costs a pass."
     )
     min_path_probability: float = Field(
         _DEFAULTS.min_path_probability,
         ge=0,
         le=1,
-        description="ssm: least probability of a path that a best-first tree follows further.",
+        description="ssm: minimum probability of a path that a best-first tree extends.",
     )
     proposal: str = Field(
         _DEFAULTS.proposal,
-        description="ssm: children for stochastic requests: point (what the target's noise favours: a seed "
-        "then gives the text of plain decoding), with_replacement or without_replacement (drawn). "
-        "custom: anything but point lets the function draw.",
+        description="ssm: children for sampled requests: point (favoured by the target's noise), "
+        "with_replacement or without_replacement (drawn). custom: anything but point lets the "
+        "function draw.",
     )
     suffix_learn: bool = Field(
         _DEFAULTS.suffix_learn, description="suffix: also draft from finished requests."
@@ -92,8 +91,8 @@ class SpeculatorSettings(ServiceSettings):
     )
     learn: str = Field(
         "",
-        description="Directory for better weights of the ssm, which `specinfer train follow` makes from requests "
-        "and offers; empty keeps no texts and takes no weights.",
+        description="ssm: directory for weights that `specinfer train follow` learns from requests; empty: no "
+        "texts are kept.",
     )
     function: str = Field(_DEFAULTS.function, description="custom: the function that drafts, module:name.")
 

@@ -108,8 +108,14 @@ class HostedRequests:
             why = FaultError("internal error", error).for_logs
             return VerifyOutcome(name, EntryStatus.ERROR, why)
 
-    def note(self, outcomes: Iterable[VerifyOutcome]) -> None:
-        """Forget failed requests without any cached tokens: they start over."""
+    def note(self, outcomes: Sequence[VerifyOutcome]) -> None:
+        """Forget tokens that a limit left out, and failed requests.
+
+        A failed request without any cached tokens starts over.
+        """
+        for each in outcomes:
+            if each.status is EntryStatus.OK and each.verdict is None:
+                del self._states[each.request_id].tokens[each.held_len :]
         failed = [each.request_id for each in outcomes if each.status is not EntryStatus.OK]
         if unknown := [name for name in failed if not self._host.verifier.holds(name)]:
             self.forget(unknown)
@@ -139,7 +145,8 @@ class HostedRequests:
             self._extend(state, part.base_len, delta)
             state.sampling, state.finish = decode_sampling(part.sampling), None
         if not part.HasField("tree_plan"):
-            return StepEntry(state, part.base_len, delta, part.HasField("tree"), _NO_TREE, 0)
+            final = part.HasField("tree")
+            return StepEntry(state, part.base_len, delta, final, _NO_TREE, 0, read_limit=part.read_limit)
         plan = part.tree_plan
         speculation = _SPECULATION[plan.shape]
         if state.request.speculation is not speculation:

@@ -50,9 +50,8 @@ class VerifierSettings(ServiceSettings):
     )
     offload: str = Field(
         "none",
-        description="Where the decoder layers of a model larger than the device lie: host (pinned memory, "
-        "for a GPU) or disk; each pass copies them, the next one beside the work on this one. none: on the "
-        "device. Needs the native or the torch executor.",
+        description="Place of the decoder layers: none (the device), host (pinned memory, for a GPU) or disk, "
+        "from which each pass reads them. Needs the native or the torch executor.",
     )
     offload_directory: str = Field(
         "", description="Where --offload disk writes the layers when it starts; empty: the cache directory."
@@ -65,13 +64,13 @@ class VerifierSettings(ServiceSettings):
         1, ge=1, description="Ranks (processes, each with a device) that share every layer of the model."
     )
     pipeline_parallel: int = Field(
-        1, ge=1, description="Stages of successive layers; each has as many ranks as --tensor-parallel says."
+        1, ge=1, description="Stages of successive layers; each has --tensor-parallel ranks."
     )
     rank_timeout_seconds: float = Field(
         60.0,
         gt=0,
-        description="A rank that does not answer for this long is lost, and the whole verifier ends; more "
-        "than the longest pass takes.",
+        description="Time without an answer after which a rank is lost and the verifier ends; must exceed the "
+        "longest pass.",
     )
     threads: int = Field(0, ge=0, description=f"CPU threads of the model; {THREADS_HELP}.")
     kv_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] = Field(
@@ -88,5 +87,5 @@ class VerifierSettings(ServiceSettings):
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
     )
-    max_nodes: int = Field(_LIMITS.max_nodes, ge=1, description="Most nodes in one tree, root included.")
-    max_step_tokens: int = Field(_LIMITS.max_step_tokens, ge=1, description="Most tokens in one pass.")
+    max_nodes: int = Field(_LIMITS.max_nodes, ge=1, description="Maximum nodes in one tree, root included.")
+    max_step_tokens: int = Field(_LIMITS.max_step_tokens, ge=1, description="Maximum tokens in one pass.")

@@ -7,6 +7,7 @@ are real, texts are not.
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import typer
 
 from benchmarks.passes.__main__ import numbers
+from benchmarks.passes.borrowed import gains_table
 from benchmarks.passes.measure import spread
 from benchmarks.publish import RESULTS
 from benchmarks.tables import head, line, origin, with_sections
@@ -44,6 +46,7 @@ Each pass gives logits for each of its rows, which follow a context. Chain: each
 children to a row. Medians of turns in which the systems alternate; in brackets the minimum and maximum.
 Next token: a pass of one row that stays in the context, as plain decoding has it.
 """
+KERNELS = "compiled kernels"
 KINDS = {"chain": lambda row: row - 1, "tree": lambda row: (row - 1) // 2}
 
 
@@ -100,6 +103,15 @@ def measure(
     return found
 
 
+def seconds_by_rows(found: dict[str, dict[str, list[float]]], sizes: Sequence[int]) -> dict[int, float]:
+    """Return the kernels' median seconds of a tree by rows.
+
+    That of one row is plain decoding.
+    """
+    kinds = {rows: f"tree of {rows}" for rows in sizes} | {1: "next token"}
+    return {rows: median(found[kind][KERNELS]) / 1000 for rows, kind in kinds.items()}
+
+
 def main(
     layers: Annotated[int, typer.Option(min=4, help="Layers; the model has 24.")] = 24,
     rows: Annotated[str, typer.Option(help="Rows of the passes.")] = "1,2,4,8",
@@ -115,9 +127,7 @@ def main(
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     options = RunnerOptions(dtype=dtype, kv_tokens=2048, executor="native")
     systems = {
-        "compiled kernels": ContextPasses(
-            ModelRunner.build(from_transformers(model.config), weights, options), context
-        ),
+        KERNELS: ContextPasses(ModelRunner.build(from_transformers(model.config), weights, options), context),
         "transformers": ContextPasses(
             ModelRunner.wrap(model, model.config, RunnerOptions(dtype, kv_tokens=2048)), context
         ),
@@ -128,6 +138,7 @@ def main(
     lines = [f"## {title}", "", f"{origin(about)}. Random weights.", ""]
     lines += head([f"{name}, ms" for name in systems], "pass")
     lines += [line(what, [spread(times[name]) for name in systems]) for what, times in found.items()]
+    lines += ["", *gains_table(seconds_by_rows(found, numbers("rows", rows)))]
     text = "\n".join([*lines, ""])
     out.write_text(with_sections(TITLE, out.read_text() if out.is_file() else "", {title: text}))
     console.print(text, markup=False)

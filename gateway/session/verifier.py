@@ -154,7 +154,7 @@ class VerifierClient:
         if order.references:
             add_references(request.entries, order.references)
         nodes = [order.plans[e.request_id].node_budget for e in entries if e.request_id in order.plans]
-        tokens = sum(nodes) + sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
+        tokens = sum(nodes) + sum([e.most_read + len(trees.get(e.request_id, ())) for e in entries])
         granted_s = order.grant.microseconds / 1e6 if order.grant is not None else 0.0
         patience_s = self._hung_s + granted_s + _SLOW * self._pass_curve.at(max(1, tokens))
         started = time.perf_counter()
@@ -223,6 +223,7 @@ class VerifierClient:
             max_new_tokens=request.max_new_tokens if starts_over else 0,
             stop_token_ids=request.stop_token_ids if starts_over else (),
             cache_scope=scope_of(request) if self._scoped and starts_over else "",
+            read_limit=entry.read_limit,
         )
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:

@@ -39,7 +39,7 @@ def exact(
     prompts: Annotated[
         Path | None, typer.Option(help='JSONL file of {"turns": ["text"]}; twelve of ours without it.')
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.")] = 64,
     temperature: Annotated[
         float, typer.Option(min=0.0, max=2.0, help="Of the seeded requests; 0: greedy ones only.")
     ] = 0.8,

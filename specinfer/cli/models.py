@@ -92,8 +92,10 @@ KeyName = Annotated[str, typer.Option("--name", help="Whom the key belongs to: l
 def create(
     name: KeyName,
     file: KeyFile,
-    max_concurrent: Annotated[int | None, typer.Option(help="Most unfinished requests at once.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Most tokens generated in a minute.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Maximum unfinished requests at once.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Maximum tokens generated in a minute.")
+    ] = None,
     max_priority: Annotated[int | None, typer.Option(help="Highest priority that it may ask for.")] = None,
     no_training: Annotated[
         bool | None, typer.Option("--no-training", help="Speculators may learn from none of its requests.")

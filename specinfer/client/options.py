@@ -120,16 +120,14 @@ class RequestOption:
 class ConstraintOptions(TypedDict, total=False):
     """Required forms of the text. They exclude each other."""
 
-    json_schema: Annotated[
-        str | Mapping[str, Any] | None, RequestOption("the text is JSON that this schema describes", anything)
-    ]
+    json_schema: Annotated[str | Mapping[str, Any] | None, RequestOption("JSON schema of the text", anything)]
     regex: Annotated[
         str | None,
-        RequestOption("this regular expression (Rust's notation) matches the text", optional(text)),
+        RequestOption("regular expression of the text (Rust's notation)", optional(text)),
     ]
     grammar: Annotated[
         str | None,
-        RequestOption("the text is of this grammar (Lark's notation, rule `start`)", optional(text)),
+        RequestOption("grammar of the text (Lark's notation, rule `start`)", optional(text)),
     ]
     choice: Annotated[Sequence[str] | None, RequestOption("the text is one of these", optional(texts))]
 
@@ -140,10 +138,10 @@ class RequestOptions(ConstraintOptions, total=False):
     The gateway checks what the values mean.
     """
 
-    chat: Annotated[
-        bool, RequestOption("whether a text is a user's turn; else it is continued as it is", flag, True)
+    chat: Annotated[bool, RequestOption("True: a text is a user's turn; False: it is continued", flag, True)]
+    max_new_tokens: Annotated[
+        int, RequestOption("maximum number of generated tokens", whole(-(2**31), 2**31), 128)
     ]
-    max_new_tokens: Annotated[int, RequestOption("most tokens to generate", whole(-(2**31), 2**31), 128)]
     temperature: Annotated[float, RequestOption("0 is greedy", number, 0.0)]
     top_k: Annotated[int, RequestOption("keep the k most probable tokens; 0 keeps all", whole(0, 2**32), 0)]
     top_p: Annotated[float, RequestOption("keep the most probable tokens up to this mass", number, 1.0)]
@@ -155,29 +153,30 @@ class RequestOptions(ConstraintOptions, total=False):
         str | Sequence[str], RequestOption("generation ends before this, or any of these", text_or_texts, ())
     ]
     ignore_eos: Annotated[
-        bool, RequestOption("go on after the model's own end-of-sequence token", flag, False)
+        bool, RequestOption("continue after the model's end-of-sequence token", flag, False)
     ]
     logprobs: Annotated[bool, RequestOption("return the log-probability of every token", flag, False)]
     top_logprobs: Annotated[
         int,
-        RequestOption("with logprobs: so many of the most probable tokens beside each", whole(0, 2**32), 0),
+        RequestOption("with logprobs: number of most probable tokens next to each", whole(0, 2**32), 0),
     ]
     priority: Annotated[int, RequestOption("higher runs first", whole(-(2**31), 2**31), 0)]
     request_id: Annotated[str, RequestOption("empty: chosen by the client", text, "")]
     deadline_seconds: Annotated[
-        float | None, RequestOption("then it ends with the tokens it has; None: never", optional(number))
+        float | None,
+        RequestOption("seconds after which it ends with the tokens it has; None: never", optional(number)),
     ]
     logit_bias: Annotated[
         Mapping[int, float] | None,
         RequestOption("added to logits, by token id, -100 to 100; None: nothing", optional(biases)),
     ]
     presence_penalty: Annotated[
-        float, RequestOption("off the logits of tokens that were generated already, -2 to 2", number, 0.0)
+        float, RequestOption("subtracted from the logits of generated tokens, -2 to 2", number, 0.0)
     ]
-    frequency_penalty: Annotated[float, RequestOption("the same, for each time that they were", number, 0.0)]
+    frequency_penalty: Annotated[float, RequestOption("the same, for each occurrence", number, 0.0)]
     min_p: Annotated[
         float,
-        RequestOption("keep tokens with this part of the highest probability; 0 keeps all", number, 0.0),
+        RequestOption("minimum share of the highest probability; 0 keeps all", number, 0.0),
     ]
     repetition_penalty: Annotated[
         float,
@@ -186,12 +185,12 @@ class RequestOptions(ConstraintOptions, total=False):
     references: Annotated[
         str | Sequence[str],
         RequestOption(
-            "texts that the answer may copy from: drafters look in them, the model does not",
+            "texts that the answer may copy from: drafters search them, the model does not read them",
             text_or_texts,
             (),
         ),
     ]
-    no_training: Annotated[bool, RequestOption("speculators keep nothing of it to learn from", flag, False)]
+    no_training: Annotated[bool, RequestOption("exclude it from learning", flag, False)]
     typical_epsilon: Annotated[
         float, RequestOption("threshold of typical acceptance, not lossless; 0: lossless", number, 0.0)
     ]

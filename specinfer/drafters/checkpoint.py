@@ -11,7 +11,14 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import verifier_of
-from specinfer.model.weights.source import KIND, algorithm_of, is_draft_checkpoint, is_flat_draft
+from specinfer.model.weights.source import (
+    KIND,
+    NO_MTP,
+    algorithm_of,
+    has_own_mtp,
+    is_draft_checkpoint,
+    is_flat_draft,
+)
 from specinfer.tokenizer import Tokenizer
 
 _LOADERS = {
@@ -25,6 +32,9 @@ _LOADERS = {
     "mtp": "specinfer.drafters.published.mtp:load_mtp",
 }
 """Readers by `speculators_model_type`; arguments are the checkpoint and its target."""
+
+_OWN = "mtp"
+"""The kind that may be in a model's own checkpoint."""
 
 
 class Draft(Protocol):
@@ -58,10 +68,14 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
         IncompatibleError: if its kind is unknown, or if its target has changed.
     """
     directory = resolve_model(options.model)
-    if not is_draft_checkpoint(directory):
-        raise SettingError("model", options.model, f"is no trained speculator ({KIND} = {kind.algorithm!r})")
-    target = _target_of(directory, options.target)
-    draft = load_draft(directory, target)
+    target, draft = directory, _own_draft(directory, options) if kind.algorithm == _OWN else None
+    if draft is None:
+        if not is_draft_checkpoint(directory):
+            raise SettingError(
+                "model", options.model, f"is no trained speculator ({KIND} = {kind.algorithm!r})"
+            )
+        target = _target_of(directory, options.target)
+        draft = load_draft(directory, target)
     if not isinstance(draft, kind):
         found = f"has {KIND} = {draft.algorithm!r}, this drafter reads {kind.algorithm!r}"
         raise SettingError("model", options.model, found)
@@ -70,6 +84,25 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
         options.model, tokenizer.vocab_size, tokenizer.fingerprint(), config.max_positions
     )
     return Trained(draft, target, config, description)
+
+
+def _own_draft(directory: Path, options: DrafterOptions) -> Draft | None:
+    """Return the draft in a whole model's checkpoint; None for a draft's.
+
+    Raises:
+        SettingError: if the model has none, or is not the target.
+    """
+    if is_draft_checkpoint(directory):
+        return None
+    if not has_own_mtp(directory):
+        raise SettingError("model", options.model, NO_MTP)
+    if options.target and resolve_model(options.target) != directory:
+        raise SettingError(
+            "model", options.model, f"predicts further tokens of itself, not of {options.target}"
+        )
+    from specinfer.drafters.published.own_mtp import load_own_mtp
+
+    return load_own_mtp(directory, options.vocabulary)
 
 
 def load_draft(directory: Path, target_directory: Path) -> Draft:

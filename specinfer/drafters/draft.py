@@ -9,15 +9,15 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import KnownModel, known_models
 from specinfer.hub.resolve import is_pulled
-from specinfer.model.weights.source import algorithm_of, is_draft_checkpoint
+from specinfer.model.weights.source import NO_MTP, algorithm_of, has_own_mtp, is_draft_checkpoint
 from specinfer.tokenizer import tokenizer_facts
 
 log = logging.getLogger(__name__)
 
 AUTO_DRAFT, NO_DRAFT = "auto", "none"
 DRAFT_HELP = (
-    "A smaller model of the same tokenizer that drafts beside n-grams: registry name, hub id, directory or GGUF file. "
-    "auto: the one that fits and is here; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
+    "A smaller model of the same tokenizer, which drafts with n-grams: registry name, hub id, directory or GGUF file. "
+    "auto: a fitting one on this machine; none; or drafters by name, DRAFTER[+DRAFTER...][,FLAG=VALUE...]."
 )
 """Help of `--draft`, wherever there is one."""
 _SMALLER = 2.0
@@ -51,7 +51,7 @@ def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> F
         check_draft(model, draft)
     if not name:
         return {"drafter": "ngram"}
-    method = method_of(resolve_model(name))
+    method = "mtp" if _is_same(model, name) else method_of(resolve_model(name))
     return {
         "drafter": f"ngram+{method}",
         "model": name,
@@ -79,6 +79,9 @@ def automatic_draft(model: str) -> str:
     """Return the available draft of a model, empty if none. Logged."""
     if trained := trained_for(model).get("ssm"):
         return trained
+    if has_own_mtp(resolve_model(model)) and _returns_states(model):
+        log.info("draft of %s: its own layer that predicts further tokens (--draft none: without)", model)
+        return model
     fitting = fitting_drafts(model)
     here = next((known.name for known in fitting if is_pulled(known.name)), "")
     if here:
@@ -115,6 +118,8 @@ def check_draft(model: str, draft: str) -> None:
     except SettingError as error:
         names = f"nor one of the drafters {', '.join(DRAFTERS)}"
         raise SettingError("draft", draft, f"{error.why}, {names}") from error
+    if _is_same(model, draft) and not has_own_mtp(directory):
+        raise SettingError("draft", draft, f"is the model itself, which {NO_MTP}")
     if is_draft_checkpoint(directory):  # its target is checked when it is read
         return
     ours, theirs = (tokenizer_facts(each).fingerprint for each in (resolve_model(model), directory))
@@ -139,6 +144,21 @@ def method_of(directory: Path) -> str:
     if method not in DRAFTERS:
         raise IncompatibleError(f"{directory}: speculators_model_type = {kind!r} is no drafter here")
     return str(method)
+
+
+def _returns_states(model: str) -> bool:
+    """Return whether our executors run a model here.
+
+    Others do not return the hidden states that its own layer reads.
+    """
+    from specinfer.model.options import RunnerOptions
+    from specinfer.model.probe.load import planned_executor
+
+    return planned_executor(resolve_model(model), RunnerOptions()) is not None
+
+
+def _is_same(model: str, draft: str) -> bool:
+    return resolve_model(model) == resolve_model(draft)
 
 
 def weights_bytes(directory: Path) -> int:

@@ -32,6 +32,7 @@ def job_of(entry: StepEntry, tree: TokenTree | None, asked: WantedOutputs, own: 
         len(request.prompt) if starts_over else 0,
         request.constraint if starts_over else None,
         request.caller if starts_over else "",
+        entry.read_limit,
     )
 
 

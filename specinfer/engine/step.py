@@ -141,7 +141,9 @@ class StepMachine:
         for each in answer:
             if committed:
                 entries = [entry.following() for entry in entries if entry.state.finish is None]
-            progress = self.scheduler.commit(entries, each.trees, each.verdicts, time.monotonic())
+            progress = self.scheduler.commit(
+                entries, each.trees, each.verdicts, time.monotonic(), each.pass_s
+            )
             committed.append((entries, progress))
         began, done = self._last_done or started, time.perf_counter()
         self._last_done = done

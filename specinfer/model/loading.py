@@ -196,7 +196,7 @@ def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | 
         IncompatibleError: naming the part and what it does not know.
     """
     if ranks is not None:
-        return config.like_llama("ranks that share a model")
+        return ranks.place.layout.known_part(config)
     if options.executor == "gpu":
         return config.like_llama("executor = 'gpu'")
     return config.like_llama(f"kv_window = {options.kv_window}") if options.kv_window else config

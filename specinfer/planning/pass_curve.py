@@ -13,9 +13,6 @@ _LEAST_S = 1e-6
 _ROW = 1e-4
 """Minimum price of a further token, relative to a one-token pass."""
 
-_SLOWER = 2.0
-"""Factor by which the reading of prompts may slow a decoding step."""
-
 
 class PassCurve:
     """Seconds of a pass by its tokens, interpolated and always rising."""
@@ -86,19 +83,8 @@ def derive_budget(
         most = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
         per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in most if nodes > 0)])
     return NodeBudget(
-        per_request, per_step, max_step_tokens, _prompt_tokens(curve, max_batch + per_step, max_step_tokens)
+        per_request, per_step, max_step_tokens, tuple(curve.between(1, max_step_tokens).tolist())
     )
-
-
-def _prompt_tokens(curve: PassCurve, largest: int, max_step_tokens: int) -> tuple[int, ...]:
-    """Return the maximum prompt tokens by rows, from 1 to `largest`.
-
-    The pass takes at most `_SLOWER` times as long with them.
-    """
-    seconds = curve.between(1, max_step_tokens)
-    rows = np.arange(1, min(largest, max_step_tokens) + 1)
-    together = np.searchsorted(seconds, _SLOWER * seconds[rows - 1], side="right")
-    return tuple(np.maximum(together - rows, 1).tolist())
 
 
 def _best(curve: PassCurve, batch: int, most: int) -> int:

@@ -4,7 +4,7 @@ Prompts are read in chunks, which at most double the time of a step in which oth
 highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -29,11 +29,21 @@ class StepEntry:
     """Greatest depth of any node, from any speculator."""
     forced: int = 0
     """Maximum further nodes for tokens forced by the constraint."""
+    read_limit: int = 0
+    """Maximum tokens of the delta to compute; 0: all.
+
+    Those in the verifier's cache do not count.
+    """
 
     @property
     def request_id(self) -> str:
         """The request's id."""
         return self.state.request.request_id
+
+    @property
+    def most_read(self) -> int:
+        """Maximum tokens of the delta that the verifier computes."""
+        return self.read_limit or len(self.delta)
 
     @property
     def drafts(self) -> bool:
@@ -178,14 +188,22 @@ def _united(run: Sequence[Progress]) -> Progress:
 
 
 def plan_entries(
-    states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, worth: TreeWorth
+    states: Sequence[RequestState],
+    room: CacheRoom,
+    most_nodes: int | None,
+    worth: TreeWorth,
+    max_prompt_tokens: Callable[[int, int], int | None] = lambda _rows, _context: None,
 ) -> list[StepEntry]:
-    """Return the entries of a step, without requests whose prompts wait."""
+    """Return the entries of a step, without requests whose prompts wait.
+
+    `max_prompt_tokens` maps other rows and the longest context before a prompt token to their limit, if any.
+    """
     limits = room.limits
     wanted = [_wanted_nodes(state, room, most_nodes) for state in states]
     shares = split_budget(room.budget, wanted)
     decoding = sum(1 + share for state, share in zip(states, shares, strict=True) if state.pending == 1)
-    lengths = delta_lengths(states, limits, room.budget.prompt_part(decoding))
+    context = max([state.verifier_len for state in states if state.pending > 1], default=0)
+    lengths = delta_lengths(states, limits, max_prompt_tokens(decoding, context))
     free = limits.max_step_tokens - sum(lengths)
     entries: list[StepEntry] = []
     for state, length, share in zip(states, lengths, shares, strict=True):
@@ -264,8 +282,17 @@ def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) 
 def _entry(
     state: RequestState, length: int, final: bool, nodes: int, room: CacheRoom, worth: TreeWorth
 ) -> StepEntry:
+    """Return an entry that has the verifier compute up to `length` tokens.
+
+    The first entry of a prompt that needs several has all of it: what is in the verifier's cache need not be
+    computed.
+    """
     base, reach = state.verifier_len, room.most_depth(state)
+    read_limit = 0 if final or base else length
+    if read_limit:
+        length = state.pending
     sequence = state.request.speculation is Speculation.SEQUENCE
     depth = min(room.limits.sequence_length if sequence else room.limits.tree_depth, reach)
     limits = TreeLimits(nodes, depth, 1 if sequence else None, *worth)
-    return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits, reach)
+    delta = tuple(state.tokens[base : base + length])
+    return StepEntry(state, base, delta, final, limits, reach, read_limit=read_limit)

@@ -43,17 +43,11 @@ class NodeBudget:
     """Maximum nodes of all trees together."""
     room: int | None = None
     """Maximum tokens of a step, roots included; None for no limit."""
-    prompt_tokens: tuple[int, ...] = ()
-    """Maximum prompt tokens in a step with 1, 2, ... other rows.
+    pass_seconds: tuple[float, ...] = ()
+    """Seconds of passes over 1, 2, ... tokens; empty: not known.
 
-    The last entry is for all larger steps.
+    They limit the prompt tokens of a step.
     """
-
-    def prompt_part(self, rows: int) -> int | None:
-        """Return the maximum prompt tokens with so many other rows, if limited."""
-        if not rows or not self.prompt_tokens:
-            return None
-        return self.prompt_tokens[min(rows, len(self.prompt_tokens)) - 1]
 
     def of_step(self, batch: int, requests: int) -> int:
         """Return the maximum nodes of a step with this many trees."""

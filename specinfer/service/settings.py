@@ -58,8 +58,7 @@ class ProcessSettings(BaseSettings):
     tls_key: str = Field("", description="PEM file of that certificate's private key, without password.")
     tls_client_ca: str = Field(
         "",
-        description="PEM file of the authorities of clients; with it clients without a certificate of theirs "
-        "are refused (mutual TLS).",
+        description="PEM file of the authorities of clients; with it clients need a certificate (mutual TLS).",
     )
 
     @property

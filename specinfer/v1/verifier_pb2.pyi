@@ -40,7 +40,7 @@ class Grant(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., microseconds: _Optional[int] = ..., speculators: _Optional[_Iterable[int]] = ..., step_nodes: _Optional[int] = ..., node_threshold: _Optional[float] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs", "tree_plan", "references", "max_new_tokens", "stop_token_ids", "cache_scope")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs", "tree_plan", "references", "max_new_tokens", "stop_token_ids", "cache_scope", "read_limit")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class VerifyEntry(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    READ_LIMIT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -73,7 +74,8 @@ class VerifyEntry(_message.Message):
     max_new_tokens: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_scope: str
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., tree_plan: _Optional[_Union[TreePlan, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_speculator_pb2.Reference, _Mapping]]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_scope: _Optional[str] = ...) -> None: ...
+    read_limit: int
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., tree_plan: _Optional[_Union[TreePlan, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_speculator_pb2.Reference, _Mapping]]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_scope: _Optional[str] = ..., read_limit: _Optional[int] = ...) -> None: ...
 
 class TreePlan(_message.Message):
     __slots__ = ("node_budget", "max_depth", "max_positions", "shape", "min_path_probability", "forced", "drawn_for", "tokens_per_second")

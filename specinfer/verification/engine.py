@@ -109,13 +109,17 @@ class VerifierEngine:
                 if held_len != job.base_len:
                     outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
                     continue
-                segments[index] = self._admit(job, room)
+                segment = self._admit(job, room)
+                if not segment.delta:  # all that may be read is cached
+                    outcomes[index] = self._conclude(job, Verification(), 0)
+                    continue
+                segments[index] = segment
             except SpecInferError as error:
                 outcomes[index] = self._refused(job, error)
             except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
                 outcomes[index] = self._faulty(job, error)
             else:
-                room -= len(job.delta) + len(segments[index].nodes)
+                room -= len(segment.delta) + len(segment.nodes)
 
     def settle(self) -> None:
         """Commit the last step's accepted nodes to the cache; drop the others.
@@ -210,19 +214,20 @@ class VerifierEngine:
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         held.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
-        # the last token is always computed: its logits may be wanted
+        # the last token is computed, now or as the root of a tree: its logits may be wanted
         known = held.cached_tokens = self.runner.cache.share(held.sequence, job.delta[:-1])
+        part = job.part_to_read(known)
         try:
-            self.runner.cache.reserve(held.sequence, len(job.delta) - known, len(nodes), parents)
+            self.runner.cache.reserve(held.sequence, len(part), len(nodes), parents)
         except ExhaustedError:
             if known:  # half a delta would look like another base_len
                 self.release([job.request_id])
             raise
         if held.adjustment is not None:
-            held.adjustment.read(job.base_len, job.delta)
+            held.adjustment.read(job.base_len, job.delta[: known + len(part)])
         if opened is not None:
             self._constraining.taken(job.request_id)
-        return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
+        return Segment(held.sequence, part, nodes, parents, want_last=job.tree is not None)
 
     def _conclude(
         self, job: VerifyJob, verified: Verification | SpecInferError, feature_bytes: int

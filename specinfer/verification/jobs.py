@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError, SettingError
+from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.sampling import Sampling
 from specinfer.statuses import EntryStatus, LogprobRow
 from specinfer.tree import TokenTree, check_tree, most_depth
@@ -57,6 +58,24 @@ class VerifyJob:
     """Constraint on the text; set by jobs that start over."""
     cache_scope: str = ""
     """Only equal scopes share prompts; set by jobs that start over."""
+    read_limit: int = 0
+    """Maximum tokens of the delta to compute; 0: all.
+
+    Those found in the cache do not count. With a limit the last token is not taken: it will be the root of a tree.
+    """
+
+    def part_to_read(self, known: int) -> Sequence[int]:
+        """Return the tokens to compute after `known` cached ones.
+
+        A part that the limit ends is up to the end of a block, so that other requests can share all of it.
+        """
+        if not self.read_limit:
+            return self.delta[known:]
+        end = known + self.read_limit
+        if end >= len(self.delta) - 1:
+            return self.delta[known:-1]
+        whole = (self.base_len + end) // BLOCK_TOKENS * BLOCK_TOKENS - self.base_len
+        return self.delta[known : whole if whole > known else end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +118,13 @@ def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) 
         )
     nodes = 0
     if job.tree is not None:
+        if job.read_limit:
+            raise InvalidInputError("read_limit", job.read_limit, "must be 0 for an entry with a tree")
         nodes = len(job.tree) - 1
         _check_tree(job, job.tree, vocab_size, limits)
-    if len(job.delta) + nodes > room:
-        raise InvalidInputError(
-            "delta_token_ids", len(job.delta), f"step exceeds {limits.max_step_tokens} tokens"
-        )
+    rows = min(job.read_limit or len(job.delta), len(job.delta)) + nodes
+    if rows > room:
+        raise InvalidInputError("delta_token_ids", rows, f"step exceeds {limits.max_step_tokens} tokens")
 
 
 def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: EngineLimits) -> None:
@@ -123,6 +143,8 @@ def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: Engine
 def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
     if not job.delta:
         raise InvalidInputError("delta_token_ids", [], "must not be empty")
+    if job.read_limit and len(job.delta) == 1:
+        raise InvalidInputError("read_limit", job.read_limit, "must be 0 for a single token")
     for token in job.delta:
         if not 0 <= token < vocab_size:
             raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")

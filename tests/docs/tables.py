@@ -8,19 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from all_in_one.settings import ServeSettings
-from gateway.settings import GatewaySettings
-from http_svc.settings import ApiSettings, HttpSettings
 from specinfer.client.options import known_options
 from specinfer.integrations.vllm.settings import PREFIX, VllmSettings
 from specinfer.llm import SamplingParams
 from specinfer.llm.build import LLMOptions
-from specinfer.service.settings import ProcessSettings, ServiceSettings
-from speculator_svc.settings import SpeculatorSettings
 from tests.docs.blocks import ROOT
-from verifier_svc.settings import VerifierSettings
-
-Settings = type[ProcessSettings]
+from tests.docs.options import options
 
 
 def table(head: str, rows: Iterable[tuple[str, object, str]]) -> str:
@@ -30,34 +23,6 @@ def table(head: str, rows: Iterable[tuple[str, object, str]]) -> str:
         shown = "" if default in ("", None, ()) else f"`{default}`"
         lines.append(f"| `{name}` | {shown} | {' '.join(meaning.split()).replace('|', chr(92) + '|')} |")
     return "\n".join(lines) + "\n"
-
-
-OWN = ("listen", "metrics_port")
-"""Settings of every service that differ in each."""
-
-
-def settings(own: Settings, base: Settings | None = None) -> str:
-    """Return the flags of a service that differ from those of a base; without one, those that all share."""
-    known = base.model_fields if base else {}
-    rows = []
-    for name, field in own.model_fields.items():
-        if base is None and name in OWN:
-            continue
-        if name in known and (field.default, field.description) == (
-            known[name].default,
-            known[name].description,
-        ):
-            continue
-        if "CliSuppress" in str(field.metadata) + str(field.annotation) or field.description is None:
-            continue
-        yes_no = "[no-]" if field.annotation is bool else ""
-        rows.append((f"--{yes_no}{name.replace('_', '-')}", shown(field.default), field.description))
-    return table("setting", rows)
-
-
-def shown(default: object) -> object:
-    """Return a default as it is written on a command line."""
-    return str(default).lower() if isinstance(default, bool) else default
 
 
 def variables() -> str:
@@ -93,12 +58,7 @@ def request_options() -> str:
 
 
 TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
-    ("settings.md", "every service"): lambda: settings(ServiceSettings),
-    ("settings.md", "gateway"): lambda: settings(GatewaySettings, ServiceSettings),
-    ("settings.md", "verifier"): lambda: settings(VerifierSettings, ServiceSettings),
-    ("settings.md", "speculator service"): lambda: settings(SpeculatorSettings, ServiceSettings),
-    ("settings.md", "http"): lambda: settings(HttpSettings, ProcessSettings),
-    ("settings.md", "serve"): lambda: settings(ServeSettings, ApiSettings),
+    ("settings.md", "options"): options,
     ("settings.md", "vllm"): variables,
     ("python.md", "llm"): lambda: dataclass_fields(LLMOptions),
     ("python.md", "sampling"): lambda: dataclass_fields(SamplingParams),

@@ -5,6 +5,8 @@ import re
 import pytest
 
 from specinfer.llm import SamplingParams
+from specinfer.llm.build import LLMOptions
+from tests.docs import options
 from tests.docs.blocks import ROOT
 from tests.docs.tables import GENERATED, TABLES, dataclass_fields, stored
 
@@ -49,6 +51,19 @@ def test_tables_have_names_defaults_and_meanings() -> None:
     assert "| `n` | `1` | Answers to each prompt; with a seed, answer i has seed + i. |" in dataclass_fields(
         SamplingParams
     )
-    gateway = stored("settings.md")["gateway"]
-    assert "| `--lease-seconds` | `3.0` | Life of this gateway's leases" in gateway
-    assert "| `--log-level`" not in gateway
+
+
+def test_the_table_of_options_shows_where_each_exists() -> None:
+    table = stored("settings.md")["options"]
+    assert "\n| `--max-batch` | serve | `max_num_seqs` | gateway | `16` | " in table
+    assert "\n| `--draft` | serve, up | `draft` | verifier | `auto` (serve), `none` (verifier) | " in table
+    assert "\n| `--speculator` | up | `speculators` |  |  | " in table
+    assert "\n| `--log-level` | serve |  | all | `info` | " in table
+
+
+def test_each_argument_of_llm_is_the_option_of_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = [row.llm for row in options.rows() if row.llm]
+    assert sorted(shown) == sorted({"model", "draft", "speculators", *LLMOptions.__dataclass_fields__})
+    monkeypatch.setattr(options, "_LLM_ARGUMENTS", ("temperature_of_the_room",))
+    with pytest.raises(KeyError):
+        options.rows()

@@ -45,8 +45,8 @@ class VerifierClient:
 
     def __init__(self, name: str, rng: Random, target: TableTarget, drafter: Drafter) -> None:
         self._context, self._target, self._drafter = Context(name, rng), target, drafter
-        self._asked = 0
-        """Tokens of the context with the delta of the latest entry."""
+        self._asked, self._read_limit = 0, 0
+        """Tokens of the context with the delta of the latest entry, and how many of it to read; 0: all."""
         self._tree: TokenTree | None = None
 
     @property
@@ -63,10 +63,14 @@ class VerifierClient:
         context = self._context
         context.begin()
         delta = context.tokens[context.held :]
+        self._read_limit = 0
         if len(delta) > 4 and context.rng.random() < 0.3:
-            delta = delta[: len(delta) // 2]
+            if context.rng.random() < 0.5:
+                self._read_limit = context.rng.randrange(1, len(delta))
+            else:
+                delta = delta[: len(delta) // 2]
         self._asked, self._tree = context.held + len(delta), None
-        if self._asked == len(context.tokens):
+        if self._asked == len(context.tokens) and not self._read_limit:
             job = DraftJob(self.name, context.tokens, _LIMITS, context.sampling)
             (tree,) = self._drafter.draft([job])
             self._tree = tree if isinstance(tree, TokenTree) else TokenTree.root_only(delta[-1])
@@ -79,6 +83,7 @@ class VerifierClient:
             logprobs=context.rng.random() < 0.3,
             return_top_k=context.rng.choice((0, 0, 2)),
             top_logprobs=context.rng.choice((0, 3)),
+            read_limit=self._read_limit,
         )
 
     def check(self, verdict: verifier_pb2.Verdict, disturbed: bool) -> None:
@@ -94,8 +99,11 @@ class VerifierClient:
             f"{self.name}: status {verdict.status}: {verdict.message}"
         )
         if self._tree is None:
-            assert verdict.held_len == self._asked, f"{self.name}: held {verdict.held_len}, not {self._asked}"
-            context.held = self._asked
+            if self._read_limit:
+                assert context.held < verdict.held_len < self._asked, f"{self.name}: {verdict.held_len}"
+            else:
+                assert verdict.held_len == self._asked, f"{self.name}: {verdict.held_len}, not {self._asked}"
+            context.held = verdict.held_len
             return None
         accepted = [int(self._tree.token_ids[node]) for node in verdict.accepted_nodes]
         found = [*accepted, verdict.bonus_token_id]

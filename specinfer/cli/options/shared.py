@@ -84,7 +84,7 @@ SpeculatorAddresses = Annotated[
     typer.Option(
         "--speculator-address",
         rich_help_panel=LOCAL,
-        help="Address of a speculator service that runs already, beside those that are started; may be "
+        help="Address of a running speculator service, in addition to those that are started; may be "
         "repeated.",
     ),
 ]

@@ -13,7 +13,9 @@ As EAGLE's, rows of nodes follow those of the context, all in one cache: that is
     mtp_layers.0.hidden_layernorm.weight        norm of the hidden state
     mtp_layers.0.*, ....final_layernorm.weight  a decoder layer; its final norm
 
-Embeddings and output head are the target's.
+Embeddings and output head are the target's. A draft in the target's own checkpoint (`own_mtp.py`) may have
+
+    mtp_layers.0.self_attn.gate_proj.weight     [heads * D, hidden], of gates of attention's output
 """
 
 from dataclasses import dataclass, replace
@@ -35,12 +37,13 @@ from specinfer.drafters.published.rows import (
 )
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import Slots
-from specinfer.model.torch.layer import Layer
+from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import make_linear
-from specinfer.model.torch.parts import Parts
+from specinfer.model.torch.parts import Parts, RMSNorm
 from specinfer.model.torch.rotary import rotary_tables
 
 _PREFIX = "mtp_layers."
+GATE = "model.layers.0.self_attn.gate_proj.weight"
 _KIND = "qwen3"
 """The only supported family of MTP layers; the library has hybrid ones."""
 
@@ -50,6 +53,8 @@ class MtpSource(PublishedSource):
     """An MTP draft, with the target's vocabulary and last layer."""
 
     algorithm: ClassVar[str] = "mtp"
+    target_norm: torch.Tensor | None = None
+    """Weight of the target's final norm, if rows read what it returns."""
 
 
 def load_mtp(directory: Path, target_directory: Path) -> MtpSource:
@@ -96,12 +101,16 @@ class MtpModel:
         self._token_norm, self._hidden_norm, self._norm = (
             parts.norm(f"{prefix}{name}_layernorm") for name in ("token", "hidden", "final")
         )
+        self._gate = make_linear(parts.tensor(GATE)) if GATE in source.tensors else None
+        norm = source.target_norm
+        self._target_norm = None if norm is None else RMSNorm(norm.to(device, dtype), config.norm_eps)
         self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(config))
         self._memory = RowMemory(config, dtype, device, num_blocks)
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
         """Return the target's last states [T, 1, hidden] as [T, hidden]."""
-        return states.to(self._device, self._dtype).flatten(1)
+        hidden = states.to(self._device, self._dtype).flatten(1)
+        return hidden if self._target_norm is None else self._target_norm(hidden)
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Return the rows' outs [T, hidden], given their hidden states [T, hidden]."""
@@ -112,7 +121,10 @@ class MtpModel:
         embedded = self._token_norm(F.embedding(token_ids, self._embedding))
         x = self._proj(torch.cat([embedded, self._hidden_norm(hidden)], -1))
         angles = self._cos[positions][:, None], self._sin[positions][:, None]
-        return self._norm(self._layer(x, angles, self._memory.attention(batch, [None])))
+        attend, normed = self._memory.attention(batch, [None]), self._layer.input_norm(x)
+        if self._gate is not None:
+            attend = _gated(attend, self._gate(normed).sigmoid())
+        return self._norm(self._layer.behind(x, normed, angles, attend))
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, V] in float32."""
@@ -125,6 +137,15 @@ class MtpModel:
     def rotate(self, slots: Slots, delta: int) -> None:
         """Fail: the cache has no window, so nothing turns."""
         self._memory.rotate(slots, delta)
+
+
+def _gated(attend: Attend, gates: torch.Tensor) -> Attend:
+    """Return attention whose output is multiplied by gates [T, heads * D]."""
+
+    def gated(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return attend(layer, query, key, value) * gates.view_as(query)
+
+    return gated
 
 
 class MtpDrafter(PublishedDrafter):

@@ -10,16 +10,16 @@ KV_TYPE_HELP = (
 )
 """Help of `--kv-type`, wherever there is one."""
 KV_TOKENS_HELP = (
-    "Context tokens the KV cache holds over all requests; auto: three quarters of the memory that the machine or its "
-    "container has left beside the weights"
+    "Context tokens in the KV cache of all requests; auto: three quarters of the memory that machine or container "
+    "have left after loading"
 )
 """Help of `--kv-tokens`."""
 PREFIXES_HELP = (
-    "Directory for prefixes of prompts that leave the memory, and for all when the process ends: after a restart "
-    "they are read from there instead of computed. Needs the native executor. Empty: none"
+    "Directory for prefixes that leave the memory, and for all at the end of the process. Needs the native executor. "
+    "Empty: none"
 )
 """Help of `--prefix-cache-directory`."""
 PREFIX_MEGABYTES = 4096
 """Default of `--prefix-cache-megabytes`."""
-PREFIX_MEGABYTES_HELP = "Most megabytes in the directory of prefixes; those unused for longest are deleted"
+PREFIX_MEGABYTES_HELP = "Maximum megabytes in the directory of prefixes; the least recently used are deleted"
 """Help of `--prefix-cache-megabytes`."""

@@ -77,7 +77,7 @@ class TensorSource(NamedTuple):
 class GgufLayout:
     """Layout of GGUF files of one architecture."""
 
-    parts: Mapping[str, str]
+    parts: dict[str, str]
     """Parts of a layer: name of `transformers`, name in the file."""
     config: Callable[[GgufFile], tuple[Any, Fields]]
     """Returns the class of the `transformers` configuration, and its additional fields."""
@@ -87,6 +87,8 @@ class GgufLayout:
     """True if weights of norms are stored plus one."""
     tensors: Mapping[str, str] = field(default_factory=dict)
     """Further tensors of a layer: name of `transformers`, name in the file."""
+    further: dict[str, str] = field(default_factory=dict)
+    """Additional parts of a layer that predicts further tokens."""
     top: Mapping[str, str] = field(default_factory=dict)
     """The same outside the layers."""
     undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
@@ -138,7 +140,7 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
         inv_freq, scale = rotary(hf)
         positions = {"inv_freq": inv_freq, "rotary_scale": scale}
     return positions | {
-        "intermediate_size": hf.intermediate_size,
+        "intermediate_size": getattr(hf, "intermediate_size", None) or hf.moe_intermediate_size,
         "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
         "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
         "norm_eps": hf.rms_norm_eps,

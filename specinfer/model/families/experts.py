@@ -58,6 +58,22 @@ class Experts:
             )
 
 
+def qwen_experts(hf: Any) -> Experts | None:
+    """Return the mixture of a configuration of Qwen; None for dense models.
+
+    A setting that a family does not have has the value that its code assumes.
+    """
+    layers = range(hf.num_hidden_layers)
+    only, step = getattr(hf, "mlp_only_layers", ()), getattr(hf, "decoder_sparse_step", 1)
+    dense = {n for n in layers if n in only or (n + 1) % step}
+    if len(dense) == len(layers) or not getattr(hf, "num_experts", 0):
+        return None
+    chosen = (hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size)
+    shared = getattr(hf, "shared_expert_intermediate_size", 0)
+    renormalised = bool(getattr(hf, "norm_topk_prob", True))
+    return Experts(*chosen, renormalised, shared, frozenset(dense), gated_shared=bool(shared))
+
+
 _PART = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.(.+)")
 _EXPERT = re.compile(r"experts\.(\d+)\.(\w+)\.weight")
 _PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -147,6 +163,12 @@ def expert_size(file: GgufFile) -> int:
     """
     stored = file.shapes.get("blk.0.ffn_gate_exps.weight", (0, 0, 0))[1]
     return file.meta.count("expert_feed_forward_length", stored or None)
+
+
+def shared_size(file: GgufFile) -> int:
+    """Return the size of the shared expert, stated or by its matrices."""
+    stored = file.shapes.get("blk.0.ffn_gate_shexp.weight", (0, 0))[0]
+    return file.meta.count("expert_shared_feed_forward_length", stored or None)
 
 
 def merged_experts(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -14,20 +14,13 @@ from specinfer.model.families.experts import (
     expert_counts,
     expert_size,
     gguf_experts,
+    qwen_experts,
     rename_experts,
+    shared_size,
 )
 from specinfer.model.families.granite import granite_factors, granite_fields
 from specinfer.model.families.positions import windows
 from specinfer.model.weights.gguf_files.metadata import GgufFile
-
-
-def _qwen_experts(hf: Any, shared_size: int) -> Experts | None:
-    layers = range(hf.num_hidden_layers)
-    dense = {n for n in layers if n in hf.mlp_only_layers or (n + 1) % hf.decoder_sparse_step}
-    if len(dense) == len(layers) or not hf.num_experts:
-        return None
-    chosen = (hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size, bool(hf.norm_topk_prob))
-    return Experts(*chosen, shared_size, frozenset(dense), gated_shared=bool(shared_size))
 
 
 def _qwen_fields(hf: Any) -> Fields:
@@ -35,7 +28,7 @@ def _qwen_fields(hf: Any) -> Fields:
     return llama_fields(hf) | {
         "qk_norm": third,
         "windows": windows(hf, None if third else hf.layer_types),
-        "experts": _qwen_experts(hf, 0 if third else hf.shared_expert_intermediate_size),
+        "experts": qwen_experts(hf),
     }
 
 
@@ -50,9 +43,8 @@ def _qwen_gguf(file: GgufFile) -> tuple[Any, Fields]:
     }
     if file.meta.architecture == "qwen3moe":
         return Qwen3MoeConfig, fields | {"attention_bias": file.has_bias}
-    stored = file.shapes.get("blk.0.ffn_gate_shexp.weight", (0, 0))[0]
-    shared = file.meta.count("expert_shared_feed_forward_length", stored or None)
-    return Qwen2MoeConfig, fields | {"shared_expert_intermediate_size": shared, "qkv_bias": file.has_bias}
+    shared = {"shared_expert_intermediate_size": shared_size(file), "qkv_bias": file.has_bias}
+    return Qwen2MoeConfig, fields | shared
 
 
 QWEN_MOE = Family(
@@ -76,10 +68,15 @@ MIXTRAL = Family(model_types=("mixtral",), fields=_mixtral_fields, rename=rename
 
 
 def _olmoe_fields(hf: Any) -> Fields:
-    if hf.clip_qkv is not None:
-        raise IncompatibleError(f"clip_qkv = {hf.clip_qkv}: not supported")
+    if hf.clip_qkv is not None and not hf.clip_qkv > 0:
+        raise IncompatibleError(f"clip_qkv = {hf.clip_qkv}: must be above 0")
     chosen = (hf.num_experts, hf.num_experts_per_tok, hf.intermediate_size, bool(hf.norm_topk_prob))
-    return llama_fields(hf) | {"qk_norm": True, "qk_norm_rows": True, "experts": Experts(*chosen)}
+    return llama_fields(hf) | {
+        "qk_norm": True,
+        "qk_norm_rows": True,
+        "qkv_bound": hf.clip_qkv or 0.0,
+        "experts": Experts(*chosen),
+    }
 
 
 def _olmoe_gguf(file: GgufFile) -> tuple[Any, Fields]:

@@ -138,7 +138,7 @@ class Shape(ctypes.Structure):
     _fields_ = [
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
         *_fields(c_int, "rotary tables activation gated parallel states residual_normed"),
-        *_fields(c_float, "eps embedding_scale score_scale residual_scale score_cap logit_cap"),
+        *_fields(c_float, "eps embedding_scale score_scale residual_scale score_cap logit_cap bound"),
         *_fields(
             c_int, "kv_layers output_gate recurrent_kind key_heads value_heads key_dim value_dim convolved"
         ),

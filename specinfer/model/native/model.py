@@ -106,6 +106,7 @@ class NativeModel:
             score_scale=config.score_scale,
             residual_scale=config.residual_scale,
             score_cap=config.score_cap,
+            bound=config.qkv_bound,
             logit_cap=config.logit_cap,
             kv_layers=config.kv_layers,
             output_gate=config.output_gate,

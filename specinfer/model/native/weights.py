@@ -161,11 +161,17 @@ class WeightPacker:
         """
         shape, hidden = self._config.recurrent_shape, self._config.hidden_size
         assert shape is not None, "a model with recurrent layers has their shape"
-        self._shaped_matrix(layer, MatrixSlot.CONVOLVED, f"{prefix}in_proj_qkv.weight", (shape.channels, hidden))
-        self._shaped_matrix(layer, MatrixSlot.OUTPUT_GATES, f"{prefix}in_proj_z.weight", (shape.values, hidden))
+        self._shaped_matrix(
+            layer, MatrixSlot.CONVOLVED, f"{prefix}in_proj_qkv.weight", (shape.channels, hidden)
+        )
+        self._shaped_matrix(
+            layer, MatrixSlot.OUTPUT_GATES, f"{prefix}in_proj_z.weight", (shape.values, hidden)
+        )
         self._shaped_matrix(layer, MatrixSlot.STATE_OUT, f"{prefix}out_proj.weight", (hidden, shape.values))
         if shape.kind == "short_convolution":
-            self._shaped_matrix(layer, MatrixSlot.STATE_GATES, f"{prefix}in_proj_x.weight", (shape.values, hidden))
+            self._shaped_matrix(
+                layer, MatrixSlot.STATE_GATES, f"{prefix}in_proj_x.weight", (shape.values, hidden)
+            )
         else:
             self._pack_gates(layer, prefix, shape)
         self._check_shapes([f"{prefix}conv1d.weight"], (shape.channels, 1, shape.convolved))

@@ -152,7 +152,7 @@ class LayerStream:
             target=_read, args=(store, buffers, self._free, self._filled), name="layers", daemon=True
         )
         reader.start()
-        weakref.finalize(self, self._free.put, None)
+        weakref.finalize(self, _end, self._free, reader)
         size = sum(store.sizes)
         log.info(
             "offload: %d layers of %.2f GB in all, %d at a time", len(store.sizes), size / 1e9, len(buffers)
@@ -181,6 +181,13 @@ class LayerStream:
             if error is not None:
                 raise error
             # else the pass before failed on its way, and its further layers come first
+
+
+def _end(free: _Free, reader: threading.Thread) -> None:
+    """End the reader, which must not copy while the interpreter shuts down."""
+    free.put(None)
+    if threading.current_thread() is not reader:  # else it collects the stream itself
+        reader.join()
 
 
 def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled: _Filled) -> None:

@@ -39,6 +39,16 @@ class Layout:
         """Number of all ranks."""
         return self.tensor * self.stages
 
+    def known_part(self, config: ModelConfig) -> ModelConfig:
+        """Return the model as ranks know it.
+
+        Raises:
+            IncompatibleError: naming the setting, and what ranks do not know of its layers.
+        """
+        divided = self.tensor > 1 or self.stages == 1
+        name, value = ("tensor_parallel", self.tensor) if divided else ("pipeline_parallel", self.stages)
+        return config.like_llama(f"{name} = {value}")
+
     def __str__(self) -> str:
         return f"TP {self.tensor} x PP {self.stages}"
 
@@ -109,7 +119,7 @@ def check_layout(config: ModelConfig, layout: Layout) -> None:
         SettingError: naming the setting and what cannot be divided.
         IncompatibleError: naming what ranks do not know of its layers.
     """
-    config.like_llama("ranks that share a model")
+    layout.known_part(config)
     if not 1 <= layout.stages <= config.layers:
         raise SettingError(
             "pipeline_parallel", layout.stages, f"the model has {config.layers} layers, one a stage at least"

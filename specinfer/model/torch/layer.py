@@ -138,6 +138,8 @@ class Layer:
         query, key, value = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             query, key = self._normed(query, self._q_norm), self._normed(key, self._k_norm)
+        if bound := c.qkv_bound:
+            query, key, value = (part.clamp(-bound, bound) for part in (query, key, value))
         if angles is not None:
             query, key = rotate(query, *angles), rotate(key, *angles)
         return query, key, value

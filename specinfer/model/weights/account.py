@@ -14,6 +14,7 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.experts import merged_experts
+from specinfer.model.families.hybrid.qwen_gguf import joined_projections
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
 from specinfer.model.weights.files import GgufWeights, shape_of
@@ -141,9 +142,10 @@ def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM._model_mapping[type(config)]
-    return _loaded(
-        kind, None, config.model_type, dtype, {"config": config, "state_dict": merged_experts(dict(tensors))}
-    )
+    if config.model_type == "qwen3_next":
+        tensors = joined_projections(config, tensors)
+    options = {"config": config, "state_dict": merged_experts(dict(tensors))}
+    return _loaded(kind, None, config.model_type, dtype, options)
 
 
 def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, options: Any) -> Any:

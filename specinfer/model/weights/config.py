@@ -18,7 +18,7 @@ ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
 """Activations in the order of the kernels (native/csrc/model.h)."""
 _SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Other names in configurations."""
-_WITH_TEXT_PART = ("qwen3_5",)
+_WITH_TEXT_PART = ("qwen3_5", "qwen3_5_moe")
 """`model_type` of models for images and text; only the text part runs."""
 _SHAPE = {
     "layers": "num_hidden_layers",
@@ -78,6 +78,8 @@ class ModelConfig:
     """Bound c of attention scores s: `c * tanh(s / c)`; 0: none."""
     logit_cap: float = 0.0
     """The same for logits."""
+    qkv_bound: float = 0.0
+    """Bound of the magnitude of queries, keys and values; 0: none."""
     windows: tuple[int, ...] = ()
     """Positions that each layer looks back; 0: all.
 
@@ -217,6 +219,7 @@ class ModelConfig:
         yield "factors on embeddings, residuals or logits", any(factor != 1 for factor in factors)
         yield "factors on what matrices make", bool(self.factors)
         yield "a factor on attention scores", self.score_scale != self.head_dim**-0.5
+        yield "bounds of queries, keys and values", bool(self.qkv_bound)
         yield "soft caps", bool(self.score_cap or self.logit_cap)
         yield "rotary positions by layer", bool(self.layer_rotary)
         yield "attention sinks", self.sinks

@@ -97,12 +97,22 @@ def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> 
 
     Weights that have these names are returned unchanged.
     """
-    rename = family_of(config.family).rename
-    if rename is None or isinstance(weights, RenamedWeights):
+    if family_of(config.family).rename is None or isinstance(weights, RenamedWeights):
         return weights
+    sources = sources_of(config, {name: name for name in weights})
+    return RenamedWeights(weights, sources, config.experts.count if config.experts else 0)
+
+
+def sources_of(config: ModelConfig, names: Mapping[str, str]) -> dict[str, base.TensorSource]:
+    """Return where tensors of ours are, by our names.
+
+    `names` are those of tensors in a checkpoint, with their names in the family's usual ones.
+    """
+    rename = family_of(config.family).rename
     experts = config.experts.count if config.experts else 0
     heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim, experts, config.recurrent_shape)
     sources: dict[str, base.TensorSource] = {}
-    for name in weights:
-        sources |= rename(heads, name)
-    return RenamedWeights(weights, sources, experts)
+    for stored, name in names.items():
+        found = rename(heads, name) if rename else {name: base.TensorSource(name)}
+        sources |= {ours: source._replace(name=stored) for ours, source in found.items()}
+    return sources

@@ -155,11 +155,12 @@ class GgufWeights(NamedTensors):
     pages of a mapped file would count as memory of the process.
     """
 
-    def __init__(self, path: Path, blocks: bool = True) -> None:
+    def __init__(self, path: Path, blocks: bool = True, further: bool = False) -> None:
         """Open the file.
 
         Args:
             blocks: False makes `blocks` return nothing, so that all weights count as numbers.
+            further: True gives the layers that predict further tokens, in place of all others.
 
         Raises:
             IncompatibleError: if parts or metadata are missing, or if something in it is not understood.
@@ -177,13 +178,16 @@ class GgufWeights(NamedTensors):
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
             raise IncompatibleError(f"GGUF: block_count = {layers}: there are {len(self._tensors)} tensors")
-        names = hf_names(layout.parts, self.metadata.layers, layout.tensors, layout.top)
+        own = self.metadata.layers
+        predicting = tuple(f"blk.{layer}." for layer in range(own, layers))
+        self._tensors = {
+            name: stored for name, stored in self._tensors.items() if name.startswith(predicting) == further
+        }
+        if further:
+            names = hf_names(layout.parts | layout.further, range(own, layers), {}, {})
+        else:
+            names = hf_names(layout.parts, range(own), layout.tensors, layout.top)
         self._names = {hf: name for hf, name in names if name in self._tensors}
-        for further in range(
-            self.metadata.layers, layers
-        ):  # they predict further tokens: see `Metadata.layers`
-            for name in [name for name in self._tensors if name.startswith(f"blk.{further}.")]:
-                del self._tensors[name]
         self._check_tensors()
 
     def _check_tensors(self) -> None:

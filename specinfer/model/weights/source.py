@@ -19,6 +19,12 @@ _MAGIC = b"GGUF"
 _HEAD = 16 << 20
 """Hashed bytes at a file's start, usually all metadata."""
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+MTP_LAYERS = "mtp_num_hidden_layers"
+"""Field of `config.json`: layers that predict further tokens."""
+NO_MTP = "has no layer that predicts further tokens (nextn in GGUF files, mtp in safetensors)"
+"""Error of a model for which such a draft was asked."""
+_WITH_MTP = ("qwen3_5", "qwen3_next")
+"""Beginnings of `model_type` whose checkpoints may have such a layer."""
 KIND = "speculators_model_type"
 FLAT_ALGORITHM = "dflash"
 FLAT_FIELD, FLAT_ARCHITECTURE = "dflash_config", "DFlashDraftModel"
@@ -56,6 +62,28 @@ def is_flat_draft(fields: Any) -> bool:
         return False
     named = fields.get("architectures")
     return FLAT_FIELD in fields or (isinstance(named, list) and FLAT_ARCHITECTURE in named)
+
+
+def has_own_mtp(directory: Path) -> bool:
+    """Return whether a model's checkpoint has a layer that predicts further tokens.
+
+    Only of families whose layer can be run here.
+    """
+    path = directory / "config.json"
+    fields = json.loads(path.read_bytes()) if path.is_file() else {}
+    if not str(fields.get("model_type")).startswith(_WITH_MTP):
+        return False
+    if kept_gguf(directory) is not None:
+        return bool(fields.get(MTP_LAYERS) == 1)
+    return any(
+        name.startswith("mtp.fc.") for file in directory.glob("*.safetensors") for name in _names(file)
+    )
+
+
+def _names(file: Path) -> list[str]:
+    """Return the names of tensors in the header of a safetensors file."""
+    with file.open("rb") as opened:
+        return list(json.loads(opened.read(int.from_bytes(opened.read(8), "little"))))
 
 
 def algorithm_of(directory: Path) -> Any:

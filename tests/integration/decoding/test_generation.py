@@ -130,6 +130,19 @@ async def test_long_prompts_are_read_in_chunks_without_changing_the_answer(
     assert answers == [greedy(prompt, 16) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("extra", [1, 2, 15, 16, 17, 40])
+async def test_a_cached_prompt_is_not_read_in_chunks(redis_url: str, extra: int) -> None:
+    """Two steps, or as many chunks as its new part has."""
+    known = [(7 * i) % 90 + 3 for i in range(200)]
+    prompt = [*known, *known[:extra]]
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}, prefill_chunk=24) as system:
+        await system.tokens(known, max_new_tokens=1)
+        steps = system.forget_every(10**6)
+        answer = await system.tokens(prompt, max_new_tokens=1)
+    assert answer == greedy(prompt, 1)
+    assert len(steps) <= 2 + (8 + extra) // 16, "200 tokens have twelve whole blocks"
+
+
 async def test_more_requests_than_fit_into_a_batch(redis_url: str) -> None:
     prompts = [[i + 3, 2 * i + 5, 40 + i] for i in range(9)]
     async with running_system(

@@ -63,6 +63,8 @@ _OF_ARCHITECTURE = {
     "gpt-oss": _GPT_OSS,
     "lfm2": _SHORT,
     "qwen35": _LINEAR,
+    "qwen35moe": _LINEAR,
+    "qwen3next": _LINEAR | {"linear_attn.in_proj_ba": "ssm_ba"},
     "gemma2": _POST,
     "gemma3": _POST,
     "olmo2": _POST,
@@ -70,6 +72,8 @@ _OF_ARCHITECTURE = {
 }
 _ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
     "mistral": "llama",
@@ -120,11 +124,23 @@ def _gpt_oss_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch
         yield stem.replace("gate_up", part) + f".{kind}", tensor[:, first::2]
 
 
+def _apart(fused: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
+    """Return what Qwen 3 Next projects with one matrix as files have it, kind by kind."""
+    keys, size = config.linear_num_key_heads, config.linear_key_head_dim
+    values = config.linear_num_value_heads // keys * config.linear_value_head_dim
+    each = torch.split(fused.reshape(keys, 2 * (size + values), -1), [size, size, values, values], 1)
+    query, key, value, gate = (part.flatten(0, 1) for part in each)
+    return {"qkv": torch.cat([query, key, value]), "z": gate}
+
+
 def _each_tensor(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a model, gate and up of experts apart."""
     for name, tensor in model.state_dict().items():
         if model.config.model_type == "gpt_oss" and (".experts." in name or name.endswith("sinks")):
             yield from _gpt_oss_parts(name, tensor)
+        elif name.endswith(".in_proj_qkvz.weight"):
+            for part, rows in _apart(tensor, model.config).items():
+                yield name.replace("qkvz", part), rows
         elif name.endswith(".experts.gate_up_proj"):
             for part, half in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
                 yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
@@ -149,7 +165,7 @@ def tiled(part: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
 def _own_values(architecture: str, config: Any, rope: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that files of one architecture have in addition."""
     match architecture:
-        case "qwen35":
+        case "qwen35" | "qwen35moe" | "qwen3next":
             return {
                 "full_attention_interval": 1 + config.layer_types.index("full_attention"),
                 "rope.dimension_sections": rope.get("mrope_section", []),
@@ -235,6 +251,8 @@ class Gguf:
             "rope.dimension_count": int(head * rope.get("partial_rotary_factor", 1.0)),
             "vocab_size": config.vocab_size,
         }
+        if architecture == "qwen35moe":
+            del values["feed_forward_length"]  # all of its layers have experts
         if architecture.startswith("gemma"):
             values |= {"attention.key_length": head, "attention.value_length": head}
         if getattr(config, "sliding_window", None):
@@ -255,7 +273,8 @@ class Gguf:
             stem, kind = name.removeprefix("model.").rsplit(".", 1)
             _, _, linear = name.partition(".linear_attn.")
             if linear:
-                stored = tiled(linear.removesuffix(".weight"), stored, config)
+                if self.architecture != "qwen3next":
+                    stored = tiled(linear.removesuffix(".weight"), stored, config)
                 if linear in ("A_log", "dt_bias"):
                     layer = stem.split(".")[1]
                     target, stored = {"A_log": ("ssm_a", -stored.exp()), "dt_bias": ("ssm_dt.bias", stored)}[
@@ -267,7 +286,7 @@ class Gguf:
             if stem == "lm_head" and config.tie_word_embeddings:
                 continue
             stored = stored[:, 0] if stem.endswith("conv.conv") else stored
-            raised = self.architecture.startswith("gemma") or self.architecture == "qwen35"
+            raised = self.architecture.startswith("gemma") or "linear_attn.conv1d" in parts
             if raised and stem.endswith("norm") and not linear:
                 stored = stored + 1
             target = _TOP.get(stem)

@@ -134,6 +134,7 @@ def logprobs(output: CompletionOutput) -> list[float]:
         ("llama", "torch"),
         ("qwen3_5_text", "generic"),
         pytest.param("qwen3_5_text", "native", marks=pytest.mark.native),
+        pytest.param("qwen3_5_moe_text", "native", marks=pytest.mark.native),
         pytest.param("qwen2_moe", "native", marks=pytest.mark.native),
     ],
 )

@@ -67,7 +67,10 @@ class ScriptedVerifier:
         held = [] if entry.base_len == 0 else self.held.get(entry.request_id, [])
         if len(held) != entry.base_len:
             return VerdictEntry(EntryStatus.RESYNC)
-        context = self.held[entry.request_id] = [*held, *entry.delta]
+        read = len(entry.delta)
+        if entry.read_limit:  # a random part of it is cached
+            read = min(self.chance.randrange(read) + entry.read_limit, read - 1)
+        context = self.held[entry.request_id] = [*held, *entry.delta[:read]]
         accepted: list[int] = []
         for node in range(1, len(tree) if tree else 0):
             assert tree is not None
@@ -138,8 +141,10 @@ def test_a_request_that_was_over_already_is_finished_at_once() -> None:
 def test_its_first_step_reads_prompt_and_generated_tokens() -> None:
     s, verifier = scheduler(), ScriptedVerifier()
     s.submit(request(prompt=2, new=5), 0.0, generated=[7, 8, 9])
-    deltas = [entry.delta for _ in range(2) for entry in verifier.step(s)]
-    assert deltas == [(1, 1, 7, 8), (9,)]
+    (first,) = verifier.step(s)
+    assert (first.delta, first.read_limit) == ((1, 1, 7, 8, 9), 4)
+    (last,) = verifier.step(s)
+    assert (last.delta, last.final) == ((9,), True)
 
 
 def test_it_keeps_its_place_in_the_queue() -> None:
@@ -166,7 +171,7 @@ def test_what_is_dropped_goes_on_elsewhere_and_verdicts_for_it_are_ignored() -> 
     assert s.drop("a") is state
     again = s.submit(request("a"), 0.0, generated=tokens[3:])  # came back meanwhile
     trees = {entry.request_id: TokenTree.root_only(entry.delta[-1]) for entry in entries}
-    held = {e.request_id: e.base_len + len(e.delta) for e in entries}
+    held = {e.request_id: e.base_len + e.most_read for e in entries}
     verdicts = {name: VerdictEntry(EntryStatus.OK, bonus=5, held_len=n) for name, n in held.items()}
     moved = s.commit(entries, trees, verdicts, 0.0)
     assert {progress.state.request.request_id for progress in moved} == held.keys() - {"a"}

@@ -2,11 +2,14 @@
 end to end with a real SSM drafter."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from specinfer.drafters import DrafterDescription, DraftJob, ssm
@@ -330,3 +333,31 @@ def test_a_context_beyond_the_models_positions_is_refused() -> None:
     assert checked_context("max_context_len", 512, 512) == 512
     with pytest.raises(SettingError, match="max_context_len = 513: the model has 512 positions"):
         checked_context("max_context_len", 513, 512)
+
+
+@given(st.integers(2, 90), st.integers(0, 90), st.integers(1, 70))
+@settings(max_examples=15)
+def test_a_limited_prompt_is_taken_as_far_as_it_is_cached_and_then_to_the_limit(
+    length: int, cached: int, limit: int
+) -> None:
+    engine, prompt = make(), [(7 * i) % 90 + 3 for i in range(length)]
+    before = min(cached, length)
+    if before:
+        engine.verify([job("before", 0, prompt[:before])])
+    limited = VerifyJob("r", 0, prompt, None, GREEDY, read_limit=limit)
+    outcome = only(engine.verify([limited]))
+    known = min(before // 16, (length - 1) // 16) * 16
+    assert (outcome.status, outcome.cached_tokens) == (EntryStatus.OK, known)
+    assert outcome.held_len > 0
+    assert known <= outcome.held_len <= min(known + limit, length - 1)
+    assert outcome.held_len in (length - 1, known + limit) or outcome.held_len % 16 == 0
+    assert outcome.held_len > known + limit - 16 or outcome.held_len == length - 1
+    after = only(engine.verify([job("r", outcome.held_len, prompt[outcome.held_len :])]))
+    assert after.verdict is not None
+    assert [after.verdict.bonus] == greedy(prompt, 1)
+
+
+def test_a_limit_of_reading_is_refused_beside_a_tree() -> None:
+    outcome = only(make().verify([replace(job("r", 0, PROMPT), read_limit=2)]))
+    assert outcome.status is EntryStatus.ERROR
+    assert "read_limit" in outcome.message

@@ -1,4 +1,4 @@
-"""Qwen 3.5 and Qwen 3 Next without experts.
+"""Qwen 3.5 and Qwen 3 Next, dense and with experts.
 
 Three of four layers are gated delta nets; attention has output gates, and norms multiply by 1 + w.
 """
@@ -18,7 +18,8 @@ from specinfer.model.families.base import (
     llama_fields,
     replaced,
 )
-from specinfer.model.families.hybrid.qwen_gguf import LAYOUT
+from specinfer.model.families.experts import qwen_experts, rename_experts
+from specinfer.model.families.hybrid.qwen_gguf import LAYOUT, MIXTURE, NEXT
 from specinfer.model.families.positions import FULL, rotary
 
 LINEAR = "linear_attention"
@@ -38,6 +39,7 @@ def _fields(hf: Any) -> Fields:
     own = {
         "qk_norm": True,
         "output_gate": True,
+        "experts": qwen_experts(hf),
         "recurrent_layers": tuple(kind == LINEAR for kind in hf.layer_types),
         "recurrent_shape": RecurrentShape(
             kind="delta_net",
@@ -51,17 +53,6 @@ def _fields(hf: Any) -> Fields:
     return llama_fields(hf, {"inv_freq": inv_freq, "rotary_scale": scale}) | own
 
 
-def _next_fields(hf: Any) -> Fields:
-    sparse = [
-        layer
-        for layer in range(hf.num_hidden_layers)
-        if layer not in hf.mlp_only_layers and hf.num_experts and (layer + 1) % hf.decoder_sparse_step == 0
-    ]
-    if sparse:
-        raise IncompatibleError(f"num_experts = {hf.num_experts}: not supported")
-    return _fields(hf)
-
-
 def _raised(weight: torch.Tensor) -> torch.Tensor:
     return weight.float() + 1
 
@@ -69,8 +60,10 @@ def _raised(weight: torch.Tensor) -> torch.Tensor:
 def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     if name.startswith(_OTHER_PARTS):
         return {}
-    raised = name.endswith("norm.weight") and _OUTPUT_NORM not in name
-    return {replaced(name, _NAMES): TensorSource(name, _raised if raised else None)}
+    ours = replaced(name, _NAMES)
+    if name.endswith("norm.weight") and _OUTPUT_NORM not in name:
+        return {ours: TensorSource(name, _raised)}
+    return {new: source._replace(name=name) for new, source in rename_experts(heads, ours).items()}
 
 
 def _next_rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
@@ -101,5 +94,12 @@ def _pick(heads: int, sizes: list[int], wanted: slice, matrix: torch.Tensor) -> 
     return torch.cat([kind.flatten(0, 1) for kind in kinds])
 
 
-QWEN_3_5 = Family(model_types=("qwen3_5_text",), fields=_fields, rename=_rename, gguf={"qwen35": LAYOUT})
-QWEN_3_NEXT = Family(model_types=("qwen3_next",), fields=_next_fields, rename=_next_rename)
+QWEN_3_5 = Family(
+    model_types=("qwen3_5_text", "qwen3_5_moe_text"),
+    fields=_fields,
+    rename=_rename,
+    gguf={"qwen35": LAYOUT, "qwen35moe": MIXTURE},
+)
+QWEN_3_NEXT = Family(
+    model_types=("qwen3_next",), fields=_fields, rename=_next_rename, gguf={"qwen3next": NEXT}
+)

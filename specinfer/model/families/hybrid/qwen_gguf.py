@@ -1,16 +1,26 @@
-"""GGUF files of Qwen 3.5: what llama.cpp's converter changed, undone.
+"""Undo what llama.cpp's converter changes in Qwen 3.5 and 3 Next.
 
-It stores norms plus one, decays instead of their logarithms, and value heads in another order: those that read the
-first of each group of heads, then the second, and so on, where `transformers` has the groups one after another.
+It stores norms plus one, decays instead of their logarithms, and of Qwen 3.5 value heads in another order: those that
+read the first of each group of heads, then the second, and so on, where `transformers` has the groups one after
+another. Of Qwen 3 Next queries, keys and values are a matrix of their own, kind by kind.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import GGUF_PARTS, Fields, GgufLayout
+from specinfer.model.families.experts import (
+    GGUF_SHARED,
+    expert_counts,
+    expert_size,
+    gguf_experts,
+    shared_size,
+)
 from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
+from specinfer.model.weights.source import MTP_LAYERS
 
 _LINEAR = ".linear_attn."
 _PARTS = GGUF_PARTS | {
@@ -24,6 +34,13 @@ _PARTS = GGUF_PARTS | {
     "linear_attn.out_proj": "ssm_out",
 }
 _TENSORS = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+_FURTHER = {
+    "input_proj": "nextn.eh_proj",
+    "token_layernorm": "nextn.enorm",
+    "hidden_layernorm": "nextn.hnorm",
+    "final_layernorm": "nextn.shared_head_norm",
+}
+_NEXT = "qwen3next"
 _BEHIND_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
 """Tensors whose rows are queries, keys, then values."""
 
@@ -31,18 +48,29 @@ _BEHIND_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
 def _config(file: GgufFile) -> tuple[Any, Fields]:
     from transformers import Qwen3_5TextConfig
 
+    return Qwen3_5TextConfig, _fields(file)
+
+
+def _mixture_config(file: GgufFile) -> tuple[Any, Fields]:
+    from transformers import Qwen3_5MoeTextConfig
+
+    sizes = {"moe_intermediate_size": expert_size(file), "shared_expert_intermediate_size": shared_size(file)}
+    return Qwen3_5MoeTextConfig, _fields(file) | expert_counts(file, "num_experts") | sizes
+
+
+def _fields(file: GgufFile) -> Fields:
     meta, turned = file.meta, file.meta.count("rope.dimension_count", file.head_dim)
     sections = list(meta.get("rope.dimension_sections", ()))
     if sections and 2 * sum(sections) != turned:
         raise IncompatibleError(f"GGUF: rope.dimension_sections = {sections}: must make {turned} dimensions")
     if file.factors or meta.get("rope.scaling.type", "none") != "none":
-        raise IncompatibleError("GGUF: scaled positions are not supported for qwen35")
+        raise IncompatibleError(f"GGUF: scaled positions are not supported for {meta.architecture}")
     heads, inner = meta.count("ssm.time_step_rank"), meta.count("ssm.inner_size")
     if inner % heads:
         raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of {heads} heads")
     period = meta.count("full_attention_interval", 4)
     kinds = ("full_attention", "linear_attention")
-    return Qwen3_5TextConfig, {
+    return {
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": meta.number("rope.freq_base"),
@@ -55,7 +83,26 @@ def _config(file: GgufFile) -> tuple[Any, Fields]:
         "linear_key_head_dim": meta.count("ssm.state_size"),
         "linear_value_head_dim": inner // heads,
         "linear_conv_kernel_dim": meta.count("ssm.conv_kernel"),
+        MTP_LAYERS: meta.count("block_count") - meta.layers,
     }
+
+
+def _next_config(file: GgufFile) -> tuple[Any, Fields]:
+    from transformers import Qwen3NextConfig
+
+    return Qwen3NextConfig, _mixture_config(file)[1]
+
+
+def joined_projections(hf: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Join separate projections of Qwen 3 Next into those of `transformers`."""
+    joined, heads = dict(tensors), hf.linear_num_key_heads
+    keys = heads * hf.linear_key_head_dim
+    for name in [name for name in tensors if ".in_proj_qkv." in name]:
+        mixed, gates = joined.pop(name), joined.pop(name.replace("_qkv.", "_z."))
+        kinds = [*torch.split(mixed, [keys, keys, len(gates)]), gates]
+        by_head = torch.cat([kind.reshape(heads, -1, kind.shape[1]) for kind in kinds], 1)
+        joined[name.replace("_qkv.", "_qkvz.")] = by_head.flatten(0, 1)
+    return joined
 
 
 def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.Tensor | None:
@@ -65,11 +112,13 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
     if part == "norm.weight":
         return tensor
     keys, values = meta.count("ssm.group_count"), meta.count("ssm.time_step_rank")
+    before = 2 * keys * meta.count("ssm.state_size") if part in _BEHIND_KEYS else 0
+    if meta.architecture == _NEXT:
+        keys = values  # its value heads are in order
     if part == "out_proj.weight":
         # a row's bytes are in the order of its numbers, block by block
         whole = values == keys or (meta.count("ssm.inner_size") // values) % block == 0
         return _grouped(tensor.T, keys, values).T.contiguous() if whole else None
-    before = 2 * keys * meta.count("ssm.state_size") if part in _BEHIND_KEYS else 0
     tensor = torch.cat([tensor[:before], _grouped(tensor[before:], keys, values)])
     if part == "conv1d.weight":
         return tensor[:, None]
@@ -84,4 +133,13 @@ def _grouped(rows: torch.Tensor, keys: int, values: int) -> torch.Tensor:
     return tiles.transpose(0, 1).reshape(rows.shape)
 
 
-LAYOUT = GgufLayout(_PARTS, _config, tensors=_TENSORS, undo=_undo)
+LAYOUT = GgufLayout(_PARTS, _config, tensors=_TENSORS, undo=_undo, further=_FURTHER)
+_MIXED = _PARTS | gguf_experts() | GGUF_SHARED
+MIXTURE = GgufLayout(_MIXED, _mixture_config, tensors=_TENSORS, undo=_undo, further=_FURTHER)
+NEXT = GgufLayout(
+    _MIXED | {"linear_attn.in_proj_ba": "ssm_ba"},
+    _next_config,
+    tensors=_TENSORS,
+    undo=_undo,
+    further=_FURTHER,
+)

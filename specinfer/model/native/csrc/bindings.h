@@ -53,6 +53,7 @@ struct Shape {
   float eps;
   float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, what attention and MLP add
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
+  float bound;                                         // of the magnitude of queries, keys and values; 0: none
   int kv_layers;    // those that attend: a layer does, or is recurrent, or both, by its matrices
   int output_gate;  // each query head is followed by the gate of its output
   // Recurrent layers: their kind, heads of keys and of values, dimensions of those, inputs that a convolution sees.
@@ -169,7 +170,7 @@ inline constexpr LayoutEntry LAYOUT[] = {
     SIZE(Shape), AT(Shape, layers), AT(Shape, hidden), AT(Shape, inter), AT(Shape, heads), AT(Shape, kv_heads),
     AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, tables), AT(Shape, activation), AT(Shape, gated),
     AT(Shape, parallel), AT(Shape, states), AT(Shape, residual_normed), AT(Shape, eps),
-    AT(Shape, embedding_scale), AT(Shape, score_scale), AT(Shape, residual_scale), AT(Shape, score_cap), AT(Shape, logit_cap),
+    AT(Shape, embedding_scale), AT(Shape, score_scale), AT(Shape, residual_scale), AT(Shape, score_cap), AT(Shape, logit_cap), AT(Shape, bound),
     AT(Shape, kv_layers), AT(Shape, output_gate), AT(Shape, recurrent_kind), AT(Shape, key_heads), AT(Shape, value_heads), AT(Shape, key_dim),
     AT(Shape, value_dim), AT(Shape, convolved),
     SIZE(ExpertShape), AT(ExpertShape, count), AT(ExpertShape, used), AT(ExpertShape, inter), AT(ExpertShape, shared),

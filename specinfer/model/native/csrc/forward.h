@@ -204,7 +204,13 @@ class Worker {
     barrier_.wait();
   }
 
-  // Normalises and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
+  void bound(float* x) const {
+    if (!s_.bound) return;
+    const Floats top = spread(s_.bound), bottom = spread(-s_.bound);
+    for (int i = 0; i < s_.dim; i += LANES) store(x + i, most(bottom, least(top, load(x + i))));
+  }
+
+  // Normalises, bounds and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
   // share the lines of a cache block, and threads that write to one line wait for each other.
   void place(const Layer& l, int layer) {
     const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim, turned = l.table < 0 ? 0 : s_.rotary;
@@ -218,13 +224,16 @@ class Worker {
       const float *cos = m_.cos.data() + angle, *sin = m_.sin.data() + angle;
       if (h < s_.heads) {
         norm_head(x, l.q_norm, d, s_.eps);
+        bound(x);
         rotate(x, cos, sin, turned);
         C::put_query(x, d, m_.query.data() + (size_t(t) * s_.heads + h) * C::query_words(d));
       } else if (h < s_.heads + s_.kv_heads) {
         norm_head(x, l.k_norm, d, s_.eps);
+        bound(x);
         rotate(x, cos, sin, turned);
         C::put_key(block(p_.keys, l.place, p_.write_slots[t], h - s_.heads), p_.write_slots[t] % BLOCK, d, x);
       } else {
+        bound(x);
         C::put_value(block(p_.values, l.place, p_.write_slots[t], h - s_.heads - s_.kv_heads), p_.write_slots[t] % BLOCK, d, x);
       }
     }

@@ -23,7 +23,7 @@ ROPE_TENSORS = frozenset({ROPE_FACTORS, ROPE_SHORT, ROPE_LONG})
 
 
 def hf_names(
-    parts: Mapping[str, str], layers: int, tensors: Mapping[str, str], top: Mapping[str, str]
+    parts: Mapping[str, str], layers: range, tensors: Mapping[str, str], top: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield both names of every tensor that a model may have.
 
@@ -32,7 +32,7 @@ def hf_names(
     `parts` are those of a layer, `tensors` others with whole names, `top` those outside the layers.
     """
     yield from {**_TOP, **top}.items()
-    for layer in range(layers):
+    for layer in layers:
         for name, stored in tensors.items():
             yield f"model.layers.{layer}.{name}", f"blk.{layer}.{stored}"
         for name, short in parts.items():
@@ -158,10 +158,13 @@ class GgufFile:
         if not meta.get("attention.causal", True):
             raise IncompatibleError("GGUF: attention.causal = False: is not supported")
         heads = one_count(meta, "attention.head_count")
+        inner = "feed_forward_length"
+        if not meta.has(inner) and meta.has(f"expert_{inner}"):  # all layers have experts
+            inner = f"expert_{inner}"
         return {
             "vocab_size": vocab,
             "hidden_size": meta.count("embedding_length"),
-            "intermediate_size": one_count(meta, "feed_forward_length"),
+            "intermediate_size": one_count(meta, inner),
             "num_hidden_layers": meta.layers,
             "num_attention_heads": heads,
             "num_key_value_heads": one_count(meta, "attention.head_count_kv", heads),

@@ -54,8 +54,9 @@ def test_options_of_other_parts_are_refused(family: str, options: dict[str, Any]
 @pytest.mark.parametrize("family", REASONS)
 def test_ranks_are_refused(family: str) -> None:
     config = from_transformers(tiny_transformers(family).config)
-    with pytest.raises(IncompatibleError, match=f"ranks that share a model: {REASONS[family]}"):
-        check_layout(config, Layout(1, 1))
+    for layout, name in ((Layout(2, 1), "tensor_parallel = 2"), (Layout(1, 3), "pipeline_parallel = 3")):
+        with pytest.raises(IncompatibleError, match=f"{name}: {REASONS[family]}"):
+            check_layout(config, layout)
 
 
 @pytest.mark.parametrize("family", LIKE_LLAMA)

@@ -50,9 +50,15 @@ FILES: dict[str, dict[str, Any]] = {
     "olmoe": {},
     "granitemoe": {},
     "gpt_oss": {"num_experts_per_tok": 4},
+    "qwen3_5_moe_text": {
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96,
+        "num_experts_per_tok": 4,
+    },
+    "qwen3_next": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
 }
 """Entries of the table of families, with what a file has no key for as readers take it."""
-RECURRENT = ("qwen3_5_text", "lfm2")
+RECURRENT = ("qwen3_5_text", "lfm2", "qwen3_5_moe_text", "qwen3_next")
 """Entries that our decoder in torch does not run."""
 
 
@@ -85,7 +91,10 @@ def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_pa
     assert float((logits[0] - expected).abs().max() / expected.std()) < 5e-5
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss", "qwen3_5_moe_text", "qwen3_next"],
+)
 def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> None:
     path = file_of(name)[1].write(tmp_path / "model.gguf")
     found = probe_gguf(path, GgufWeights(path).config(), None, "native")
@@ -97,7 +106,16 @@ def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> Non
     [
         *(
             (name, "Q8_0")
-            for name in ("phi3", "gemma3_text", "olmo3", "granite", "qwen2_moe", "qwen3_5_text", "lfm2")
+            for name in (
+                "phi3",
+                "gemma3_text",
+                "olmo3",
+                "granite",
+                "qwen2_moe",
+                "qwen3_5_text",
+                "lfm2",
+                "qwen3_5_moe_text",
+            )
         ),
         ("gpt_oss", "MXFP4"),
     ],

@@ -42,6 +42,23 @@ def test_greedy_text_is_that_of_transformers(family: str, seed: int) -> None:
         tokens += delta
 
 
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_queries_keys_and_values_are_bounded(executor: str) -> None:
+    model, free = (tiny_transformers("olmoe", clip_qkv=bound, **SHAPE) for bound in (0.4, None))
+    runner = runner_of(model, executor=executor)
+    (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
+    expected, other = (reference_logits(each, PROMPT)[-1] for each in (model, free))
+    torch.testing.assert_close(logits[0], expected, rtol=1e-3, atol=1e-3)
+    assert float((expected - other).abs().max()) > 0.1, "the bound matters"
+    with pytest.raises(IncompatibleError, match=r"kv_window = 64: .*bounds of queries, keys and values"):
+        runner_of(model, executor=executor, kv_window=64)
+
+
+def test_a_bound_must_be_positive() -> None:
+    with pytest.raises(IncompatibleError, match=r"clip_qkv = 0\.0: must be above 0"):
+        runner_of(tiny_transformers("olmoe", clip_qkv=0.0, **SHAPE))
+
+
 def along_path(runner: ModelRunner, path: Sequence[int]) -> torch.Tensor:
     """Return the logits [1, V] after the prompt and tokens that are decoded one by one."""
     sequence = runner.open()

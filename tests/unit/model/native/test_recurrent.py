@@ -26,9 +26,10 @@ from tests.support.tiny_models import reference_logits, runner_of
 
 pytestmark = pytest.mark.native
 
+MIXTURES = ("qwen3_5_moe_text", "qwen3_next", "granitemoehybrid")
 FAMILIES = (
-    *("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense", "granitemoehybrid"),
-    *("falcon_h1", "falcon_h1, normed", "mamba2"),
+    *("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense"),
+    *("falcon_h1", "falcon_h1, normed", "mamba2", *MIXTURES),
 )
 SEEDS = range(6)
 
@@ -248,9 +249,10 @@ def test_trees_are_grown_level_by_level() -> None:
     assert not make("qwen3_5_text")._executor.can_grow((), None)  # type: ignore[attr-defined]
 
 
-def test_the_text_part_of_a_model_for_images_is_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path) -> None:
     """Its tensors are below `language_model`; those of images and of MTP are of no use."""
-    model = random_model("qwen3_5_text")
+    model = random_model(family)
     weights = {
         name.replace("model.", "model.language_model.", 1): tensor.contiguous()
         for name, tensor in model.state_dict().items()
@@ -258,7 +260,11 @@ def test_the_text_part_of_a_model_for_images_is_run(tmp_path: Path) -> None:
     }
     weights |= {"mtp.norm.weight": torch.zeros(64), "model.visual.pos_embed.weight": torch.zeros(4, 8)}
     save_file(weights, tmp_path / "model.safetensors")
-    transformers.Qwen3_5Config(text_config=model.config.to_dict()).save_pretrained(tmp_path)
+    mixture, text = family == "qwen3_5_moe_text", model.config.to_dict()
+    if mixture:
+        del text["intermediate_size"]  # of dense layers, which it lacks
+    kind = transformers.Qwen3_5MoeConfig if mixture else transformers.Qwen3_5Config
+    kind(text_config=text).save_pretrained(tmp_path)
     loaded = load_model(tmp_path, RunnerOptions(dtype="float32", kv_tokens=512))
     assert probe_loaded(tmp_path, loaded).executor == "native"
     runner, tokens = ModelRunner(*loaded), tokens_of(1, 20)
@@ -271,8 +277,6 @@ def test_the_text_part_of_a_model_for_images_is_run(tmp_path: Path) -> None:
     [
         ("lfm2", {"conv_bias": True}, "conv_bias = True"),
         ("qwen3_5_text", {"attention_bias": True}, "attention_bias = True"),
-        ("qwen3_next", {}, "num_experts = 4"),
-        ("granitemoehybrid", {}, "num_local_experts = 4"),
         ("granitemoehybrid, dense", {"time_step_limit": (0.0, 1.0)}, "time_step_limit"),
         ("qwen3_5_text", {"linear_key_head_dim": 8}, "recurrent heads of 8 keys and 32 values"),
     ],
@@ -289,8 +293,9 @@ def test_granite_without_positions() -> None:
     torch.testing.assert_close(logits[0], reference_logits(model, tokens)[-1], rtol=1e-3, atol=1e-3)
 
 
-def test_layers_on_disk_give_the_same_bits(tmp_path: Path) -> None:
-    model, tokens = random_model("qwen3_5_text"), tokens_of(3, 40)
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
+def test_layers_on_disk_give_the_same_bits(family: str, tmp_path: Path) -> None:
+    model, tokens = random_model(family), tokens_of(3, 40)
     offload = {"offload": "disk", "offload_directory": str(tmp_path)}
     found = [
         runner.forward([Segment(runner.open(), tokens, want_last=True)])[0]

@@ -1,0 +1,93 @@
+"""MTP drafts in a model's own checkpoint: Qwen 3.5, Qwen 3 Next.
+
+    safetensors   mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.norm, mtp.layers.0.*
+    GGUF          blk.N.nextn.eh_proj, .enorm, .hnorm, .shared_head_norm, blk.N.*    N: number of the model's layers
+
+Both become those of `specinfer.drafters.published.mtp`. The layer is one that attends, dense or with experts, with a
+gate of each head's output. It reads the target's state after the final norm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from specinfer.drafters.published.config import DraftLayers
+from specinfer.drafters.published.mtp import GATE, MtpSource
+from specinfer.drafters.ssm import drafted_tokens
+from specinfer.errors import IncompatibleError
+from specinfer.model.families.experts import ROUTER
+from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.families import RenamedWeights, open_weights, sources_of
+from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.packed import open_checkpoint
+from specinfer.model.weights.source import kept_gguf
+
+_FIRST = "model.layers.0."
+_LAYER = "mtp.layers.0."
+_NAMES = {
+    "mtp.fc.": f"{_FIRST}input_proj.",
+    "mtp.pre_fc_norm_embedding.": f"{_FIRST}token_layernorm.",
+    "mtp.pre_fc_norm_hidden.": f"{_FIRST}hidden_layernorm.",
+    "mtp.norm.": f"{_FIRST}final_layernorm.",
+    _LAYER: _FIRST,
+}
+_QUERY = f"{_FIRST}self_attn.q_proj.weight"
+
+
+def load_own_mtp(directory: Path, vocabulary: int) -> MtpSource:
+    """Read the draft of a model directory that has one.
+
+    Args:
+        vocabulary: tokens to draft, the most frequent ones; 0: all.
+
+    Raises:
+        IncompatibleError: naming what is not understood.
+    """
+    config = load_config(directory)
+    weights, names = _stored(directory, config)
+    if further := sorted(name for name in names.values() if not name.startswith(_FIRST)):
+        raise IncompatibleError(f"{directory}: {further[0]}: is not understood in an MTP draft")
+    sources = sources_of(config, names)
+    if config.output_gate:
+        rows = sources.pop(_QUERY)
+        for which, name in enumerate((_QUERY, GATE)):
+            sources[name] = rows._replace(pick=partial(_of_heads, config.heads, which))
+    experts = config.experts if f"{_FIRST}{ROUTER}" in sources else None
+    layer = replace(
+        config,
+        layers=1,
+        recurrent_layers=(),
+        recurrent_shape=None,
+        output_gate=False,
+        experts=replace(experts, dense_layers=frozenset()) if experts else None,
+    )
+    tokens = drafted_tokens(directory, vocabulary) or range(config.vocab_size)
+    return MtpSource(
+        RenamedWeights(weights, sources, experts.count if experts else 0),
+        torch.tensor(tokens),
+        DraftLayers(layer, (None,), biased=False),
+        (config.layers,),
+        open_weights(directory, config)["model.norm.weight"],
+    )
+
+
+def _stored(directory: Path, config: ModelConfig) -> tuple[Mapping[str, torch.Tensor], dict[str, str]]:
+    """Return the weights, and the draft's names: stored -> ours."""
+    gguf = kept_gguf(directory)
+    if gguf is not None:
+        weights: Mapping[str, torch.Tensor] = GgufWeights(gguf, blocks=False, further=True)
+        return weights, {name: name.replace(f".{config.layers}.", ".0.", 1) for name in weights}
+    weights = open_checkpoint(directory)
+    return weights, {name: _renamed(name) for name in weights if name.startswith("mtp.")}
+
+
+def _renamed(name: str) -> str:
+    return next((name.replace(old, new, 1) for old, new in _NAMES.items() if name.startswith(old)), name)
+
+
+def _of_heads(heads: int, which: int, rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows of queries or gates, which alternate by head."""
+    return rows.reshape(heads, 2, len(rows) // heads // 2, -1)[:, which].flatten(0, 1)
