@@ -14,7 +14,7 @@ from typing import Protocol
 from specinfer.byte_decoder import ByteDecoder
 from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
-_MOST_HELD = 4
+_MAX_HELD = 4
 """Maximum tokens after a window that may begin a character."""
 _READ_BEHIND = 8
 """Tokens before a text that its beginning may depend on."""
@@ -119,7 +119,7 @@ class _Window:
     def _push_one(self, token_id: int) -> str:
         self._held.append(token_id)
         text = self._decode()
-        if text.endswith(REPLACEMENT) and len(self._held) < _MOST_HELD:
+        if text.endswith(REPLACEMENT) and len(self._held) < _MAX_HELD:
             return ""
         return self._give_out(text)
 

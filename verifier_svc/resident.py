@@ -11,7 +11,7 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.runner import ModelRunner
 from specinfer.remote.description import describe
 from specinfer.v1 import speculator_pb2
-from specinfer.verification.jobs import MOST_TOP_K
+from specinfer.verification.jobs import MAX_TOP_K
 from verifier_svc.settings import VerifierSettings
 
 
@@ -66,7 +66,7 @@ class ResidentSpeculators:
                 f"the drafters read hidden states of {size} numbers after layers {layers}; "
                 f"the target has {hidden} numbers after up to {most} layers"
             )
-        if self.description.target_top_k > min(MOST_TOP_K, runner.config.vocab_size):
+        if self.description.target_top_k > min(MAX_TOP_K, runner.config.vocab_size):
             raise IncompatibleError(
                 f"the drafters read {self.description.target_top_k} predictions of the target per node"
             )

@@ -24,7 +24,7 @@ from specinfer.service.outage import Outage, backoff
 from specinfer.system.log_lines import about
 
 log = logging.getLogger(__name__)
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 """Steps that may wait for the store before the loop waits too."""
 _APART_S = 0.016
 """Seconds between the starts of two deliveries, one frame of a screen.
@@ -106,7 +106,7 @@ class Persistence:
         if ended:
             self._release(ended)  # not once it is stored: who comes next needs their room in the cache
         if progress or step:
-            while len(self._waiting) >= _MOST_WAITING:
+            while len(self._waiting) >= _MAX_WAITING:
                 self._room.clear()
                 await self._room.wait()
             self._add(_Batch(progress, step))
@@ -116,7 +116,7 @@ class Persistence:
         if batch.step is not None:  # learnt from after the drafts of the next step are requested
             loop.call_soon(loop.call_soon, self._learn_from, batch.step)
         self._waiting.append(batch)
-        if batch.urgent or len(self._waiting) >= _MOST_WAITING:
+        if batch.urgent or len(self._waiting) >= _MAX_WAITING:
             self._due.set()
         elif self._timer is None:
             self._timer = loop.call_at(self._began + _APART_S, self._due.set)

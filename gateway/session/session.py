@@ -42,7 +42,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
-_MOST_BLOCKS = 16384
+_MAX_BLOCKS = 16384
 """Maximum remembered blocks of 16 tokens, about the size of caches."""
 
 
@@ -255,7 +255,7 @@ class PrefixIndex:
         for key in self._keys(tokens):
             self._known[key] = None
             self._known.move_to_end(key)
-        while len(self._known) > _MOST_BLOCKS:
+        while len(self._known) > _MAX_BLOCKS:
             self._known.popitem(last=False)
 
     def shared(self, tokens: Sequence[int]) -> int:

@@ -20,7 +20,7 @@ from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.sampling_codec import encode_constraint, encode_sampling
 from specinfer.wire.tree_codec import encode_tree
 
-_LEAST_AND_MOST = {
+_RANGES = {
     "vocab_size": (1, 2**24),
     "max_context_len": (1, 2**31),
     "max_requests": (1, 2**20),
@@ -34,7 +34,7 @@ _LEAST_AND_MOST = {
 
 The maximum is far beyond any machine; it bounds the planner's computations.
 """
-_MOST_COSTS = 1024
+_MAX_COSTS = 1024
 
 
 def check_description(found: verifier_pb2.DescribeVerifierReply) -> None:
@@ -43,15 +43,15 @@ def check_description(found: verifier_pb2.DescribeVerifierReply) -> None:
     Raises:
         IncompatibleError: naming the field, if one is missing or makes no sense.
     """
-    for name, (least, most) in _LEAST_AND_MOST.items():
+    for name, (least, most) in _RANGES.items():
         value = getattr(found, name)
         if not least <= value <= most:
             raise IncompatibleError(f"the verifier says {name} = {value}: must be from {least} to {most}")
     if not found.pass_costs:
         raise IncompatibleError("the verifier does not tell what its passes take (pass_costs is empty)")
-    if len(found.pass_costs) > _MOST_COSTS or any(cost.tokens < 1 for cost in found.pass_costs):
+    if len(found.pass_costs) > _MAX_COSTS or any(cost.tokens < 1 for cost in found.pass_costs):
         raise IncompatibleError(
-            f"the verifier says {len(found.pass_costs)} pass_costs: must be at most {_MOST_COSTS}, each of a "
+            f"the verifier says {len(found.pass_costs)} pass_costs: must be at most {_MAX_COSTS}, each of a "
             "token or more"
         )
 

@@ -9,16 +9,16 @@ from http_svc.body.fields import FIRST, Schema, Strict, Text, at_most
 from http_svc.body.messages import Message
 from http_svc.body.tools import ChosenTool, Function, Tool, usable_only
 
-MOST_MESSAGES, MOST_TOOLS = 1024, 128
+MAX_MESSAGES, MAX_TOOLS = 1024, 128
 """Messages of a conversation, tools."""
-Turns = Annotated[list[Message], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
+Turns = Annotated[list[Message], Field(min_length=1), FIRST, at_most(MAX_MESSAGES)]
 
 
 class Conversation(Strict):
     """Fields of the model's input."""
 
     messages: Turns | None = None
-    tools: Annotated[list[Tool], FIRST, at_most(MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], FIRST, at_most(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     """False: an answer has one call at most."""

@@ -77,7 +77,7 @@ def _without_point(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_without_point)]
 """A whole number, however it is written."""
 TokenId = Annotated[Whole, Field(ge=0, lt=2**32)]
-MOST_TOKENS = 2**18
+MAX_TOKENS = 2**18
 """Token ids of a prompt, more than a context has."""
 _DEEPEST = 64
 """Levels of an object that is passed on."""

@@ -9,7 +9,7 @@ from http_svc.body.fields import FIRST, Ignored, Schema, Strict, Text, at_most
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """The schema of `json_object`."""
-MOST_TEXTS = 2**14
+MAX_TEXTS = 2**14
 """Texts of a choice."""
 
 
@@ -61,7 +61,7 @@ class StructuredOutputs(Strict):
 
     json_schema: Schema | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
-    choice: Annotated[list[Text], FIRST, at_most(MOST_TEXTS)] | None = None
+    choice: Annotated[list[Text], FIRST, at_most(MAX_TEXTS)] | None = None
     grammar: Text | None = None
     json_object: bool | None = None
 

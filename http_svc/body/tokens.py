@@ -6,7 +6,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.conversation import Conversation
-from http_svc.body.fields import FIRST, MOST_TOKENS, NotTrue, Strict, Text, TokenId, at_most
+from http_svc.body.fields import FIRST, MAX_TOKENS, NotTrue, Strict, Text, TokenId, at_most
 
 
 class TokenizeBody(Conversation):
@@ -32,4 +32,4 @@ class DetokenizeBody(Strict):
     """`POST /detokenize`."""
 
     model: Text | None = None
-    tokens: Annotated[list[TokenId], FIRST, at_most(MOST_TOKENS)]
+    tokens: Annotated[list[TokenId], FIRST, at_most(MAX_TOKENS)]

@@ -12,7 +12,7 @@ from http_svc.body.tools import Function
 from http_svc.calls.any_object import object_rules
 from http_svc.calls.elements import ELEMENT_TEXT, are_elements, element_rules
 from http_svc.calls.heads import JSON_MIDDLE, JSON_NEAR_OPENING, JSON_OPENING, SPACE
-from http_svc.calls.reader import MOST_CALLS
+from http_svc.calls.reader import MAX_CALLS
 from http_svc.tool_schemas import followed
 from specinfer.chat.forms import BY_NAME, HERMES, JSON, PYTHON_TAG, CallForm
 
@@ -90,7 +90,7 @@ def _section(wanted: Wanted) -> list[str]:
         for i, one in enumerate(wanted.functions)
     ]
     either = " | ".join([f"call_{i}" for i in range(len(calls))])
-    more = f"({wanted.text(form.between)} call){{0,{MOST_CALLS - 1}}}" if wanted.several else ""
+    more = f"({wanted.text(form.between)} call){{0,{MAX_CALLS - 1}}}" if wanted.several else ""
     blank = '" "?' if form.begin.startswith(" ") else ""
     section = f"section: {blank} {wanted.text(form.begin.lstrip(' '))} call {more} {wanted.text(form.end)}"
     return [*rules, *calls, f"call: {either}", section]

@@ -20,7 +20,7 @@ from http_svc.calls.heads import (
 )
 from specinfer.chat.turns import call_id_of
 
-MOST_CALLS = 32
+MAX_CALLS = 32
 """Maximum calls of an answer."""
 _UNDECIDED_MOST = 2048
 """Maximum undecided characters: endless white space is no call."""
@@ -150,7 +150,7 @@ class CallReader:
 
     def _begin(self, start: int, end: int, call: _Call) -> list[Delta]:
         words, self._text = self._text[:start], self._text[end:].lstrip()
-        if len(self._calls) == MOST_CALLS:
+        if len(self._calls) == MAX_CALLS:
             self.ended = True
         else:
             self._call, self._object = call, _ObjectEnd()

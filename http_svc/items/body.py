@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.bodies import ChatBody, Limit
-from http_svc.body.conversation import MOST_MESSAGES, MOST_TOOLS
+from http_svc.body.conversation import MAX_MESSAGES, MAX_TOOLS
 from http_svc.body.fields import (
     FIRST,
     Ignored,
@@ -22,7 +22,7 @@ from http_svc.body.fields import (
     known_only,
     only,
 )
-from http_svc.body.messages import MOST_PARTS
+from http_svc.body.messages import MAX_PARTS
 from http_svc.body.names import chat_names
 from http_svc.body.tools import Name, usable_only
 from http_svc.errors import ApiError, api_error, invalid_body
@@ -39,7 +39,7 @@ class Part(Lenient):
     text: Text
 
 
-Parts = Text | Annotated[list[Part], FIRST, at_most(MOST_PARTS)]
+Parts = Text | Annotated[list[Part], FIRST, at_most(MAX_PARTS)]
 
 
 class Item(Lenient):
@@ -135,7 +135,7 @@ class ResponsesBody(Strict):
         return usable_only(data)
 
     model: Text
-    input: Text | Annotated[list[Item], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
+    input: Text | Annotated[list[Item], Field(min_length=1), FIRST, at_most(MAX_MESSAGES)]
     instructions: Text | None = None
     max_output_tokens: Limit = None
     temperature: float | None = Field(None, ge=0, le=2)
@@ -143,7 +143,7 @@ class ResponsesBody(Strict):
     stream: bool | None = None
     stream_options: StreamEvents | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FlatFunction], FIRST, at_most(MOST_TOOLS)] | None = None
+    tools: Annotated[list[FlatFunction], FIRST, at_most(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
     parallel_tool_calls: bool | None = None
     speculation: Literal["tree", "sequence", "off"] | None = None

@@ -46,7 +46,7 @@ def _line(finding: Finding) -> str:
     return f"{finding.outcome:8}{finding.rule}" + (f": {finding.detail}" if finding.detail else "")
 
 
-MOST_SIZES = 8
+MAX_SIZES = 8
 """Sizes of passes that are shown."""
 
 
@@ -69,7 +69,7 @@ def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:
     costs = sorted((cost.tokens, cost.microseconds / 1000) for cost in told.pass_costs)
     if not costs:
         return "not measured"
-    shown = [costs[0], *(cost for cost in costs[1:] if cost[0] & (cost[0] - 1) == 0)][:MOST_SIZES]
+    shown = [costs[0], *(cost for cost in costs[1:] if cost[0] & (cost[0] - 1) == 0)][:MAX_SIZES]
     first = shown[0][1]
     return ", ".join(f"{n} tokens {ms:.1f} ms ({ms / first:.1f}x)" for n, ms in shown)
 

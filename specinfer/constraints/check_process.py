@@ -20,7 +20,7 @@ from specinfer.system.threads import LAST, give_way
 
 TOO_SLOW, TOO_DEEP = "slow", "deep"
 """Ends of a child: too slow, or dead by stack overflow."""
-MOST_SAID = 300
+MAX_REASON_LENGTH = 300
 """Maximum characters of an answer, which may quote the whole constraint.
 
 Lines of more than 4096 bytes from several processes would get mixed up.
@@ -60,7 +60,12 @@ def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
         give_way(LAST)
         constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
         why = answer(compiler, constraint)
-        _say({"id": asked["id"], "why": why if len(why) <= MOST_SAID else f"{why[:MOST_SAID]}..."})
+        _say(
+            {
+                "id": asked["id"],
+                "why": why if len(why) <= MAX_REASON_LENGTH else f"{why[:MAX_REASON_LENGTH]}...",
+            }
+        )
     finally:
         os._exit(0)
 

@@ -25,7 +25,7 @@ from specinfer.system.threads import LAST, background_threads
 
 BUDGET_S = 0.002
 """Processor time for the masks of a request in each step."""
-MOST_OVER_S = 10.0
+MAX_OVER_S = 10.0
 """Maximum processor seconds beyond a request's budgets; then it ends."""
 THREADS = 2
 """Number of threads for masks of requests that are not dear."""
@@ -46,7 +46,7 @@ class Behind(NamedTuple):
 class MaskThreads:
     """Threads for the masks of all requests of an engine."""
 
-    def __init__(self, budget_s: float = BUDGET_S, most_over_s: float = MOST_OVER_S) -> None:
+    def __init__(self, budget_s: float = BUDGET_S, most_over_s: float = MAX_OVER_S) -> None:
         """Create threads with a budget per request and step."""
         self.budget_s, self.most_over_s = budget_s, most_over_s
         self.until = 0.0

@@ -15,7 +15,7 @@ _CHANGED = re.compile(r'\d{16}|"format"\s*:\s*"(?:date-time|time|duration)"')
 """Parts of schemas that have something to rewrite."""
 _TIMES = ("date-time", "time", "duration")
 """Formats with digits that nothing bounds."""
-_MOST_OF_TIME = 64
+_MAX_OF_TIME = 64
 """Characters of a text of such a format."""
 _NUMBERED = re.compile(r"%json\s*(?=[\[{])")
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -106,8 +106,8 @@ def _with_end(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with a maximum length of time formats."""
     if schema.get("format") not in _TIMES:
         return schema
-    own = schema.get("maxLength", _MOST_OF_TIME)
-    return schema | {"maxLength": min(own, _MOST_OF_TIME)} if isinstance(own, int) else schema
+    own = schema.get("maxLength", _MAX_OF_TIME)
+    return schema | {"maxLength": min(own, _MAX_OF_TIME)} if isinstance(own, int) else schema
 
 
 def _is_whole(value: Any) -> bool:

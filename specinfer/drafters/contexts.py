@@ -12,7 +12,7 @@ from specinfer.drafters import Features
 from specinfer.drafters.search import References
 from specinfer.hidden_states import States
 
-MOST_BYTES = 2**24
+MAX_BYTES = 2**24
 """Maximum bytes of hidden states per request.
 
 A drafter that does not read its states in time loses the oldest.
@@ -37,7 +37,7 @@ class FeatureBuffer:
             kept.append(states)
         else:
             self._kept = kept = States(start, states)
-        most = max(1, MOST_BYTES // max(states[0].nbytes, 1))
+        most = max(1, MAX_BYTES // max(states[0].nbytes, 1))
         kept.drop(kept.stop - most)
 
     def take(self, drafter: int, places: Sequence[int]) -> Features | None:

@@ -30,7 +30,7 @@ _CANDIDATE_SCORE = 0.4
 """Prior probability of a known n-gram's token, until measured."""
 _WINDOW_SCORE = 0.05
 """Prior probability of a guess in the window, until measured."""
-_MOST_FIRST_TOKENS = 1 << 15
+_MAX_FIRST_TOKENS = 1 << 15
 """Maximum first tokens of n-grams in the pool. The oldest are dropped."""
 
 Ngram = tuple[int, ...]
@@ -63,7 +63,7 @@ class NgramPool:
         same.move_to_end(ngram[1:])
         if len(same) > self._candidates:
             same.popitem(last=False)
-        if len(self._by_first) > _MOST_FIRST_TOKENS:
+        if len(self._by_first) > _MAX_FIRST_TOKENS:
             self._by_first.popitem(last=False)
 
     def behind(self, first: int) -> list[Ngram]:

@@ -28,18 +28,18 @@ from specinfer.tree.builder import point_tree
 
 _SHORTEST = 1
 _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
-"""Prior acceptance of the heaviest continuation, by matching tokens; then `_MOST_TRUST`."""
-_MOST_TRUST = 0.92
+"""Prior acceptance of the heaviest continuation, by matching tokens; then `_MAX_TRUST`."""
+_MAX_TRUST = 0.92
 _WEIGHT = 4.0
 """Factor of a match's weight for each further matching token."""
-_MOST_LEARNT = 1 << 18
+_MAX_LEARNT = 1 << 18
 """Maximum tokens of finished requests."""
 
 
 class FinishedTexts:
     """Texts of finished requests; the oldest are dropped."""
 
-    def __init__(self, most: int = _MOST_LEARNT) -> None:
+    def __init__(self, most: int = _MAX_LEARNT) -> None:
         self._most, self._held = most, 0
         self._texts: deque[Sequence[int]] = deque()
         self.occurrences = Occurrences(_SHORTEST)
@@ -162,5 +162,5 @@ def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | No
         total += weight
     for branch in found.values():
         longest = max([match.length for match in branch.matches]) + depth - 1
-        branch.score = branch.weight / total * (_TRUST[longest] if longest < len(_TRUST) else _MOST_TRUST)
+        branch.score = branch.weight / total * (_TRUST[longest] if longest < len(_TRUST) else _MAX_TRUST)
     return sorted(found.values(), key=lambda branch: -branch.weight)[:width]

@@ -25,7 +25,7 @@ from specinfer.tree import TokenTree, TreeLimits, check_draft
 log = logging.getLogger(__name__)
 FEATURE_BYTES = 2**24
 """Maximum bytes of a request's hidden states per message to a group."""
-_MOST_READ, _LEAST_READ = 1024, 16
+_MAX_READ, _MIN_READ = 1024, 16
 """Maximum context tokens that a group reads per step; minimum per request."""
 _NO_TREE = TreeLimits(0, 0)
 
@@ -126,7 +126,7 @@ class LocalPool:
             wanted = chosen & frozenset(group.members)
             if not wanted or not asked:
                 continue
-            most = max(_LEAST_READ, _MOST_READ // len(asked))
+            most = max(_MIN_READ, _MAX_READ // len(asked))
             jobs = {
                 e.request_id: job for e in asked if (job := self._entry(group, e, wanted, most)) is not None
             }

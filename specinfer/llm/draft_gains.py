@@ -11,7 +11,7 @@ from specinfer.llm.sync import LLM
 
 PROMPTS, NEW_TOKENS = 8, 48
 """Number of held-out prompts, and tokens of each answer."""
-LEAST_GAIN = 1.02
+MIN_GAIN = 1.02
 """Minimum gain of a useful speculator, above a run's noise."""
 
 
@@ -74,7 +74,7 @@ def advice(model: str, found: Sequence[Gains]) -> Iterator[str]:
     yield f"end to end: {len(own.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each, one at a time, in turns"
     yield from (each.line() for each in found)
     better = max(others, key=lambda each: each.gain, default=own)
-    if own.gain < LEAST_GAIN and better.gain < LEAST_GAIN:
+    if own.gain < MIN_GAIN and better.gain < MIN_GAIN:
         yield f"do not serve it: it brings nothing over plain decoding; specinfer serve --model {model} --draft none"
     elif better.gain > own.gain:
         yield f"do not serve it: {better.draft} brings more; specinfer serve --model {model} --draft {better.draft}"

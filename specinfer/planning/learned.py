@@ -51,7 +51,7 @@ occur in the earlier text.
 _FORMAT = 2
 _USUAL_NODES = 8
 """Nodes of the trees of which the table's expectation is taken."""
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 """Maximum queued steps of a request, as in the store's queue."""
 _DOUBT = 0.025
 """Diagonal of V, and of the initial P without trained weights."""
@@ -59,7 +59,7 @@ _DOUBT_OF_TRAINED = 0.25
 """Diagonal of the initial P of trained weights, perhaps of other texts."""
 _RELAXATION = 2000.0
 """Steps after which 1/e of P is left."""
-_MOST_ERROR = 4.0
+_MAX_ERROR = 4.0
 """Tokens that an error counts for at most."""
 _TOKENS = 2.0
 """Variance of the accepted tokens of a tree."""
@@ -120,7 +120,7 @@ class LinearModel:
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
         """Learn from the accepted tokens of [N, features] rows."""
         spread, self._refined = self._spread(step), step
-        errors = np.clip(accepted - rows @ self.weights, -_MOST_ERROR, _MOST_ERROR)
+        errors = np.clip(accepted - rows @ self.weights, -_MAX_ERROR, _MAX_ERROR)
         across = rows @ spread
         gain = np.linalg.solve(across @ rows.T + np.eye(len(rows)), across).T
         self.weights = self.weights + gain @ errors
@@ -227,7 +227,7 @@ class LearnedPlanner(TablePlanner):
         for (name, context), own in zip(wanting.items(), features, strict=True):
             waiting = self._waiting[name]
             waiting[context] = own
-            if len(waiting) > _MOST_WAITING:
+            if len(waiting) > _MAX_WAITING:
                 del waiting[min(waiting)]
 
     def expected(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specinfer.scheduling.limits import NodeBudget
 
-_LEAST_S = 1e-6
+_MIN_S = 1e-6
 """Minimum seconds of a measured pass."""
 _ROW = 1e-4
 """Minimum price of a further token, relative to a one-token pass."""
@@ -29,7 +29,7 @@ class PassCurve:
         if not ordered:
             raise ValueError("a curve needs a point")
         self._sizes, measured = np.array(ordered, float).T
-        level = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
+        level = np.minimum.accumulate(np.maximum(measured, _MIN_S)[::-1])[::-1]
         self._seconds = level + _ROW * level[0] * (self._sizes - self._sizes[0])
         self.between = lru_cache(maxsize=256)(self._between)
         """Map (first, last) to seconds of passes over first to last tokens.

@@ -45,7 +45,7 @@ _TRUSTED = 2000.0
 It may then take half its seconds. When new values come, only the latest old one is kept: all may have been
 disturbed.
 """
-_LEAST_S = 1e-6
+_MIN_S = 1e-6
 
 
 class Estimate(NamedTuple):
@@ -175,7 +175,7 @@ class StepSeconds:
         if not len(row):
             row.batch = batch
         scale = self._curve.at(row.batch) / self._curve.at(batch)
-        value = scale * max(seconds, _LEAST_S) / self.pace
+        value = scale * max(seconds, _MIN_S) / self.pace
         known = scale * self._curve.at(tokens)
         usual = max(row.rest + known, value / _FURTHEST)
         row.add(value, step, known)
@@ -198,7 +198,7 @@ class StepSeconds:
     ) -> None:
         """Count seconds of a pass and drafts, for estimates of unmeasured rows."""
         pace = self.pace
-        self._passes.add(max(pass_s, _LEAST_S) / pace / self._curve.at(tokens), step)
+        self._passes.add(max(pass_s, _MIN_S) / pace / self._curve.at(tokens), step)
         for draft in drafts:
             if draft.read:
                 continue

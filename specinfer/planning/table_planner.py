@@ -24,7 +24,7 @@ _WORTH = 0.01
 """Minimum relative gain of a trial."""
 _CREDIT = 3.0
 """Initial credit of trials, in steps."""
-_MOST_CREDIT = 12.0
+_MAX_CREDIT = 12.0
 """Maximum credit of trials, in steps."""
 _REPEATED = 4
 """Steps for which a choice is valid at constant load."""
@@ -242,7 +242,7 @@ class TablePlanner:
         first, last, per = _SHARES
         steps, self._earned = self._step - self._earned, self._step
         age = self._ages[size] = self._ages.get(size, 0) + steps
-        self._credit = min(self._credit + steps / min(first + age / per, last), _MOST_CREDIT)
+        self._credit = min(self._credit + steps / min(first + age / per, last), _MAX_CREDIT)
 
     def _affordable(self, batch: int, trial: TableRow, best: TableRow) -> bool:
         """Pay for a trial if it may gain; return whether it can."""
@@ -254,8 +254,8 @@ class TablePlanner:
         if trial.asked and not best.asked:
             cost += self.texts.unread * self._read_s * self.seconds.pace
         cost /= best.seconds
-        paid = min(cost, _MOST_CREDIT)
-        if paid > self._credit or cost > min(_HORIZON * gain, _DEAREST * _MOST_CREDIT):
+        paid = min(cost, _MAX_CREDIT)
+        if paid > self._credit or cost > min(_HORIZON * gain, _DEAREST * _MAX_CREDIT):
             return False
         self._credit -= paid
         return True

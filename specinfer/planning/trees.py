@@ -22,7 +22,7 @@ from specinfer.tree import (
 from specinfer.tree.cut import Keeps
 
 T = TypeVar("T")
-MATCHING_S, MATCHING_LEAST_S = 0.01, 0.001
+MATCHING_S, MATCHING_MIN_S = 0.01, 0.001
 """Maximum processor seconds of constraints per step; minimum of expensive ones."""
 
 
@@ -53,7 +53,7 @@ def _take_dearest(states: Sequence[RequestState], compiler: Compiler) -> None:
     spent = [(state.matcher.seconds, state) for state in states if isinstance(state.matcher, Matcher)]
     total = sum([seconds for seconds, _ in spent])
     for seconds, state in sorted(spent, key=lambda pair: -pair[0]):
-        if total > MATCHING_S and seconds > MATCHING_LEAST_S and state.request.constraint is not None:
+        if total > MATCHING_S and seconds > MATCHING_MIN_S and state.request.constraint is not None:
             compiler.note_dear(state.request.constraint)
             state.matcher = None
         elif isinstance(state.matcher, Matcher):

@@ -15,11 +15,11 @@ from specinfer.remote.service import SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
-_MOST_SPECULATORS = 64
+_MAX_SPECULATORS = 64
 """Maximum speculators of a service: all share a step's tree budget."""
-_MOST_TOP_K = 32
+_MAX_TOP_K = 32
 """Maximum predictions per node, for messages of at most a megabyte."""
-_MOST_NAMES = 256
+_MAX_NAMES = 256
 """Maximum names of an address over time: numbers and metrics stay."""
 _LONGEST_NAME = 128
 """Characters; names are labels of metrics."""
@@ -92,7 +92,7 @@ class SpeculatorDirectory:
             )
         self._check_names(service, [each.name for each in description.speculators])
         self._check_features(service.address, description)
-        most = min(_MOST_TOP_K, self._policy.vocab_size)
+        most = min(_MAX_TOP_K, self._policy.vocab_size)
         if description.target_top_k > most:
             raise IncompatibleError(
                 f"the speculators at {service.address} read {description.target_top_k} predictions of the "
@@ -107,18 +107,18 @@ class SpeculatorDirectory:
                 )
 
     def _check_names(self, service: SpeculatorService, names: Sequence[str]) -> None:
-        if len(names) > _MOST_SPECULATORS:
+        if len(names) > _MAX_SPECULATORS:
             raise IncompatibleError(
-                f"{service.address} has {len(names)} speculators: at most {_MOST_SPECULATORS} may be"
+                f"{service.address} has {len(names)} speculators: at most {_MAX_SPECULATORS} may be"
             )
         for name in names:
             if not 0 < len(name) <= _LONGEST_NAME:
                 what = f"has a name of {len(name)} characters: 1 to {_LONGEST_NAME} may be"
                 raise IncompatibleError(f"a speculator at {service.address} {what}")
         known = {key for key in self._numbers if key[0] == service.service}
-        if len(known | set(speculator_keys(service.service, names))) > _MOST_NAMES:
+        if len(known | set(speculator_keys(service.service, names))) > _MAX_NAMES:
             raise IncompatibleError(
-                f"{service.service} has had {len(known)} speculators: at most {_MOST_NAMES} may be"
+                f"{service.service} has had {len(known)} speculators: at most {_MAX_NAMES} may be"
             )
 
     def _check_features(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:

@@ -211,7 +211,7 @@ async def release_at(
         log.warning("%s could not release: %s", address, error.details())
 
 
-_MOST_TOKENS = 2**20
+_MAX_TOKENS = 2**20
 """Maximum tokens of references in a message, in addition to one request.
 
 They take 3 MiB, next to 8 MiB of features, of 16 MiB in all. A request has 2**17 at most.
@@ -228,7 +228,7 @@ def add_references(
     """
     starting = [entry for entry in entries if entry.base_len == 0]
     for entry in starting:
-        left = _MOST_TOKENS // len(starting)
+        left = _MAX_TOKENS // len(starting)
         for text in references[entry.request_id]:
             if left:
                 entry.references.add(token_ids=text[:left])

@@ -12,7 +12,7 @@ TIMES = 4.0
 
 A good tree adds about four tokens, as many as plain decoding in four steps' time.
 """
-LEAST_S = 0.1
+MIN_S = 0.1
 """Minimum deadline: shared machines pause for tens of milliseconds.
 
 A late service is not waited for again before it has answered, so a hung one costs this once.
@@ -29,7 +29,7 @@ def draft_deadline(step_s: float | None, most_s: float) -> float:
     """
     if step_s is None:
         return most_s
-    return min(max(TIMES * step_s, LEAST_S), most_s)
+    return min(max(TIMES * step_s, MIN_S), most_s)
 
 
 class UsualStepTime:

@@ -18,7 +18,7 @@ from specinfer.v1 import speculator_pb2, verifier_pb2
 
 GRANT_S = 0.016
 """Maximum seconds of a grant, the interval of deliveries (`gateway.session.persist`)."""
-_MOST_STEPS = 16
+_MAX_STEPS = 16
 _SHAPES = {
     Speculation.OFF: speculator_pb2.TREE_SHAPE_UNSPECIFIED,
     Speculation.TREE: speculator_pb2.TREE_SHAPE_TREE,
@@ -96,7 +96,7 @@ def grant_of(
     """
     decoding = all(entry.final and len(entry.delta) == 1 and entry.base_len for entry in entries)
     grant = verifier_pb2.Grant(
-        steps=_MOST_STEPS if repeats and decoding else 1,
+        steps=_MAX_STEPS if repeats and decoding else 1,
         microseconds=round(GRANT_S * 1e6),
         speculators=sorted(chosen),
         step_nodes=choice.step_nodes,

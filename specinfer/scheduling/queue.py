@@ -64,8 +64,8 @@ class Ranking(Generic[Member]):
             heapq.heapify(self._heap)
 
 
-LEAST_HINT_S = 0.1
-MOST_HINT_S = 60.0
+MIN_HINT_S = 0.1
+MAX_HINT_S = 60.0
 _FIRST_HINT_S = 1.0
 """Seconds per finish before any request has finished."""
 _REMEMBERED = 32
@@ -93,7 +93,7 @@ class FinishRate:
         """Return the seconds between finishes, each of which frees a place."""
         passed = now - self._since
         interval = passed / len(self._finishes) if self._finishes else max(_FIRST_HINT_S, passed)
-        return min(max(interval, LEAST_HINT_S), MOST_HINT_S)
+        return min(max(interval, MIN_HINT_S), MAX_HINT_S)
 
 
 QUEUE_SHARE = 4

@@ -20,7 +20,7 @@ from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.tree import TokenTree
 
-MOST_KEPT_BYTES = 2**24
+MAX_KEPT_BYTES = 2**24
 """Maximum cached bytes of a request.
 
 A service that reads none for long must request them again.
@@ -110,7 +110,7 @@ class FeatureRelay:
         if kept is None or not kept.start <= least <= kept.stop:
             self._kept.pop(request_id, None)
             return least
-        if kept.nbytes > MOST_KEPT_BYTES:
+        if kept.nbytes > MAX_KEPT_BYTES:
             return None
         return kept.stop
 

@@ -20,7 +20,7 @@ _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
 
 Typical ones take a millisecond; for others the gateway repeats its call.
 """
-_LEAST_MASKS_S, _MASKS_S = 0.002, BUDGET_S / THREADS
+_MIN_MASKS_S, _MASKS_S = 0.002, BUDGET_S / THREADS
 """Seconds of waiting for masks before a pass, and again after it.
 
 The first is the minimum, the second counts for each constrained request. Masks of expensive requests are not
@@ -142,7 +142,7 @@ class Constraining:
         self._wait()
 
     def _wait(self) -> None:
-        self.threads.wait_for(max(_LEAST_MASKS_S, _MASKS_S * self._constrained))
+        self.threads.wait_for(max(_MIN_MASKS_S, _MASKS_S * self._constrained))
 
     def settle(self, masks: RequestMasks, bonus: int) -> None:
         """Start the next step's mask of a request, after this bonus token."""

@@ -96,7 +96,7 @@ class VerifyOutcome:
     """Tokens of the delta found in the cache."""
 
 
-MOST_TOP_K = 256
+MAX_TOP_K = 256
 """Maximum token ids returned per node, by the message size."""
 
 
@@ -148,7 +148,7 @@ def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
     for token in job.delta:
         if not 0 <= token < vocab_size:
             raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
-    most = min(vocab_size, MOST_TOP_K)
+    most = min(vocab_size, MAX_TOP_K)
     for name, wanted in (("return_top_k", job.top_k), ("top_logprobs", job.top_logprobs)):
         if wanted > most:
             raise InvalidInputError(name, wanted, f"at most {most}")

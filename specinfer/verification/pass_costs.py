@@ -29,7 +29,7 @@ _CONTEXT = 256
 """Tokens of the context."""
 _FIRST = 16
 """Context tokens before the first pass; all if passes are slow."""
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 _LARGE = 32
 """Minimum size with fewer rounds: such passes are slow and rare."""
 _ROUNDS_OF_LARGE = 2
@@ -138,7 +138,7 @@ def _in_turns(
     """
     found: dict[int, list[float]] = {size: [] for size in sizes}
     until = clock() + budget_s
-    for number in range(_MOST_ROUNDS):
+    for number in range(_MAX_ROUNDS):
         if number and clock() > until:
             break
         for size, times in found.items():

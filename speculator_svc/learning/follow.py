@@ -47,11 +47,11 @@ from speculator_svc.training.run import Device, Threads, place_for
 from speculator_svc.training.student import Student
 
 TOKENS_PER_BATCH = 1024
-LEAST_TEXTS = 16
+MIN_TEXTS = 16
 """Texts without which no round is trained."""
-MOST_NEW_TOKENS = 2048
+MAX_NEW_TOKENS = 2048
 """Maximum tokens added to the draft vocabulary."""
-LEAST_OCCURRENCES = 4
+MIN_OCCURRENCES = 4
 """Minimum occurrences of an added token."""
 REPLAY_TOKENS = 1_000_000
 """Maximum tokens of the newest texts kept here."""
@@ -118,9 +118,9 @@ def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, secon
         UnavailableError: if the service does not answer.
     """
     training.add(asyncio.run(link.texts(training.newest)))
-    if len(training.texts) < LEAST_TEXTS:
+    if len(training.texts) < MIN_TEXTS:
         time.sleep(max(0.0, seconds))
-        return f"{len(training.texts)} texts, {LEAST_TEXTS} are needed: waits"
+        return f"{len(training.texts)} texts, {MIN_TEXTS} are needed: waits"
     loss, seen = training.train(seconds)
     training.save()
     reply = asyncio.run(link.offer(out))
@@ -218,7 +218,7 @@ class OnlineTraining:
         self._version: int | None = None
         """Version of the served weights, once known."""
         self._draft = self._first
-        self._most_tokens = len(self._first.token_ids) + MOST_NEW_TOKENS
+        self._most_tokens = len(self._first.token_ids) + MAX_NEW_TOKENS
         self.texts: list[Continuation] = []
         self._expire: list[float] = []
         """Times of the texts' expiry, equal to the service's."""
@@ -311,7 +311,7 @@ def with_frequent_tokens(
     known = set(draft.token_ids.tolist())
     counts = Counter(token for text in texts for token in text.output if token not in known)
     room = max(0, most - len(known))
-    new = [token for token, count in counts.most_common(room) if count >= LEAST_OCCURRENCES]
+    new = [token for token, count in counts.most_common(room) if count >= MIN_OCCURRENCES]
     if not new:
         return draft
     config = load_config(target)

@@ -26,7 +26,7 @@ from specinfer.service.threads import EngineThread
 from specinfer.v1 import common_pb2, learning_pb2
 from speculator_svc.learning import judgement
 from speculator_svc.learning.checkpoints import Checkpoints
-from speculator_svc.learning.judgement import MOST_TEXTS, Judgement, Trial, judge, loses
+from speculator_svc.learning.judgement import MAX_TEXTS, Judgement, Trial, judge, loses
 from speculator_svc.learning.replay import Episode, Replay
 
 log = logging.getLogger(__name__)
@@ -145,8 +145,8 @@ class Learner:
     async def look_back(self) -> None:
         """Compare served and previous weights on enough texts since the swap."""
         async with self._busy:
-            before, newer = self._before, self.replay.held_out(self._swapped_at, MOST_TEXTS)
-            if before is None or len(newer) < judgement.LEAST_TEXTS:
+            before, newer = self._before, self.replay.held_out(self._swapped_at, MAX_TEXTS)
+            if before is None or len(newer) < judgement.MIN_TEXTS:
                 return
             trials = await self._trials(before.model, self._served.model, newer)
             found = judge(trials)
@@ -193,8 +193,8 @@ class Learner:
             raise InvalidInputError("config.json", "", why) from error
 
     async def _judged(self, offered: Path) -> Judgement:
-        texts = self.replay.held_out(0, MOST_TEXTS)
-        if len(texts) < judgement.LEAST_TEXTS:
+        texts = self.replay.held_out(0, MAX_TEXTS)
+        if len(texts) < judgement.MIN_TEXTS:
             return judge([Trial(each.caller, 0, 0, 0, 0) for each in texts])
         found = judge(await self._trials(self._served.model, str(offered), texts))
         self.held_out_rate = found.served

@@ -19,10 +19,10 @@ from speculator_svc.clients import own_id
 
 HELD_OUT = 0.2
 """Part of the texts that is held out."""
-MOST_LENGTH = 1024
+MAX_LENGTH = 1024
 """Maximum tokens of a text. Only the last are kept."""
 EXPIRE_EVERY_S = 1.0
-LEAST_OUTPUT = 8
+MIN_OUTPUT = 8
 """Minimum tokens of a kept answer: shorter ones are mostly an end."""
 
 
@@ -167,9 +167,9 @@ class Replay:
         return sorted(found, key=lambda each: each.number)
 
     def _keep(self, found: _Open) -> None:
-        if len(found.tokens) - found.prompt_len < LEAST_OUTPUT:
+        if len(found.tokens) - found.prompt_len < MIN_OUTPUT:
             return
-        cut = max(0, len(found.tokens) - MOST_LENGTH)
+        cut = max(0, len(found.tokens) - MAX_LENGTH)
         prompt_len = max(1, found.prompt_len - cut)  # a first token has nothing to be guessed from
         self._number += 1
         episode = Episode(self._number, found.caller, tuple(found.tokens[cut:]), prompt_len, self._clock())
@@ -197,7 +197,7 @@ class Replay:
         self._tokens -= tokens
 
 
-MOST_TEMPERATURE = 1.0
+MAX_TEMPERATURE = 1.0
 """Maximum temperature of kept texts: above it they are noise."""
 
 
@@ -212,6 +212,6 @@ def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Seque
             replay.go_on(own, entry.base_len, entry.delta_token_ids)
             continue
         replay.forget(own)  # an earlier request of this id, whose release was lost
-        if entry.HasField("learning") and entry.sampling.temperature <= MOST_TEMPERATURE:
+        if entry.HasField("learning") and entry.sampling.temperature <= MAX_TEMPERATURE:
             consent = entry.learning
             replay.begin(own, consent.caller, consent.prompt_len, entry.delta_token_ids)

@@ -33,7 +33,7 @@ from speculator_svc.training.run import (
 )
 from speculator_svc.training.student import Student
 
-_LEAST_ACCEPTED = 1e-6
+_MIN_ACCEPTED = 1e-6
 """Acceptance below which only the cross-entropy teaches."""
 
 
@@ -60,7 +60,7 @@ def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
     log_q = logits.gather(-1, batch.label_ids) - logits.logsumexp(-1, keepdim=True)
     accepted = torch.minimum(p, log_q.exp()).sum(-1)
     cross_entropy = -(p * log_q).sum(-1)
-    return (cross_entropy - (p.sum(-1) > 0) * accepted.clamp_min(_LEAST_ACCEPTED).log()).mean()
+    return (cross_entropy - (p.sum(-1) > 0) * accepted.clamp_min(_MIN_ACCEPTED).log()).mean()
 
 
 def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:

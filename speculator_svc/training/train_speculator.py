@@ -36,9 +36,9 @@ from speculator_svc.training.train_ssm import train_ssm
 
 CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
 """Share of time for the corpus, and the minimum share for training."""
-MOST_NEW_TOKENS, LEAST_NEW_TOKENS = 224, 32
+MAX_NEW_TOKENS, MIN_NEW_TOKENS = 224, 32
 """Maximum tokens of a continuation, and the minimum that time must allow."""
-LEAST_PROMPTS = 10
+MIN_PROMPTS = 10
 LARGE = 1e9
 """Parameters of a target from which on its hidden states are read."""
 BATCH, BATCH_OF_LARGE = 48, 16
@@ -174,9 +174,9 @@ def train_speculator(
     directory = resolve_model(model)
     config = target_config(directory)
     texts = read_prompts(prompts)
-    if len(texts) < LEAST_PROMPTS:
+    if len(texts) < MIN_PROMPTS:
         raise InvalidInputError(
-            "prompts", str(prompts), f"has {len(texts)} prompts; needs {LEAST_PROMPTS} or more"
+            "prompts", str(prompts), f"has {len(texts)} prompts; needs {MIN_PROMPTS} or more"
         )
     out = out or Path(f"speculator-{directory.name}")
     if not overwrite and is_draft_checkpoint(out):
@@ -240,11 +240,11 @@ def _prepare(
     with progress.timed(work):
         left = CORPUS_SHARE * 60 * progress.minutes - progress.spent_s
         maker = CorpusMaker(runner, batch, progress.seed, keeper(work, layers) if layers else None)
-        found = maker.run("corpus", corpus, jobs, MOST_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
+        found = maker.run("corpus", corpus, jobs, MAX_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
     tokens = sum(len(item.output) for item in found.values())
     console.print(f"corpus: {len(found)} continuations, {tokens} tokens", highlight=False)
-    if len(found) < LEAST_PROMPTS:
-        why = f"only {len(found)} continuations were written in a third of it; needs {LEAST_PROMPTS}"
+    if len(found) < MIN_PROMPTS:
+        why = f"only {len(found)} continuations were written in a third of it; needs {MIN_PROMPTS}"
         raise SettingError("minutes", progress.minutes, why)
     runner.keep_features(())
     if layers:
@@ -278,7 +278,7 @@ def _check_time(runner: ModelRunner, minutes: float) -> None:
         runner.forward([Segment(sequence, (0,), want_last=True)])
         pass_s = min(pass_s, time.monotonic() - began)
     runner.cache.release(sequence)
-    least = LEAST_NEW_TOKENS * pass_s / CORPUS_SHARE / 60
+    least = MIN_NEW_TOKENS * pass_s / CORPUS_SHARE / 60
     if minutes < least or minutes <= 0:
         why = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; needs over {least:.2g}"
         raise SettingError("minutes", minutes, why)

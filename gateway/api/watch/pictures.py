@@ -15,7 +15,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.v1 import generation_pb2, tree_pb2
 
-_MOST_KEPT = 100_000
+_MAX_KEPT = 100_000
 """Maximum number of cached token texts, about one vocabulary."""
 
 
@@ -31,7 +31,7 @@ class TokenTexts:
         text = self._texts.get(token_id)
         if text is None:
             text = self._tokenizer.text_of_token(token_id)
-            if len(self._texts) < _MOST_KEPT:
+            if len(self._texts) < _MAX_KEPT:
                 self._texts[token_id] = text
         return text
 

@@ -36,9 +36,9 @@ class Pace:
         return max(0.0, self._next - now)
 
 
-MOST_WATCHES = 64
+MAX_WATCHES = 64
 """Maximum watches of a gateway. An API key may have half."""
-MOST_UNTOLD = 64
+MAX_UNREAD = 64
 """Steps that may wait for one watch."""
 
 
@@ -69,7 +69,7 @@ class Watch:
         Where too much waits the oldest step is dropped, but not the end of a request as long as there is
         anything else.
         """
-        if len(self._untold) >= MOST_UNTOLD:
+        if len(self._untold) >= MAX_UNREAD:
             steps = (place for place, old in enumerate(self._untold) if not old.item.final)
             del self._untold[next(steps, 0)]
             self._dropped += 1
@@ -150,5 +150,5 @@ class Watches:
     def _check_room(self, caller: Caller) -> None:
         total = len(self)
         own = sum(len(found) for (name, _), found in self._open.items() if name == caller.name)
-        if total >= MOST_WATCHES or (caller.name and own >= MOST_WATCHES // 2):
+        if total >= MAX_WATCHES or (caller.name and own >= MAX_WATCHES // 2):
             raise ExhaustedError(f"{total} calls watch this gateway, {own} of them with this key")

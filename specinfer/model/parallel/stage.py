@@ -19,7 +19,7 @@ from specinfer.model.cache.sequence import Slots, blocks_for
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig
 
-_MOST_PER_STAGE = 4
+_MAX_PER_STAGE = 4
 """Maximum micro-batches per stage: idle time is below a fifth then."""
 
 
@@ -43,7 +43,7 @@ class StageCost:
 
 def micro_batches(tokens: int, stages: int, cost: StageCost) -> int:
     """Return the fastest number of micro-batches for a pass."""
-    most = min(tokens, _MOST_PER_STAGE * stages) if stages > 1 else 1
+    most = min(tokens, _MAX_PER_STAGE * stages) if stages > 1 else 1
     return min(range(1, most + 1), key=lambda m: (m + stages - 1) * cost.seconds(tokens / m))
 
 

@@ -20,7 +20,7 @@ REQUESTS = 400
 _BATCH = 50
 _RANKS = 5
 """Number of ranks. The last includes all after it. Odd, for `chi_square_tail`."""
-_LEAST_EXPECTED = 5.0
+_MIN_EXPECTED = 5.0
 FALSE_ALARM = 1e-6
 """Probability with which a right service is found wrong."""
 
@@ -56,7 +56,7 @@ async def draws_follow_q(it: Examined) -> str:
 def _judge(name: str, trees: Sequence[TokenTree]) -> str:
     observed, expected = rank_counts(trees)
     draws = int(observed.sum())
-    if draws < 2 * _LEAST_EXPECTED:
+    if draws < 2 * _MIN_EXPECTED:
         return f"{name}: {draws} draws, too few to tell"
     observed, expected = merged(observed, expected)
     if len(observed) < 3:
@@ -101,7 +101,7 @@ def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]
 
 def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
     """Combine the last ranks with small expectations, to an odd number."""
-    while len(expected) > 1 and (expected[-1] < _LEAST_EXPECTED or len(expected) % 2 == 0):
+    while len(expected) > 1 and (expected[-1] < _MIN_EXPECTED or len(expected) % 2 == 0):
         observed, expected = (np.append(each[:-2], each[-2:].sum()) for each in (observed, expected))
     return observed, expected
 

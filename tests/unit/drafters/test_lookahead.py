@@ -116,7 +116,7 @@ def test_a_pool_keeps_the_latest_of_each_first_token() -> None:
 
 
 def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specinfer.drafters.lookahead._MOST_FIRST_TOKENS", 2)
+    monkeypatch.setattr("specinfer.drafters.lookahead._MAX_FIRST_TOKENS", 2)
     pool = NgramPool(1)
     for first in (1, 2, 1, 3):
         pool.add((first, 5))

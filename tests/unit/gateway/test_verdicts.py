@@ -6,7 +6,7 @@ import pytest
 
 from gateway.session.verdicts import sound_verdicts
 from specinfer.sampling import GREEDY
-from specinfer.scheduling.commit import MOST_PUT_OFF_S, apply_verdict
+from specinfer.scheduling.commit import MAX_DEFERRED_S, apply_verdict
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.statuses import EntryStatus, FinishReason
@@ -108,12 +108,12 @@ def test_who_is_put_off_waits_by_the_clock_and_not_by_steps() -> None:
     served = VerdictEntry(EntryStatus.OK, accepted=(), bonus=SAT, held_len=3)
     for begin in (0.0, 100.0):
         for step in range(3000):
-            assert apply_verdict(asked, None, put_off, begin + MOST_PUT_OFF_S * step / 3000) is None
+            assert apply_verdict(asked, None, put_off, begin + MAX_DEFERRED_S * step / 3000) is None
         assert apply_verdict(asked, None, VerdictEntry(EntryStatus.RESYNC), begin) is None, "no way around it"
         assert asked.state.finish is None
         if begin == 0.0:
-            assert apply_verdict(asked, None, served, MOST_PUT_OFF_S) is None
-    ended = apply_verdict(asked, None, put_off, 100.1 + MOST_PUT_OFF_S)
+            assert apply_verdict(asked, None, served, MAX_DEFERRED_S) is None
+    ended = apply_verdict(asked, None, put_off, 100.1 + MAX_DEFERRED_S)
     assert ended is not None
     assert (asked.state.finish, asked.state.retryable) == (FinishReason.ERROR, True)
     assert asked.state.error == "its constraint is being compiled"

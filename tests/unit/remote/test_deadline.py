@@ -2,12 +2,12 @@
 
 import pytest
 
-from specinfer.remote.policy import LEAST_S, TIMES, PoolPolicy, UsualStepTime, draft_deadline
+from specinfer.remote.policy import MIN_S, TIMES, PoolPolicy, UsualStepTime, draft_deadline
 
 
 @pytest.mark.parametrize(
     ("step_s", "deadline_s"),
-    [(None, 3.0), (0.0, LEAST_S), (0.001, LEAST_S), (0.2, 0.2 * TIMES), (0.5, 0.5 * TIMES), (10.0, 3.0)],
+    [(None, 3.0), (0.0, MIN_S), (0.001, MIN_S), (0.2, 0.2 * TIMES), (0.5, 0.5 * TIMES), (10.0, 3.0)],
 )
 def test_in_proportion_between_floor_and_maximum(step_s: float | None, deadline_s: float) -> None:
     assert draft_deadline(step_s, 3.0) == pytest.approx(deadline_s)

@@ -10,7 +10,7 @@ from gateway.session.limits import longest_request
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.sampling import Sampling
-from specinfer.scheduling.commit import MOST_PUT_OFF_S
+from specinfer.scheduling.commit import MAX_DEFERRED_S
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
 from specinfer.scheduling.reading import PassSize, ReadingPace
@@ -228,9 +228,9 @@ def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
     state = s.submit(request("a"), 0.0)
     full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
     for step in range(1000):
-        now = MOST_PUT_OFF_S * step / 1000
+        now = MAX_DEFERRED_S * step / 1000
         assert s.commit(s.plan(now), {}, {"a": full}, now) == []
-    s.commit(s.plan(MOST_PUT_OFF_S), {}, {"a": full}, MOST_PUT_OFF_S + 0.1)
+    s.commit(s.plan(MAX_DEFERRED_S), {}, {"a": full}, MAX_DEFERRED_S + 0.1)
     assert state.finish is FinishReason.ERROR
 
 

@@ -13,7 +13,7 @@ from specinfer.drafters.entries import DraftOutcome
 from specinfer.statuses import EntryStatus
 from specinfer.v1 import speculator_pb2
 from speculator_svc.clients import own_id
-from speculator_svc.learning.replay import HELD_OUT, LEAST_OUTPUT, MOST_LENGTH, Replay, record
+from speculator_svc.learning.replay import HELD_OUT, MAX_LENGTH, MIN_OUTPUT, Replay, record
 
 MOST, KEEP_S, ALL = 500, 100.0, 10**6
 
@@ -60,11 +60,11 @@ def test_bounds_hold_and_held_out_texts_are_never_given_away(
         judged_by |= {each.number for each in held_out}
         for each in (*training, *held_out):
             assert each.ended >= clock.now - KEEP_S
-            assert len(each.tokens) - each.prompt_len >= LEAST_OUTPUT
+            assert len(each.tokens) - each.prompt_len >= MIN_OUTPUT
         assert [each.number for each in training] == sorted(each.number for each in training)
         clock.now += pause
     assert not given_away & judged_by
-    kept = Counter(caller for caller, _, output, _ in requests if output >= LEAST_OUTPUT)
+    kept = Counter(caller for caller, _, output, _ in requests if output >= MIN_OUTPUT)
     assert len(given_away | judged_by) <= sum(kept.values())
 
 
@@ -144,7 +144,7 @@ def test_a_request_that_starts_over_is_kept_once() -> None:
 
 def test_of_a_long_text_the_last_tokens_are_kept_with_the_place_of_its_answer() -> None:
     replay = Replay(10**6, KEEP_S, Clock())
-    tokens = list(range(MOST_LENGTH + 300))
+    tokens = list(range(MAX_LENGTH + 300))
     replay.begin("long", 1, len(tokens) - 100, tokens)
     replay.end(["long"])
     (found,) = (*replay.training(0), *replay.held_out(0, ALL))
