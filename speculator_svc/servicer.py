@@ -74,7 +74,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         else:
             seconds = time.perf_counter() - started
             self._observing(lambda: self._metrics.observe(outcomes, seconds, self._engine.seconds))
-        self._observing(self._observe_held)
+        self._observing(self._observe_requests)
         return speculator_pb2.DraftReply(
             step_id=request.step_id,
             entries=entries,
@@ -126,11 +126,11 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         released = self._engine.release(own_ids)
         if self._learner is not None:
             self._learner.replay.end(own_ids)
-        self._observing(self._observe_held)
+        self._observing(self._observe_requests)
         return released
 
-    def _observe_held(self) -> None:
-        self._metrics.observe_held(self._engine.held_requests)
+    def _observe_requests(self) -> None:
+        self._metrics.observe_requests(self._engine.cached_requests)
 
 
 def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
@@ -184,7 +184,7 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
         message=outcome.message,
         drafts=[encode_draft(speculator, found) for speculator, found in outcome.drafts],
-        held_len=outcome.held_len,
+        held_len=outcome.cached_len,
     )
 
 

@@ -136,7 +136,7 @@ def describe(
 
 def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
     warm_up(engine)
-    costs = measure_passes(engine.runner, most_tokens=engine.limits.max_step_tokens)
+    costs = measure_passes(engine.runner, max_tokens=engine.limits.max_step_tokens)
     parallel = engine.runner.parallel
     if parallel is not None and parallel.stage_seconds.busy:
         log.info("%.0f %% of them stages wait for others", 100 * parallel.stage_seconds.bubble)

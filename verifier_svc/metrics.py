@@ -186,9 +186,9 @@ class VerifierMetrics:
         self._stages.labels("idle").inc(max(0.0, total.idle - self._told.idle))
         self._told = total
 
-    def observe_masks(self, seconds: float, put_off: int, cut: int) -> None:
+    def observe_masks(self, seconds: float, deferred: int, cut: int) -> None:
         """Count masks; all three are since the start."""
-        totals = (seconds, put_off, cut)
+        totals = (seconds, deferred, cut)
         new = [now - before for now, before in zip(totals, self._masks, strict=True)]
         self._masks = totals
         self._mask_seconds.inc(max(0.0, new[0]))

@@ -115,7 +115,7 @@ class HostedRequests:
         """
         for each in outcomes:
             if each.status is EntryStatus.OK and each.verdict is None:
-                del self._states[each.request_id].tokens[each.held_len :]
+                del self._states[each.request_id].tokens[each.cached_len :]
         failed = [each.request_id for each in outcomes if each.status is not EntryStatus.OK]
         if unknown := [name for name in failed if not self._host.verifier.holds(name)]:
             self.forget(unknown)

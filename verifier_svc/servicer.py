@@ -184,7 +184,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         masks = self._engine.masks
-        self._metrics.observe_masks(masks.seconds, masks.put_off, masks.cut)
+        self._metrics.observe_masks(masks.seconds, masks.deferred, masks.cut)
         self._metrics.messages.inc()
         for step in done.steps:
             if step.jobs:
@@ -216,7 +216,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         cache = self._engine.runner.cache
         self._metrics.cache.observe(
             CacheView(
-                self._engine.held_requests,
+                self._engine.cached_requests,
                 cache.capacity_tokens,
                 cache.free_tokens,
                 cache.queried_tokens,

@@ -112,7 +112,7 @@ class RequestDecoder:
         prompt = tuple(await self._prompt(message, caller))
         limit = asked.max_new_tokens
         if message.HasField("max_new_tokens") and message.max_new_tokens == FILL_CONTEXT:
-            limit = self._room_behind(prompt)
+            limit = self._room_after(prompt)
         references = await self._references(message, asked.speculation, caller)
         request = replace(asked, prompt=prompt, max_new_tokens=limit, references=references)
         request.check_against(self._vocab_size, self._max_context_len)
@@ -197,7 +197,7 @@ class RequestDecoder:
         async with self._checking.take(caller):
             await self._check_constraint(constraint)
 
-    def _room_behind(self, prompt: Sequence[int]) -> int:
+    def _room_after(self, prompt: Sequence[int]) -> int:
         room = self._longest - len(prompt)
         if room < 1:
             raise InvalidInputError("prompt", len(prompt), f"tokens, at most {self._longest - 1}")

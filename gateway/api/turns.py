@@ -19,7 +19,7 @@ class FairPlaces:
     def __init__(self, places: int) -> None:
         """Create places for so much work at once."""
         self._free, self._most = places, max(1, places - 1)
-        self._held = Counter[str]()
+        self._used = Counter[str]()
         """Places by caller."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Waiting jobs by caller, in order of turns."""
@@ -61,20 +61,20 @@ class FairPlaces:
 
         Without keys, all clients are one caller.
         """
-        return not name or self._held[name] < self._most
+        return not name or self._used[name] < self._most
 
     def _waits(self, name: str) -> bool:
         return bool(self._waiting.get(name))
 
     def _give(self, name: str) -> None:
         self._free -= 1
-        self._held[name] += 1
+        self._used[name] += 1
 
     def _give_back(self, name: str) -> None:
         self._free += 1
-        self._held[name] -= 1
-        if not self._held[name]:
-            del self._held[name]
+        self._used[name] -= 1
+        if not self._used[name]:
+            del self._used[name]
         self._next()
 
     def _next(self) -> None:

@@ -88,10 +88,10 @@ class Rebalancer:
         for session in list(self._sessions):
             names = session.loop.scheduler.last_waiting(most)
             most -= len(names)
-            session.loop.persistence.let_go(names)
+            session.loop.persistence.release_requests(names)
             await self._store.disown(names)
 
-    async def give_up_strays(self) -> None:
+    async def release_strays(self) -> None:
         """Give requests that no session has to whichever gateway has room.
 
         They are this gateway's in Redis, and were in none of its sessions at two looks in a row.

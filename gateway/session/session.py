@@ -135,7 +135,7 @@ class VerifierSession:
         self._prefixes.note(request.prompt)
         return state
 
-    def go_on_with(self, lease: VerifierLease) -> None:
+    def continue_with(self, lease: VerifierLease) -> None:
         """Continue with a lease that was lost and claimed again."""
         self.lease = lease
         self.loop.verifier.fence = lease.fence
@@ -158,7 +158,7 @@ class VerifierSession:
         """
         await self._stop_iterating()
         names = list(self.loop.persistence.unfinished)
-        self.loop.persistence.let_go(names)
+        self.loop.persistence.release_requests(names)
         try:
             await self._shared.store.disown(names)
         finally:

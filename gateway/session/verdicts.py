@@ -79,7 +79,7 @@ def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, Verdi
         verdict = verdicts[entry.request_id]
         if verdict.status is not EntryStatus.OK:
             return []
-        found.append(replace(entry, base_len=verdict.held_len, delta=(verdict.bonus,)))
+        found.append(replace(entry, base_len=verdict.cached_len, delta=(verdict.bonus,)))
     return found
 
 

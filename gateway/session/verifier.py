@@ -154,7 +154,7 @@ class VerifierClient:
         if order.references:
             add_references(request.entries, order.references)
         nodes = [order.plans[e.request_id].node_budget for e in entries if e.request_id in order.plans]
-        tokens = sum(nodes) + sum([e.most_read + len(trees.get(e.request_id, ())) for e in entries])
+        tokens = sum(nodes) + sum([e.max_read + len(trees.get(e.request_id, ())) for e in entries])
         granted_s = order.grant.microseconds / 1e6 if order.grant is not None else 0.0
         patience_s = self._hung_s + granted_s + _SLOW * self._pass_curve.at(max(1, tokens))
         started = time.perf_counter()

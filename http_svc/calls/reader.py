@@ -86,7 +86,7 @@ class CallReader:
         self._call: _Call | None = None
         """The call that is being read."""
         self._object = _ObjectEnd()
-        self._behind_call = False
+        self._after_call = False
         self.ended = False
         """True if reading is over: a repeated call, or too many."""
 
@@ -104,21 +104,21 @@ class CallReader:
             return [] if self._called is None else self._take_words(len(self._text))
         found = list[Delta]()
         while self._text and not self.ended:
-            before = len(self._text), self._call, self._behind_call
+            before = len(self._text), self._call, self._after_call
             if self._call is not None:
                 found += self._read_arguments(self._call)
-            elif self._behind_call:
+            elif self._after_call:
                 self._read_closer()
             else:
                 found += self._read_words()
-            if (len(self._text), self._call, self._behind_call) == before:
+            if (len(self._text), self._call, self._after_call) == before:
                 break
         return found
 
     def end(self) -> list[Delta]:
         """Return what was still undecided when the answer ended."""
         text, self._text = self._text, ""
-        if self.ended or self._behind_call or self._call is not None:
+        if self.ended or self._after_call or self._call is not None:
             return self._cut_off() if self._call is not None and not self.ended else []
         return [{"content": text}] if text else []
 
@@ -201,7 +201,7 @@ class CallReader:
         return []
 
     def _finish(self) -> None:
-        self._call, self._behind_call = None, True
+        self._call, self._after_call = None, True
 
     def _may_repeat(self, call: _Call) -> bool:
         """Return whether the arguments so far are an earlier call's prefix."""
@@ -232,4 +232,4 @@ class CallReader:
             return
         self._text = self._text[closer.end() :]
         if self._text and CLOSING.match(self._text) is None:
-            self._behind_call = False
+            self._after_call = False

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from specinfer.chat.forms import ChatForm, marks_of_thoughts, taught_form
 from specinfer.chat.hidden import Hider
 from specinfer.chat.turns import takes_text, variants, with_text_arguments
-from specinfer.chat.words import Message, told_in_words
+from specinfer.chat.words import Message, with_common_roles
 from specinfer.errors import IncompatibleError, InvalidInputError
 
 Stored: TypeAlias = str | Sequence[Mapping[str, str]] | Mapping[str, str] | None
@@ -102,7 +102,7 @@ class ChatTemplate:
         if end is ChatEnd.CONTINUED:
             turns = [*turns[:-1], {**turns[-1], "content": f"{turns[-1]['content']}{_MARK}"}]
         if "tools" not in self.texts[name]:
-            turns, functions = told_in_words(turns, functions), []
+            turns, functions = with_common_roles(turns, functions), []
         elif self._takes_text(name):
             turns = with_text_arguments(turns)
         values = given | {"tools": functions or None, "add_generation_prompt": end is ChatEnd.OPENED}

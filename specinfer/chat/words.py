@@ -11,7 +11,7 @@ _INSTRUCTIONS = (
 )
 
 
-def told_in_words(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
+def with_common_roles(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
     """Return the conversation with common roles only.
 
     Functions are described in the system's turn, calls are the assistant's text. Consecutive results are one

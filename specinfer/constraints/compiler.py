@@ -63,7 +63,7 @@ class Compiler:
         self._digits = DigitTokens(self._tokenizer, vocab_size)
         self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
-        self._dear: OrderedDict[Constraint, None] = OrderedDict()
+        self._expensive: OrderedDict[Constraint, None] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Matcher:
         """Compile in this thread, without keeping the result.
@@ -102,15 +102,15 @@ class Compiler:
             wait([future], patience_s)
         return future.result().copy() if future.done() else None
 
-    def note_dear(self, constraint: Constraint) -> None:
-        """Note that a constraint is too dear to match drafts to."""
-        self._dear[constraint] = None
-        while len(self._dear) > _REMEMBERED:
-            self._dear.popitem(last=False)
+    def note_expensive(self, constraint: Constraint) -> None:
+        """Note that a constraint is too expensive to match drafts to."""
+        self._expensive[constraint] = None
+        while len(self._expensive) > _REMEMBERED:
+            self._expensive.popitem(last=False)
 
-    def is_dear(self, constraint: Constraint) -> bool:
+    def is_expensive(self, constraint: Constraint) -> bool:
         """Return whether that was noted of a constraint."""
-        return constraint in self._dear
+        return constraint in self._expensive
 
     def close(self) -> None:
         """End the thread."""

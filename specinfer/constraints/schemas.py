@@ -94,7 +94,7 @@ def _exact(schema: Any, place: str, lenient: bool) -> Any:
                 raise InexactNumberError(f"{changed} (at {where}): whole numbers up to 2**53 are exact")
         elif key in (*_LOWER, *_UPPER) and _is_whole(value):
             kept[key] = _inner_bound(value, key in _LOWER)
-        elif key == "multipleOf" and _is_whole(value) and _held(value) != value:
+        elif key == "multipleOf" and _is_whole(value) and _as_kept(value) != value:
             if not lenient:
                 raise InexactNumberError(f"{value} (at {where}): whole numbers up to 2**53 are exact")
         else:
@@ -114,7 +114,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _held(number: int) -> int:
+def _as_kept(number: int) -> int:
     """Return what llguidance makes of a whole number."""
     try:
         return max(_LEAST, min(_GREATEST, int(float(number))))
@@ -124,10 +124,10 @@ def _held(number: int) -> int:
 
 def _inner_bound(bound: int, lower: bool) -> int:
     """Return the nearest bound that llguidance keeps, on the inner side."""
-    held = _held(bound)
-    if (held >= bound) if lower else (held <= bound):
-        return held
-    return int(math.nextafter(float(held), math.inf if lower else -math.inf))
+    kept = _as_kept(bound)
+    if (kept >= bound) if lower else (kept <= bound):
+        return kept
+    return int(math.nextafter(float(kept), math.inf if lower else -math.inf))
 
 
 def _changed_number(value: Any) -> int | None:
@@ -136,4 +136,4 @@ def _changed_number(value: Any) -> int | None:
     for each in inner:
         if (changed := _changed_number(each)) is not None:
             return changed
-    return value if _is_whole(value) and _held(value) != value else None
+    return value if _is_whole(value) and _as_kept(value) != value else None

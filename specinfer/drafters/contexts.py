@@ -77,7 +77,7 @@ class Contexts:
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def held_len(self, request_id: str) -> int:
+    def cached_len(self, request_id: str) -> int:
         """Return the number of a request's cached tokens."""
         context = self._contexts.get(request_id)
         return len(context.tokens) if context else 0

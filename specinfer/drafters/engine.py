@@ -15,7 +15,7 @@ from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, S
 from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LogPace
-from specinfer.tree import TokenTree, TreeLimits, most_depth
+from specinfer.tree import TokenTree, TreeLimits, depth_limit
 
 log = logging.getLogger(__name__)
 _NAME = "warm-up"
@@ -73,23 +73,23 @@ class SpeculatorEngine:
         for index, found in self._ask_all(entries, jobs).items():
             job = jobs[index]
             outcomes[index] = DraftOutcome(
-                job.request_id, EntryStatus.OK, drafts=tuple(found), held_len=len(job.context)
+                job.request_id, EntryStatus.OK, drafts=tuple(found), cached_len=len(job.context)
             )
         return [outcomes[index] for index in range(len(entries))]
 
     def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
         """Add an entry to its request's context; return job or error."""
         name = entry.request_id
-        if entry.base_len == 0 and self._contexts.held_len(name):
+        if entry.base_len == 0 and self._contexts.cached_len(name):
             self.release([name])  # it starts over, whatever was cached
-        held = self._contexts.held_len(name)
+        cached_len = self._contexts.cached_len(name)
         try:
             check_entry(entry, self.description, self.max_nodes, len(self.drafters))
         except InvalidInputError as error:
-            return DraftOutcome(name, EntryStatus.ERROR, error.for_logs, held_len=held)
-        if held != entry.base_len:
+            return DraftOutcome(name, EntryStatus.ERROR, error.for_logs, cached_len=cached_len)
+        if cached_len != entry.base_len:
             self.release([name])
-            return DraftOutcome(name, EntryStatus.RESYNC, held_len=held)
+            return DraftOutcome(name, EntryStatus.RESYNC, cached_len=cached_len)
         context = self._contexts.append(name, entry.delta, entry.cache_scope)
         if entry.features:
             shape = len(self.description.feature_layers), self.description.feature_size
@@ -125,7 +125,7 @@ class SpeculatorEngine:
         self.drafters[place] = drafter
 
     @property
-    def held_requests(self) -> int:
+    def cached_requests(self) -> int:
         """Requests with a context."""
         return len(self._contexts)
 
@@ -166,7 +166,7 @@ class SpeculatorEngine:
         if len(job.context) > most:
             self.drafters[speculator].release(job.request_id)
             return None
-        depth = min(job.limits.depth, most_depth(0, len(job.context), most))
+        depth = min(job.limits.depth, depth_limit(0, len(job.context), most))
         return replace(job, limits=replace(job.limits, depth=depth))
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
@@ -262,6 +262,6 @@ def warm_up(engine: SpeculatorEngine) -> None:
                 log.warning("cannot draft ahead: %s", outcome.message)
                 engine.release([_NAME])
                 return
-            base, delta = outcome.held_len, _COMES
+            base, delta = outcome.cached_len, _COMES
     engine.release([_NAME])
     log.info("drafts were tried in %.0f ms", 1000 * (time.perf_counter() - started))

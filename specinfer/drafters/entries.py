@@ -48,7 +48,7 @@ class DraftOutcome:
     message: str = ""
     drafts: tuple[Draft, ...] = ()
     """Drafts by speculator; speculators without a draft are left out."""
-    held_len: int = 0
+    cached_len: int = 0
 
 
 _MAX_TOKEN = 2**31 - 1

@@ -66,7 +66,7 @@ class NgramPool:
         if len(self._by_first) > _MAX_FIRST_TOKENS:
             self._by_first.popitem(last=False)
 
-    def behind(self, first: int) -> list[Ngram]:
+    def after(self, first: int) -> list[Ngram]:
         """Return the known continuations of a token, the latest first."""
         return list(reversed(self._by_first.get(first, {})))
 
@@ -161,7 +161,7 @@ class LookaheadDrafter:
     def _tree(self, job: DraftJob) -> TokenTree:
         """Return a tree of known n-grams, then the window, within the limits."""
         growing = _Growing(job.context[-1], job.limits)
-        for ngram in self._pool(job.request_id).behind(job.context[-1]):
+        for ngram in self._pool(job.request_id).after(job.context[-1]):
             growing.add(ngram, _CANDIDATE_SCORE)
         if job.limits.width is None:
             for path in self._windows[job.request_id].paths():

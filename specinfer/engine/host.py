@@ -232,7 +232,7 @@ class Host:
             if verdict.status is not EntryStatus.OK or tree is None:
                 goes_on = False
                 continue
-            state.verifier_len = verdict.held_len
+            state.verifier_len = verdict.cached_len
             state.extend(verdict.tokens(tree))
             goes_on = goes_on and state.own_end is None and not verdict.finished
         return goes_on

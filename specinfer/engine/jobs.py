@@ -56,7 +56,7 @@ def verdict_of(outcome: VerifyOutcome, features: FeatureSpan | None = None) -> V
         tuple(verdict.accepted) if verdict is not None else (),
         verdict.bonus if verdict is not None else 0,
         tuple(outcome.logprobs),
-        outcome.held_len,
+        outcome.cached_len,
         span.start,
         span.data,
         tuple(token for ids in outcome.top_k for token in ids),

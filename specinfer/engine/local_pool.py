@@ -54,9 +54,9 @@ class DrafterGroup:
     engine: SpeculatorEngine
     members: tuple[int, ...]
     """Numbers of its drafters in the pool, in engine order."""
-    held: dict[str, int] = field(default_factory=dict)
+    cached_len: dict[str, int] = field(default_factory=dict)
     """Context tokens in the engine's caches, by request."""
-    features_held: dict[str, int] = field(default_factory=dict)
+    features_len: dict[str, int] = field(default_factory=dict)
     """End positions of received hidden states, by request."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     failed: set[int] = field(default_factory=set)
@@ -167,8 +167,8 @@ class LocalPool:
         for group in self._groups:
             group.engine.release(request_ids)
             for name in request_ids:
-                group.held.pop(name, None)
-                group.features_held.pop(name, None)
+                group.cached_len.pop(name, None)
+                group.features_len.pop(name, None)
             group.latest.forget(request_ids)
 
     def _entry(
@@ -184,22 +184,22 @@ class LocalPool:
         wanted = frozenset(self._refusals.willing(name, wanted))
         if not wanted:
             return None
-        held = group.held.get(name, 0)
-        if held == len(state.tokens):
+        cached_len = group.cached_len.get(name, 0)
+        if cached_len == len(state.tokens):
             return None
-        if held == 0:
-            group.features_held[name] = 0
+        if cached_len == 0:
+            group.features_len[name] = 0
         start, features = self.outputs.features.take(
-            name, group.features_held[name], group.feature_layers, FEATURE_BYTES
+            name, group.features_len[name], group.feature_layers, FEATURE_BYTES
         )
-        group.features_held[name] = self.outputs.features.until(start, features, group.feature_layers)
-        delta = state.tokens[held : held + most]
+        group.features_len[name] = self.outputs.features.until(start, features, group.feature_layers)
+        delta = state.tokens[cached_len : cached_len + most]
         limits = replace(entry.limits, nodes=min(entry.limits.nodes, group.engine.max_nodes))
         return DraftEntry(
             name,
-            held,
+            cached_len,
             delta,
-            limits if held + len(delta) == len(state.tokens) else _NO_TREE,
+            limits if cached_len + len(delta) == len(state.tokens) else _NO_TREE,
             state.sampling,
             [place for place, number in enumerate(group.members) if number in wanted],
             draft_seed(state.sampling.seed, group.members[0]),
@@ -207,8 +207,8 @@ class LocalPool:
             features,
             start,
             self._top_k(name, group.target_top_k),
-            state.request.references if held == 0 and group.engine.description.reads_references else (),
-            state.request.caller if held == 0 else "",
+            state.request.references if cached_len == 0 and group.engine.description.reads_references else (),
+            state.request.caller if cached_len == 0 else "",
         )
 
     def _top_k(self, request_id: str, k: int) -> TargetTopK | None:
@@ -225,7 +225,7 @@ class LocalPool:
 
         A failed draft costs its request one step of that member.
         """
-        group.held[outcome.request_id] = outcome.held_len if outcome.status is EntryStatus.OK else 0
+        group.cached_len[outcome.request_id] = outcome.cached_len if outcome.status is EntryStatus.OK else 0
         found: list[tuple[int, TokenTree]] = []
         if outcome.status is EntryStatus.ERROR:  # refused as a whole
             for place in job.speculators:
@@ -236,7 +236,7 @@ class LocalPool:
             if isinstance(draft, SpecInferError):
                 self._failed(number, group, draft.for_logs)
                 momentary = isinstance(draft, (ExhaustedError, FaultError))
-                note = self._refusals.put_off if momentary else self._refusals.refuse
+                note = self._refusals.defer if momentary else self._refusals.refuse
                 note(job.request_id, number)
                 continue
             self._refusals.served(job.request_id, number)

@@ -188,7 +188,7 @@ def assemble(
         sorted({layer for engine, _ in engines for layer in engine.description.feature_layers})
     )
     limits = _limits(verifier, options)
-    curve = curve or PassCurve(measure_passes(runner, most_tokens=limits.max_step_tokens))
+    curve = curve or PassCurve(measure_passes(runner, max_tokens=limits.max_step_tokens))
     budget = derive_budget(
         curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
     )

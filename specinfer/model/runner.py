@@ -53,7 +53,7 @@ class ModelRunner:
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
         states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
         self.cache = PagedKVCache(num_blocks, self.features, window, states)
-        self._told_of_reference = False
+        self._reference_logged = False
 
     @classmethod
     def wrap(
@@ -227,8 +227,8 @@ class ModelRunner:
         """Return whether an executor grows these trees itself; log once if not."""
         if grower.can_grow(tasks, shape):
             return True
-        if not self._told_of_reference:
-            self._told_of_reference = True
+        if not self._reference_logged:
+            self._reference_logged = True
             log.warning(
                 "the %s executor does not grow such trees (proposal %s, expansion %s, beam %d): "
                 "they are grown level by level, which is slower",

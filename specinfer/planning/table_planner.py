@@ -56,7 +56,7 @@ class TableRow(NamedTuple):
     seconds: float
     time_error: float
     """Relative standard error of the seconds."""
-    least_s: float
+    min_s: float
     """Seconds if they turn out well."""
     measured: bool
     variance: float
@@ -69,7 +69,7 @@ class TableRow(NamedTuple):
 
     def speed_at_best(self, best: "TableRow") -> float:
         """Return the speed if what is not known turns out well."""
-        return (self.tokens + _OPTIMISM * self._error(best)) / self.least_s
+        return (self.tokens + _OPTIMISM * self._error(best)) / self.min_s
 
     def fear(self, best: "TableRow", errors: float) -> float:
         """Return the pessimistic speed, so many standard errors worse."""
@@ -170,13 +170,13 @@ class TablePlanner:
         rows: list[TableRow] = []
         for asked in self._shares.sets:
             gains = self.gains(asked, size, places, whole)
-            least_s = plain.seconds
+            min_s = plain.seconds
             estimates = self.seconds.estimate(batch, requests, asked, sizes)
             expected = self.expected(asked, size, gains)
             for nodes, (accepted, variance), estimate in zip(sizes, expected, estimates, strict=True):
                 tokens = batch + accepted
-                least_s = max(least_s, estimate.seconds)
-                more_s = least_s + tokens * reading_s - estimate.seconds
+                min_s = max(min_s, estimate.seconds)
+                more_s = min_s + tokens * reading_s - estimate.seconds
                 estimate = estimate._replace(seconds=estimate.seconds + more_s, least=estimate.least + more_s)
                 rows.append(TableRow(asked, nodes, tokens, *estimate, variance))
         return plain, rows

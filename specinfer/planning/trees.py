@@ -35,26 +35,26 @@ def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> 
     if compiler is None:
         return
     constrained = [state for state in states if state.request.constraint is not None]
-    _take_dearest(constrained, compiler)
+    _drop_most_expensive(constrained, compiler)
     for state in constrained:
         constraint = state.request.constraint
         assert constraint is not None
         if state.matcher is not None or state.request.speculation is Speculation.OFF:
             continue
-        if not compiler.is_dear(constraint):
+        if not compiler.is_expensive(constraint):
             try:
                 state.matcher = compiler.ready(constraint)
             except InvalidInputError:  # recorded by a gateway that knew more kinds
                 continue
 
 
-def _take_dearest(states: Sequence[RequestState], compiler: Compiler) -> None:
+def _drop_most_expensive(states: Sequence[RequestState], compiler: Compiler) -> None:
     """Take the matchers away that made a step too long."""
     spent = [(state.matcher.seconds, state) for state in states if isinstance(state.matcher, Matcher)]
     total = sum([seconds for seconds, _ in spent])
     for seconds, state in sorted(spent, key=lambda pair: -pair[0]):
         if total > MATCHING_S and seconds > MATCHING_MIN_S and state.request.constraint is not None:
-            compiler.note_dear(state.request.constraint)
+            compiler.note_expensive(state.request.constraint)
             state.matcher = None
         elif isinstance(state.matcher, Matcher):
             state.matcher.seconds = 0.0

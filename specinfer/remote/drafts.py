@@ -14,7 +14,7 @@ from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree, TreeLimits, check_draft
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc, tree_pb2, verifier_pb2
-from specinfer.wire.tree_codec import decode_tree, most_bytes
+from specinfer.wire.tree_codec import decode_tree, max_bytes
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class TreeShare:
         found = {
             "candidates": (sum([len(p.children) for p in tree.proposals]), self.candidates),
             "q_token_ids": (sum([len(p.q_token_ids) for p in tree.proposals]), self.support),
-            "bytes": (most_bytes(tree), self.encoded_bytes),
+            "bytes": (max_bytes(tree), self.encoded_bytes),
         }
         for name, (count, most) in found.items():
             if count > most:

@@ -21,12 +21,12 @@ class RunningBatch:
 
     def has_room(self, request: GenerationRequest, generated: int) -> bool:
         """Return whether a request would be admitted at once."""
-        held = [*self.running.values(), *self.queue]
-        if len(held) >= self._limits.max_batch:
+        admitted = [*self.running.values(), *self.queue]
+        if len(admitted) >= self._limits.max_batch:
             return False
-        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in admitted)
         needed = self._room.to_admit(request, len(request.prompt) + generated)
-        return not held or used + needed <= self._limits.kv_capacity_tokens
+        return not admitted or used + needed <= self._limits.kv_capacity_tokens
 
     @property
     def cache_tokens(self) -> int:
@@ -36,11 +36,11 @@ class RunningBatch:
     @property
     def spare(self) -> int:
         """Number of further requests that could run, with typical cache use."""
-        held = [*self.running.values(), *self.queue]
-        places = max(0, self._limits.max_batch - len(held))
-        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
+        admitted = [*self.running.values(), *self.queue]
+        places = max(0, self._limits.max_batch - len(admitted))
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in admitted)
         free = max(0, self._limits.kv_capacity_tokens - used)
-        return min(places, free * len(held) // used) if held else places
+        return min(places, free * len(admitted) // used) if admitted else places
 
     def remove(self, state: RequestState) -> None:
         """Take a request out, running or waiting."""

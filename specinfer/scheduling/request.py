@@ -140,9 +140,9 @@ class RequestState:
     """True if the same request may succeed later, after an error."""
     invalid: bool = False
     """True if it ended with an error of its caller's."""
-    put_off_at: float | None = None
+    deferred_at: float | None = None
     """Time at which the last step deferred it; None if not deferred."""
-    put_off_s: float = 0.0
+    deferred_s: float = 0.0
     """Seconds for which it has done so in every step."""
     cancelled: bool = False
     preemptions: int = 0

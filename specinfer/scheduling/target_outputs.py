@@ -42,7 +42,7 @@ class Returned(Protocol):
 class Reader(Protocol):
     """A group of drafters that may read outputs of the target."""
 
-    features_held: dict[str, int]
+    features_len: dict[str, int]
     """Context positions up to which it has received hidden states, by request."""
 
     @property
@@ -250,7 +250,7 @@ class TargetOutputs:
         features.want([reader.feature_layers for _, reader in readers])
         since = {}
         for name in [entry.request_id for entry in entries] if readers else ():
-            held = [reader.features_held.get(name, 0) for place, reader in readers if reads(place, name)]
+            held = [reader.features_len.get(name, 0) for place, reader in readers if reads(place, name)]
             features.drop(name, held)
             start = features.wanted_from(name, held)
             if start is not None:

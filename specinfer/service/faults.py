@@ -69,7 +69,7 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
             self._open[name] -= 1
 
 
-def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, most_s: float | None = None) -> Handler:
+def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, max_s: float | None = None) -> Handler:
     """Return the handler of a method whose calls take a place first.
 
     The place is taken when headers have come, and given back if no message comes in time. gRPC's handlers of
@@ -78,7 +78,7 @@ def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, most_s: fl
     Args:
         handler: of a method with one message, or with a stream of replies.
         place: raises a `SpecInferError` if there is none.
-        most_s: seconds that a call may take; None: any.
+        max_s: seconds that a call may take; None: any.
     """
     method: Method | None = handler.unary_unary or handler.unary_stream or handler.stream_stream
     assert method is not None, "not one that takes a stream and has one reply"
@@ -88,7 +88,7 @@ def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, most_s: fl
         try:
             with place():
                 message = messages if takes_stream else await _first(messages)
-                async with asyncio.timeout(most_s):
+                async with asyncio.timeout(max_s):
                     if replies_once:
                         await context.write(await method(message, context))
                         return

@@ -112,7 +112,7 @@ def depth_first(parents: Sequence[int]) -> list[int]:
     return order
 
 
-def most_depth(base_len: int, delta_len: int, max_context_len: int) -> int:
+def depth_limit(base_len: int, delta_len: int, max_context_len: int) -> int:
     """Return the maximum depth of a tree below the context's last token.
 
     Args:

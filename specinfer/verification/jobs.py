@@ -8,7 +8,7 @@ from specinfer.errors import InvalidInputError, SettingError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.sampling import Sampling
 from specinfer.statuses import EntryStatus, LogprobRow
-from specinfer.tree import TokenTree, check_tree, most_depth
+from specinfer.tree import TokenTree, check_tree, depth_limit
 from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import Verdict
 from specinfer.verification.features import NO_FEATURES, FeatureSpan
@@ -87,7 +87,7 @@ class VerifyOutcome:
     message: str = ""
     verdict: Verdict | None = None
     logprobs: Sequence[LogprobRow] = ()
-    held_len: int = 0
+    cached_len: int = 0
     top_k: tuple[tuple[int, ...], ...] = ()
     features: FeatureSpan = NO_FEATURES
     finished: bool = False
@@ -134,7 +134,7 @@ def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: Engine
     if len(tree) == 1:
         return
     depth = int(depths(tree.parents).max())
-    most = most_depth(job.base_len, len(job.delta), limits.max_context_len)
+    most = depth_limit(job.base_len, len(job.delta), limits.max_context_len)
     if depth > most:
         served = limits.max_context_len
         raise InvalidInputError("tree.depth", depth, f"{most} of the {served} positions served are left")

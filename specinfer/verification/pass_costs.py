@@ -56,25 +56,25 @@ def measure_passes(
     runner: ModelRunner,
     budget_s: float = 1.0,
     clock: Callable[[], float] = time.perf_counter,
-    most_tokens: int = _SIZES[-1],
+    max_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
     """Measure (tokens, seconds) of passes after a context of 256 tokens.
 
     The context is shorter if passes are slow. All is measured twice, in half the time each, and again, a few
     times at most, while results differ by more than a third or fall with more tokens: another process was
     busy. Disturbances only prolong, so the minimum of each size counts. Beyond 64 tokens sizes are doubled up
-    to `most_tokens`, the verifier's maximum of a step, while passes stay cheap; that maximum is measured
+    to `max_tokens`, the verifier's maximum of a step, while passes stay cheap; that maximum is measured
     last. If a pass is slow, as with offloaded weights, there is one round of few sizes.
 
     The gateway corrects remaining errors while it serves (`specinfer.planning.pass_curve`).
     """
     with progress("measuring passes"):
-        costs = list(_measure(runner, budget_s, clock, most_tokens).items())
+        costs = list(_measure(runner, budget_s, clock, max_tokens).items())
     log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
     return costs
 
 
-def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], most_tokens: int) -> Costs:
+def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], max_tokens: int) -> Costs:
     sequence = runner.open()
     try:
         positions = min(runner.cache.capacity_tokens, runner.config.max_positions)
@@ -95,7 +95,7 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
             found = {size: one_pass(size) for size in sizes}
         else:
             found = undisturbed(lambda: _in_turns(one_pass, sizes, budget_s / 2, clock))
-        largest, size = min(most_tokens, positions - context), max(found)
+        largest, size = min(max_tokens, positions - context), max(found)
         while size < largest and found[size] < _CHEAP * found[1]:
             size = min(2 * size, largest)
             found[size] = median([one_pass(size) for _ in range(1 if slow else 2)])

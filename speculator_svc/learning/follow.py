@@ -218,7 +218,7 @@ class OnlineTraining:
         self._version: int | None = None
         """Version of the served weights, once known."""
         self._draft = self._first
-        self._most_tokens = len(self._first.token_ids) + MAX_NEW_TOKENS
+        self._max_tokens = len(self._first.token_ids) + MAX_NEW_TOKENS
         self.texts: list[Continuation] = []
         self._expire: list[float] = []
         """Times of the texts' expiry, equal to the service's."""
@@ -242,7 +242,7 @@ class OnlineTraining:
 
     def train(self, seconds: float) -> tuple[float, int]:
         """Train for so many seconds; return mean loss and tokens of answers."""
-        grown = with_frequent_tokens(self._current(), self.texts, self._target, self._most_tokens)
+        grown = with_frequent_tokens(self._current(), self.texts, self._target, self._max_tokens)
         if len(grown.token_ids) > len(self._draft.token_ids):
             self._draft = grown
             self._begin()

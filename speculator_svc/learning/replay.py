@@ -68,18 +68,18 @@ class Replay:
 
     def __init__(
         self,
-        most_tokens: int,
+        max_tokens: int,
         keep_s: float,
         clock: Callable[[], float],
         begins: int = 0,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """Keep at most `most_tokens` tokens of ended requests, for `keep_s` seconds.
+        """Keep at most `max_tokens` tokens of ended requests, for `keep_s` seconds.
 
         Numbers start at `begins`, above those of an earlier process, so that a running training can continue.
         `draw` returns numbers from 0 to 1 by which texts are held out.
         """
-        self._most, self._keep_s, self._clock = most_tokens, keep_s, clock
+        self._most, self._keep_s, self._clock = max_tokens, keep_s, clock
         self._open: dict[str, _Open] = {}
         self._shelves: dict[int, _Shelf] = {}
         self._number, self._draw = begins, draw
@@ -98,7 +98,7 @@ class Replay:
         with self._lock:
             self._open.pop(request_id, None)
 
-    def go_on(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
+    def continue_request(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
         """Append tokens of a known request.
 
         Requests with a gap are dropped.
@@ -209,7 +209,7 @@ def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Seque
         if own not in served:
             continue
         if entry.base_len:
-            replay.go_on(own, entry.base_len, entry.delta_token_ids)
+            replay.continue_request(own, entry.base_len, entry.delta_token_ids)
             continue
         replay.forget(own)  # an earlier request of this id, whose release was lost
         if entry.HasField("learning") and entry.sampling.temperature <= MAX_TEMPERATURE:

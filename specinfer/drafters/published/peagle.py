@@ -166,7 +166,7 @@ class PEagleModel:
         normed = torch.cat([first.input_norm(embedded), normed_hidden], -1)
         residual = normed_hidden if self._source.norm_before_residual else hidden
         angles = self._cos[positions][:, None], self._sin[positions][:, None]
-        x = first.behind(residual, normed, angles, attend)
+        x = first.after_norm(residual, normed, angles, attend)
         for layer in others:
             x = layer(x, angles, attend)
         return x

@@ -164,7 +164,7 @@ class ParallelExecutor:
     def follow(self) -> None:
         """Follow rank 0 until it ends the run."""
         with self._all_or_none("following rank 0"), torch.inference_mode():
-            while (command := self.ranks.told())[0] != "stop":
+            while (command := self.ranks.receive_command())[0] != "stop":
                 self._do(command)
 
     def _all(self, *command: Any) -> None:

@@ -77,7 +77,7 @@ class Ranks:
         """Send the next command from rank 0 to all."""
         dist.broadcast_object_list([command], 0, self._control, torch.device("cpu"))
 
-    def told(self) -> Sequence[Any]:
+    def receive_command(self) -> Sequence[Any]:
         """Return rank 0's next command, waiting at most the timeout."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, self._control, torch.device("cpu"))
@@ -127,7 +127,7 @@ class Ranks:
         """Send to the next stage; call the result before changing x."""
         return _sent(dist.isend(x, self.place.rank + self.place.layout.tensor, self._onward))
 
-    def from_behind(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def from_previous_stage(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Wait for a tensor from the same place of the stage before."""
         x = torch.empty(*shape, dtype=dtype, device=self.device)
         dist.recv(x, self.place.rank - self.place.layout.tensor, self._onward)

@@ -167,7 +167,7 @@ class Stage:
         """
         place, x = self._place, None
         if not place.is_first:
-            x = self.ranks.from_behind((len(piece.token_ids), self._config.hidden_size), self._dtype)
+            x = self.ranks.from_previous_stage((len(piece.token_ids), self._config.hidden_size), self._dtype)
         started = self._now()
         hidden = self.executor.hidden(piece, x)
         logits = self.executor.logits(piece, hidden) if place.is_last and piece.logit_rows else None

@@ -90,7 +90,7 @@ class _Run:
     def _check_books(self) -> None:
         """Nothing is kept of requests that have ended, nor of speculators that do not exist."""
         for service in self._core.pool.services:
-            assert not service.held, f"contexts of requests that have ended: {service.held}"
+            assert not service.cached_len, f"contexts of requests that have ended: {service.cached_len}"
             assert not service.refusals, f"kept of requests that have ended: {service.refusals}"
             unknown = set(service.faults.drafts) - set(service.members)
             assert not unknown, f"failures of speculators that do not exist: {unknown}"

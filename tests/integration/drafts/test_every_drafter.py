@@ -158,7 +158,7 @@ async def test_drafts_change_no_token(redis_url: str, tmp_path: Path, name: str,
             assert sum(sizes) >= row.drafted
         else:
             await assert_a_seed_gives_the_plain_text(answer)
-    await until(lambda: not any(getattr(drafter, name, None) for name in ("_held", "_own")))
+    await until(lambda: not any(getattr(drafter, name, None) for name in ("_cached", "_own")))
     cache = getattr(getattr(drafter, "_runner", None), "cache", None)
     if cache is not None:
         cache.check()

@@ -15,8 +15,8 @@ def test_in_proportion_between_floor_and_maximum(step_s: float | None, deadline_
 
 def test_a_fixed_deadline_stays() -> None:
     assert PoolPolicy(97, "", deadline_s=0.05).deadline(10.0) == 0.05
-    assert PoolPolicy(97, "", most_deadline_s=2.0).deadline(None) == 2.0
-    assert PoolPolicy(97, "", most_deadline_s=2.0).deadline(0.1) == pytest.approx(0.1 * TIMES)
+    assert PoolPolicy(97, "", max_deadline_s=2.0).deadline(None) == 2.0
+    assert PoolPolicy(97, "", max_deadline_s=2.0).deadline(0.1) == pytest.approx(0.1 * TIMES)
 
 
 def test_drafting_and_pauses_do_not_count() -> None:

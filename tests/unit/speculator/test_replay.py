@@ -36,7 +36,7 @@ def request(replay: Replay, name: str, caller: int, prompt: int, output: int) ->
     tokens = [(7 * caller + i) % 50 for i in range(prompt + output)]
     replay.begin(name, caller, prompt, tokens[:prompt])
     for start in range(prompt, len(tokens), 3):
-        replay.go_on(name, start, tokens[start : start + 3])
+        replay.continue_request(name, start, tokens[start : start + 3])
     replay.end([name])
     return tokens
 
@@ -115,18 +115,18 @@ def test_a_request_of_the_same_name_is_not_taken_for_the_one_before() -> None:
     message = speculator_pb2.DraftRequest(entries=[entry])
     own = own_id("", "r")
     replay.begin(own, 1, 2, [1, 2, 3, 4, 5])
-    record(replay, message, [DraftOutcome(own, EntryStatus.OK, held_len=5)])
-    replay.go_on(own, 5, list(range(20)))
+    record(replay, message, [DraftOutcome(own, EntryStatus.OK, cached_len=5)])
+    replay.continue_request(own, 5, list(range(20)))
     replay.end([own])
     assert replay.newest == 0
 
 
 def test_what_did_not_begin_here_or_has_a_gap_is_not_kept() -> None:
     replay = Replay(10**6, KEEP_S, Clock())
-    replay.go_on("unknown", 5, list(range(20)))
+    replay.continue_request("unknown", 5, list(range(20)))
     replay.begin("gap", 1, 2, [1, 2])
-    replay.go_on("gap", 3, list(range(20)))
-    replay.go_on("gap", 2, list(range(20)))
+    replay.continue_request("gap", 3, list(range(20)))
+    replay.continue_request("gap", 2, list(range(20)))
     replay.end(["unknown", "gap", "never seen"])
     assert replay.tokens == 0
 
@@ -134,7 +134,7 @@ def test_what_did_not_begin_here_or_has_a_gap_is_not_kept() -> None:
 def test_a_request_that_starts_over_is_kept_once() -> None:
     replay = Replay(10**6, KEEP_S, Clock())
     replay.begin("r", 1, 2, [1, 2])
-    replay.go_on("r", 2, [3] * 5)
+    replay.continue_request("r", 2, [3] * 5)
     replay.begin("r", 1, 2, [1, 2, *[3] * 9])
     replay.end(["r"])
     (found,) = (*replay.training(0), *replay.held_out(0, ALL))
