@@ -38,7 +38,7 @@ _WHY = {
     503: "No gateway that can work, or too many calls.",
 }
 Responses = dict[int | str, dict[str, Any]]
-_ERRORS: Responses = {status: {"model": ErrorBody, "description": why} for status, why in _WHY.items()}
+_ERRORS: Responses = {status: {"model": ErrorBody, "description": reason} for status, reason in _WHY.items()}
 _JSON: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _EVENTS: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 GENERATED: Responses = {

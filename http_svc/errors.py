@@ -96,13 +96,13 @@ def invalid_body(errors: Sequence[Any]) -> ApiError:
     if not param:
         return ApiError(400, "body: must be a JSON object, sent as application/json", "invalid_json")
     same = [error["msg"] for error in errors if _param_of(error) == param]
-    why = "unknown field" if kind == "extra_forbidden" else "; or ".join(dict.fromkeys(same))
+    reason = "unknown field" if kind == "extra_forbidden" else "; or ".join(dict.fromkeys(same))
     if kind == "missing":
         message = f"{param}: needed"
     elif "ctx" in first and "field" in first["ctx"]:
-        message = why
+        message = reason
     else:
-        message = str(InvalidInputError(param, first["input"], why))
+        message = str(InvalidInputError(param, first["input"], reason))
     return ApiError(400, message, _CODES.get(kind, "invalid_value"), param)
 
 

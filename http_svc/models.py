@@ -142,8 +142,8 @@ class Models:
     def _require(self, name: str) -> None:
         if name not in self._names:
             served = ", ".join(map(repr, self._names))
-            why = f"model = {name!r}: not served here; {served} {'is' if len(self._names) == 1 else 'are'}"
-            raise ApiError(404, why, "model_not_found", "model")
+            reason = f"model = {name!r}: not served here; {served} {'is' if len(self._names) == 1 else 'are'}"
+            raise ApiError(404, reason, "model_not_found", "model")
 
     def remember(self, status: generation_pb2.StatusReply) -> None:
         """Note what a gateway serves."""

@@ -115,8 +115,8 @@ def read_lines(field: str, path: Path) -> Iterator[tuple[int, str]]:
         with kind(path, "rt", encoding="utf-8-sig") as lines:
             yield from enumerate(lines, 1)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        why = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise InvalidInputError(field, str(path), f"cannot be read: {why}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise InvalidInputError(field, str(path), f"cannot be read: {reason}") from error
 
 
 def _named(path: Path | None) -> str:

@@ -167,8 +167,8 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
     except Exception as error:
         log.exception("an entry could not be read", extra=about(entry.request_id))
-        why = FaultError("internal error", error).for_logs
-        return DraftOutcome(own_id(client, entry.request_id), EntryStatus.EXHAUSTED, why)
+        reason = FaultError("internal error", error).for_logs
+        return DraftOutcome(own_id(client, entry.request_id), EntryStatus.EXHAUSTED, reason)
 
 
 def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:

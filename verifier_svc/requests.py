@@ -105,8 +105,8 @@ class HostedRequests:
             return VerifyOutcome(name, EntryStatus.ERROR, error.for_logs)
         except Exception as error:
             log.exception("an entry could not be read", extra=about(name))
-            why = FaultError("internal error", error).for_logs
-            return VerifyOutcome(name, EntryStatus.ERROR, why)
+            reason = FaultError("internal error", error).for_logs
+            return VerifyOutcome(name, EntryStatus.ERROR, reason)
 
     def note(self, outcomes: Sequence[VerifyOutcome]) -> None:
         """Forget tokens that a limit left out, and failed requests.

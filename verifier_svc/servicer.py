@@ -128,8 +128,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         except Exception as error:
             log.exception("an answer could not be told", extra=about(outcome.request_id))
             self._recover([outcome.request_id])
-            why = FaultError("internal error", error).for_logs
-            return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, why))
+            reason = FaultError("internal error", error).for_logs
+            return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, reason))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
         """Forget the requests of a step after a fault.

@@ -279,8 +279,10 @@ class RequestDecoder:
         size = sum(len(text.encode()) for text in texts)
         per_token, context = self._limits.bytes_per_token, self._max_context_len
         if size > per_token * context:
-            why = f"bytes, at most {per_token * context} ({per_token} per token of the context of {context})"
-            raise InvalidInputError(field, size, why)
+            reason = (
+                f"bytes, at most {per_token * context} ({per_token} per token of the context of {context})"
+            )
+            raise InvalidInputError(field, size, reason)
         return size
 
     async def _tokenize(self, size: int, caller: Caller, work: Callable[[], list[T]]) -> list[T]:

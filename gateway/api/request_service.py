@@ -189,8 +189,8 @@ class RequestService:
         try:
             wanted = await self._store.leave(request_id)
         except UnavailableError as error:
-            why = "request %s goes on though nobody reads it: %s"
-            log.warning(why, request_id, error, extra=about(request_id))
+            reason = "request %s goes on though nobody reads it: %s"
+            log.warning(reason, request_id, error, extra=about(request_id))
             return
         session = self._sessions.of_request(request_id)
         if wanted and session is not None:

@@ -56,11 +56,11 @@ class VerifierLink:
         self.description = found
         return True
 
-    def _refuse(self, why: str) -> bool:
-        if why == self._refused:
+    def _refuse(self, reason: str) -> bool:
+        if reason == self._refused:
             return False
-        self._refused = why
-        raise IncompatibleError(why)
+        self._refused = reason
+        raise IncompatibleError(reason)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -112,9 +112,9 @@ class RequestTraces:
         }
         self._tracer.end(span, end, told, "error" if state.finish is FinishReason.ERROR else "")
 
-    def left(self, request_ids: Iterable[str], now: float, why: str) -> None:
+    def left(self, request_ids: Iterable[str], now: float, reason: str) -> None:
         """End the traces of requests that leave this gateway or are refused."""
         for request_id in request_ids:
             span = self._open.pop(request_id, None)
             if span is not None:
-                self._tracer.end(span, now, {"specinfer.left": why})
+                self._tracer.end(span, now, {"specinfer.left": reason})

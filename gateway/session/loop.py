@@ -169,8 +169,8 @@ class SessionLoop:
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
         """End a request that causes a fault of ours."""
-        why = self._events.report_fault(state.request.request_id, error)
-        await self.persistence.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
+        reason = self._events.report_fault(state.request.request_id, error)
+        await self.persistence.put(self.scheduler.fail([state], reason, time.monotonic(), retryable=False))
 
     async def _next_step(self) -> StepPlan:
         """Wait until there is something to do, and plan it."""

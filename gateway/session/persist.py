@@ -171,10 +171,10 @@ class Persistence:
         state, name = progress[0].state, progress[0].request_id
         if name not in self.unfinished:
             return
-        why = self._events.report_fault(name, error)
-        self._scheduler.fail([state], why, time.monotonic(), retryable=False)
+        reason = self._events.report_fault(name, error)
+        self._scheduler.fail([state], reason, time.monotonic(), retryable=False)
         self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
-        self._publisher.break_off(name, why)
+        self._publisher.break_off(name, reason)
         self._forget([name])
         self._release([name])
         try:

@@ -144,7 +144,7 @@ class EmbeddedStore(RequestStore):
     async def listen(self, request_id: str) -> None:
         """Return: there is no other gateway that could want to know."""
 
-    async def abandon(self, patience_s: float, why: str) -> int:
+    async def abandon(self, patience_s: float, reason: str) -> int:
         """End requests after their deadline or patience; forget old ones."""
         now, ended = self._clock(), 0
         for name, entry in list(self._entries.items()):
@@ -155,7 +155,7 @@ class EmbeddedStore(RequestStore):
             elif self._is_waiting(entry) and deadline is not None and entry.created + deadline < now:
                 ended += self._end(entry, Ending(FinishReason.DEADLINE))
             elif self._is_waiting(entry) and entry.unowned_since < now - patience_s:
-                ended += self._end(entry, Ending(FinishReason.ERROR, why))
+                ended += self._end(entry, Ending(FinishReason.ERROR, reason))
         if self._journal is not None:
             self._journal.shorten()
         return ended

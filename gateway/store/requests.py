@@ -229,9 +229,9 @@ class RequestStore(RequestReader):
         """Note that a client reads a request at this gateway, until `leave`."""
         await self._connection.run("listen", request_id, self.gateway_id)
 
-    async def abandon(self, patience_s: float, why: str) -> int:
+    async def abandon(self, patience_s: float, reason: str) -> int:
         """End requests after their deadline or patience; return their number."""
-        ends = Ending(FinishReason.ERROR, why).to_json(), Ending(FinishReason.DEADLINE).to_json()
+        ends = Ending(FinishReason.ERROR, reason).to_json(), Ending(FinishReason.DEADLINE).to_json()
         return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
     async def discard(self, request_id: str) -> None:

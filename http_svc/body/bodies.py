@@ -143,11 +143,11 @@ class ChatBody(Conversation, Body):
     @model_validator(mode="after")
     def _check_limits(self) -> "ChatBody":
         if None not in (limits := (self.max_tokens, self.max_completion_tokens)) and len(set(limits)) > 1:
-            why = "{field}: max_completion_tokens is the same, and has another value"
-            raise PydanticCustomError("twice", why, {"field": "max_tokens"})
+            reason = "{field}: max_completion_tokens is the same, and has another value"
+            raise PydanticCustomError("twice", reason, {"field": "max_tokens"})
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
-            why = "{field}: response_format asks for a form, too; give one"
-            raise PydanticCustomError("twice", why, {"field": "structured_outputs"})
+            reason = "{field}: response_format asks for a form, too; give one"
+            raise PydanticCustomError("twice", reason, {"field": "structured_outputs"})
         self._check_form()
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("alone", "{field}: only with logprobs", {"field": "top_logprobs"})

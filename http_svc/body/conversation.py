@@ -41,8 +41,8 @@ class Conversation(Strict):
     @model_validator(mode="after")
     def _check_end(self) -> "Conversation":
         if self.continue_final_message and self.add_generation_prompt:
-            why = "{field}: excludes add_generation_prompt"
-            raise PydanticCustomError("excluded", why, {"field": "continue_final_message"})
+            reason = "{field}: excludes add_generation_prompt"
+            raise PydanticCustomError("excluded", reason, {"field": "continue_final_message"})
         self._check_tools()
         return self
 
@@ -79,8 +79,8 @@ class Conversation(Strict):
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
-            why = "{field}: two functions have the same name"
-            raise PydanticCustomError("twice", why, {"field": "tools"})
+            reason = "{field}: two functions have the same name"
+            raise PydanticCustomError("twice", reason, {"field": "tools"})
         if self.tool_choice not in (None, "none", "auto") and not self.callable:
-            why = "{field}: needs a function of tools"
-            raise PydanticCustomError("no_tool", why, {"field": "tool_choice"})
+            reason = "{field}: needs a function of tools"
+            raise PydanticCustomError("no_tool", reason, {"field": "tool_choice"})

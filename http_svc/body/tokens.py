@@ -23,8 +23,8 @@ class TokenizeBody(Conversation):
         if (self.prompt is None) == (not self.messages):
             raise PydanticCustomError("not_one", "{field}: give it or messages", {"field": "prompt"})
         if self.messages and self.add_special_tokens:
-            why = "{field}: the chat template has them; only with prompt"
-            raise PydanticCustomError("excluded", why, {"field": "add_special_tokens"})
+            reason = "{field}: the chat template has them; only with prompt"
+            raise PydanticCustomError("excluded", reason, {"field": "add_special_tokens"})
         return self
 
 

@@ -108,8 +108,8 @@ class TextFormat(Strict):
     @model_validator(mode="after")
     def _check_schema(self) -> "TextFormat":
         if (self.type == "json_schema") != (self.content is not None):
-            why = "{field}: needed with type json_schema, and only there"
-            raise PydanticCustomError("mismatch", why, {"field": "text.format.schema"})
+            reason = "{field}: needed with type json_schema, and only there"
+            raise PydanticCustomError("mismatch", reason, {"field": "text.format.schema"})
         return self
 
 

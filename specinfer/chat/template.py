@@ -123,8 +123,8 @@ class ChatTemplate:
             except TemplateError as error:
                 refusal = refusal or InvalidInputError("chat", roles, str(error))
             except Exception as error:  # noqa: BLE001  it is the template's code, which may raise anything
-                why = f"the model's chat template fails: {type(error).__name__}: {error}"
-                refusal = refusal or InvalidInputError("chat", roles, why)
+                reason = f"the model's chat template fails: {type(error).__name__}: {error}"
+                refusal = refusal or InvalidInputError("chat", roles, reason)
         assert refusal is not None
         raise refusal
 

@@ -99,8 +99,8 @@ def choose(memory: int, disk: int) -> DemoModels:
     )
 
 
-def _small(why: str) -> DemoModels:
-    return DemoModels(DEFAULT_MODEL, AUTO_DRAFT, f"{DEFAULT_MODEL}: for {PAIR[0]} with its draft {why}")
+def _small(reason: str) -> DemoModels:
+    return DemoModels(DEFAULT_MODEL, AUTO_DRAFT, f"{DEFAULT_MODEL}: for {PAIR[0]} with its draft {reason}")
 
 
 async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
@@ -199,9 +199,9 @@ def demo(
 ) -> None:
     """Start everything, stream answers, compare trees with plain decoding, and stop."""
     if model is None:
-        model, suitable, why = choose(available_memory(), _free_disk())
+        model, suitable, reason = choose(available_memory(), _free_disk())
         draft = draft or suitable
-        output.print(why, markup=False, highlight=False)
+        output.print(reason, markup=False, highlight=False)
     draft = draft or AUTO_DRAFT
     for name in (model, draft):
         if name in known_models():

@@ -59,11 +59,11 @@ def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # its signal ends the process
         give_way(LAST)
         constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
-        why = answer(compiler, constraint)
+        reason = answer(compiler, constraint)
         _say(
             {
                 "id": asked["id"],
-                "why": why if len(why) <= MAX_REASON_LENGTH else f"{why[:MAX_REASON_LENGTH]}...",
+                "why": reason if len(reason) <= MAX_REASON_LENGTH else f"{reason[:MAX_REASON_LENGTH]}...",
             }
         )
     finally:

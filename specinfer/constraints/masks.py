@@ -221,8 +221,8 @@ class RequestMasks:
         threads = self._threads
         if self._debt_s > threads.max_over_s:
             budget = f"the budget of {threads.budget_s * 1000:g} ms in each step"
-            why = f"took {threads.max_over_s:g} s of the processor beyond {budget}"
-            raise ConstraintError(f"{self.constraint.field}: too complex: its masks {why}")
+            reason = f"took {threads.max_over_s:g} s of the processor beyond {budget}"
+            raise ConstraintError(f"{self.constraint.field}: too complex: its masks {reason}")
 
 
 def wait_for_any(masks: Sequence["Future[MaskState | None]"], seconds: float) -> None:

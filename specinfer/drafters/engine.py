@@ -64,8 +64,8 @@ class SpeculatorEngine:
             except Exception as error:  # whatever it is, the others are served
                 log.exception("an entry failed")
                 self.release([entry.request_id])
-                why = FaultError("internal error", error).for_logs
-                taken = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, why)
+                reason = FaultError("internal error", error).for_logs
+                taken = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, reason)
             if isinstance(taken, DraftJob):
                 jobs[index] = taken
             else:

@@ -85,8 +85,10 @@ class Repeats:
         earlier = self._latest.get((tokens[length - 2], tokens[length - 1])) if length > 1 else None
         if earlier is None:
             return 0
-        most = min(MOST, earlier + 1)
-        return next((k for k in range(most) if tokens[earlier - k] != tokens[length - 1 - k]), most)
+        max_length = min(MOST, earlier + 1)
+        return next(
+            (k for k in range(max_length) if tokens[earlier - k] != tokens[length - 1 - k]), max_length
+        )
 
 
 class TextMatches:
@@ -170,8 +172,8 @@ def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
     except OSError as error:
         raise SettingError(setting, str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"not what `specinfer train scheduler` writes: {error!r}"
-        raise SettingError(setting, str(path), why) from error
+        reason = f"not what `specinfer train scheduler` writes: {error!r}"
+        raise SettingError(setting, str(path), reason) from error
 
 
 def _model_of(content: Sequence[float]) -> LinearModel:
@@ -224,9 +226,9 @@ class LearnedPlanner(TablePlanner):
         features[:, 2:] = np.array(self._matches(wanting))[:, None] >= _LENGTHS
         self._features = features.sum(axis=0)
         self._waiting = {name: self._waiting.get(name, {}) for name in wanting}
-        for (name, context), own in zip(wanting.items(), features, strict=True):
+        for (name, context), row in zip(wanting.items(), features, strict=True):
             waiting = self._waiting[name]
-            waiting[context] = own
+            waiting[context] = row
             if len(waiting) > _MAX_WAITING:
                 del waiting[min(waiting)]
 
@@ -242,8 +244,8 @@ class LearnedPlanner(TablePlanner):
 
     def learn_tokens(self, report: StepReport) -> None:
         """Learn as the table does; refine the drafting sets' weights."""
-        for asked, found in self.lessons(report).items():
-            self.model(asked).refine(*found, self._planned)
+        for asked, lesson in self.lessons(report).items():
+            self.model(asked).refine(*lesson, self._planned)
         super().learn_tokens(report)
 
     def lessons(self, report: StepReport) -> dict[SpeculatorSet, Rows]:
@@ -255,17 +257,17 @@ class LearnedPlanner(TablePlanner):
         doublings = np.log2(1 + sizes)[:, None]
         sets = [asked for asked in self._shares.sets if asked <= report.choice.speculators]
         usual = [self._usual(asked, size) for asked in sets]
-        found: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
+        lessons: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
         for name, (tree, accepted) in report.outcomes.items():
             features = self._take_waiting(name, report.contexts.get(name, -1))
             if features is None:
                 continue
             for asked, scale in zip(sets, usual, strict=True):
-                rows, came = found.setdefault(asked, ([], []))
+                rows, came = lessons.setdefault(asked, ([], []))
                 needed = nodes_needed(tree, accepted, asked)
                 rows.append(doublings * (features * scale))
                 came.extend([bisect_right(needed, size) for size in sizes])
-        return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in found.items()}
+        return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in lessons.items()}
 
     def model(self, asked: SpeculatorSet) -> LinearModel:
         """Return the model of a set."""

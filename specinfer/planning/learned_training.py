@@ -58,8 +58,8 @@ def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep],
             try:
                 steps.append(_step_of(json.loads(line), names))
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-                why = f"line {number} is no recorded step: {error!r}"
-                raise SettingError(setting, str(path), why) from error
+                reason = f"line {number} is no recorded step: {error!r}"
+                raise SettingError(setting, str(path), reason) from error
     return steps, names
 
 
@@ -154,8 +154,8 @@ def _fitted(lessons: Rows) -> LinearModel:
     return LinearModel(start + np.linalg.solve(mean, rows.T @ (accepted - rows @ start) / len(rows)))
 
 
-def _together(found: Sequence[Rows]) -> Rows:
-    return np.concatenate([rows for rows, _ in found]), np.concatenate([came for _, came in found])
+def _together(parts: Sequence[Rows]) -> Rows:
+    return np.concatenate([rows for rows, _ in parts]), np.concatenate([came for _, came in parts])
 
 
 def train_scheduler(
@@ -168,8 +168,8 @@ def train_scheduler(
     steps, names = read_steps("recording", recording)
     models, errors = fit(steps, names)
     if not models:
-        why = f"{len(steps)} steps are too few: no speculators drafted {_MIN_ROWS} trees"
-        raise SettingError("recording", ", ".join(map(str, recording)), why)
+        reason = f"{len(steps)} steps are too few: no speculators drafted {_MIN_ROWS} trees"
+        raise SettingError("recording", ", ".join(map(str, recording)), reason)
     save_weights(out, models, {"steps": len(steps)})
     for name, (learned, measured) in errors.items():
         typer.echo(f"{name}: squared error {learned:.3f}, table {measured:.3f}")

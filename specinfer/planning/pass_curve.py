@@ -80,14 +80,14 @@ def derive_budget(
     per_request = min(per_request, max_tree_nodes)
     if not per_step:
         batches = [1 << i for i in range(max_batch.bit_length())] + [max_batch]
-        most = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
-        per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in most if nodes > 0)])
+        max_nodes = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
+        per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in max_nodes if nodes > 0)])
     return NodeBudget(
         per_request, per_step, max_step_tokens, tuple(curve.between(1, max_step_tokens).tolist())
     )
 
 
-def _best(curve: PassCurve, batch: int, most: int) -> int:
-    tokens = batch * (1 + np.log2(1 + np.arange(most + 1) / batch))
-    seconds = curve.at(batch) + curve.between(batch, batch + most)
+def _best(curve: PassCurve, batch: int, max_nodes: int) -> int:
+    tokens = batch * (1 + np.log2(1 + np.arange(max_nodes + 1) / batch))
+    seconds = curve.at(batch) + curve.between(batch, batch + max_nodes)
     return int(np.argmax(tokens / seconds))

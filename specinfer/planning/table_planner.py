@@ -159,8 +159,8 @@ class TablePlanner:
         size = batch_size_class(batch)
         (plain_s,) = self.seconds.estimate(batch, requests, frozenset(), [0])
         plain = TableRow(frozenset(), 0, float(batch), *plain_s, 0.0)
-        most = self.budget.of_step(batch, requests)
-        each = min(self.budget.per_request, most // requests)
+        max_nodes = self.budget.of_step(batch, requests)
+        each = min(self.budget.per_request, max_nodes // requests)
         places = each.bit_length()
         if not places:
             return plain, []
@@ -227,8 +227,8 @@ class TablePlanner:
         if not plain.measured:
             return plain, Reason.FIRST_PLAIN, self._burst(plain)
         largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
-        others = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
-        trial = max(others, key=lambda row: row.speed_at_best(best), default=None)
+        alternatives = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
+        trial = max(alternatives, key=lambda row: row.speed_at_best(best), default=None)
         if trial is not None and self._affordable(batch, trial, best):
             return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, self._burst(trial)
         return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER, _REPEATED
@@ -277,8 +277,8 @@ class TablePlanner:
             self._read_s = reading_s / reading / self.seconds.pace
         elif row == self._before and not cold:
             resident = sum([draft.total_s for draft in report.drafts if draft.resident])
-            others = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
-            seconds = report.pass_s + report.overhead_s + resident + others
+            remote_s = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
+            seconds = report.pass_s + report.overhead_s + resident + remote_s
             if self.seconds.observe(batch, asked, nodes, report.tokens, seconds, self._step):
                 self._ages.clear()
             self.seconds.observe_parts(batch, nodes, report.tokens, report.pass_s, report.drafts, self._step)

@@ -83,16 +83,16 @@ def trees_to_verify(
     trees: dict[str, TokenTree] = {}
     drafted: list[StepEntry] = []
     for entry in final:
-        found: list[tuple[int | None, TokenTree]] = [
+        parts: list[tuple[int | None, TokenTree]] = [
             (index, calibration.correct(index, tree)) for index, tree in drafts.get(entry.request_id, ())
         ]
-        if (others := given.get(entry.request_id)) is not None:
-            found.append((None, others))
+        if (client_tree := given.get(entry.request_id)) is not None:
+            parts.append((None, client_tree))
         if entry.state.request.speculation is Speculation.SEQUENCE:
-            found = found[:1]
-        if found:
+            parts = parts[:1]
+        if parts:
             drafted.append(entry)
-        tree = merge_trees(found) if found else TokenTree.root_only(entry.delta[-1])
+        tree = merge_trees(parts) if parts else TokenTree.root_only(entry.delta[-1])
         trees[entry.request_id] = _constrained(entry, tree, without_forbidden)
     limits = [entry.limits.nodes + 1 - _reserved(entry) for entry in drafted]
     whole = [trees[entry.request_id] for entry in drafted]

@@ -270,13 +270,13 @@ class SpeculatorService:
         state = entry.state
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
-    def note_failed(self, speculator: int, why: str) -> None:
+    def note_failed(self, speculator: int, reason: str) -> None:
         """Count a draft that failed."""
         self.statistics.count("failed")
-        self.faults.note(speculator, self._name(speculator), why, self.clock())
+        self.faults.note(speculator, self._name(speculator), reason, self.clock())
 
-    def _failed(self, request_id: str, speculator: int, status: int, why: str) -> None:
-        self.note_failed(speculator, why)
+    def _failed(self, request_id: str, speculator: int, status: int, reason: str) -> None:
+        self.note_failed(speculator, reason)
         if status == int(EntryStatus.EXHAUSTED):
             self.refusals.defer(request_id, speculator)
         else:

@@ -93,11 +93,13 @@ class RunningBatch:
         only those of the caller with the most requests, are considered. If none frees enough, the one that
         frees the most is chosen; of equal ones the latest.
         """
-        *others, _ = sorted(self.running.values(), key=self._age, reverse=True)
-        lowest = max(map(self._class, others))
-        found = [state for state in others if self._class(state) == lowest]
-        enough = [state for state in found if self._room.of(state) >= excess]
-        return min(enough, key=lambda each: each.verifier_len) if enough else max(found, key=self._room.of)
+        *younger, _ = sorted(self.running.values(), key=self._age, reverse=True)
+        lowest = max(map(self._class, younger))
+        candidates = [state for state in younger if self._class(state) == lowest]
+        enough = [state for state in candidates if self._room.of(state) >= excess]
+        return (
+            min(enough, key=lambda each: each.verifier_len) if enough else max(candidates, key=self._room.of)
+        )
 
     def _class(self, state: RequestState) -> tuple[int, int]:
         return -state.request.priority, self.queue.running_of(state.request.caller)

@@ -229,14 +229,14 @@ def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[S
 
 def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[RequestState, Exception]]:
     """Return requests that fail alone, with the internal faults."""
-    found = list[tuple[RequestState, Exception]]()
+    failures = list[tuple[RequestState, Exception]]()
     for state in states:
         try:
             room.to_admit(state.request, len(state.tokens))
             plan_entries([state], room, None, FREE)
         except Exception as error:  # noqa: BLE001  # whatever it is, the others continue
-            found.append((state, error))
-    return found
+            failures.append((state, error))
+    return failures
 
 
 def delta_lengths(
@@ -266,9 +266,9 @@ def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState])
     callers: dict[str, list[int]] = {}
     for index in prompts:
         callers.setdefault(states[index].request.caller, []).append(index)
-    wanted = [sum(states[index].pending for index in own) for own in callers.values()]
-    for own, share in zip(callers.values(), fair_shares(chunk, wanted), strict=True):
-        for index in own:
+    wanted = [sum(states[index].pending for index in indexes) for indexes in callers.values()]
+    for indexes, share in zip(callers.values(), fair_shares(chunk, wanted), strict=True):
+        for index in indexes:
             length = min(states[index].pending, share)
             share -= length
             yield index, length

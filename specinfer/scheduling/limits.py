@@ -60,7 +60,7 @@ def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
 
     The sum never exceeds `budget.per_step`, a share neither the wanted number nor `budget.per_request`.
     """
-    return fair_shares(budget.per_step, [min(most, budget.per_request) for most in wanted])
+    return fair_shares(budget.per_step, [min(nodes, budget.per_request) for nodes in wanted])
 
 
 def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
@@ -91,10 +91,10 @@ class CacheRoom:
         if request.speculation is Speculation.OFF:
             return 0
         room = max(0, self._whole_blocks - self._cached(tokens))
-        most = min(self.budget.per_request, self.limits.max_tree_nodes, room)
+        limit = min(self.budget.per_request, self.limits.max_tree_nodes, room)
         if request.speculation is Speculation.SEQUENCE:
-            return min(self.limits.sequence_length, most)
-        return most
+            return min(self.limits.sequence_length, limit)
+        return limit
 
     def depth_limit(self, state: RequestState) -> int:
         """Return the greatest depth of a tree of the request.

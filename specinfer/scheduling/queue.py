@@ -134,19 +134,21 @@ class WaitingQueue:
 
     def full_for(self, caller: str, places: int) -> str:
         """Return why the caller's next request may not wait, or ""."""
-        free, own = places - len(self), len(self._own.get(caller, ()))
+        free, of_caller = places - len(self), len(self._own.get(caller, ()))
         if free <= 0:
             return f"queue full: {len(self)} requests are waiting"
-        if caller and own >= QUEUE_SHARE * free:
-            return f"queue full for {caller!r}: {own} of its requests are waiting, {free} places are left"
+        if caller and of_caller >= QUEUE_SHARE * free:
+            return (
+                f"queue full for {caller!r}: {of_caller} of its requests are waiting, {free} places are left"
+            )
         return ""
 
     def push(self, state: RequestState) -> None:
         """Add a waiting request."""
         request = state.request
         self._states[request.request_id] = state
-        own = self._own.setdefault(request.caller, Ranking())
-        own.place(request.request_id, (-request.priority, *state.place))
+        ranking = self._own.setdefault(request.caller, Ranking())
+        ranking.place(request.request_id, (-request.priority, *state.place))
         self._rank(request.caller)
 
     def first(self) -> RequestState | None:
@@ -154,10 +156,10 @@ class WaitingQueue:
         caller = self._callers.first()
         return None if caller is None else self._head(caller)
 
-    def last(self, most: int) -> list[str]:
+    def last(self, count: int) -> list[str]:
         """Return the last ids in order of admission."""
         ranked = sorted(self, key=lambda state: (-state.request.priority, *state.place), reverse=True)
-        return [state.request.request_id for state in ranked[:most]]
+        return [state.request.request_id for state in ranked[:count]]
 
     def admit(self, state: RequestState) -> None:
         """Count a waiting request as running."""

@@ -137,9 +137,9 @@ class Scheduler:
         self._release(state)
         return state
 
-    def last_waiting(self, most: int) -> list[str]:
+    def last_waiting(self, count: int) -> list[str]:
         """Return the waiting requests that would be admitted last."""
-        return self._batch.queue.last(most)
+        return self._batch.queue.last(count)
 
     def reap(self, now: float) -> list[Progress]:
         """Finish cancelled and overdue requests; call before each plan."""
@@ -224,8 +224,8 @@ class Scheduler:
             return apply_verdict(entry, tree, verdict, now)
         except Exception as error:
             log.exception("the verdict of request %s cannot be applied", entry.request_id)
-            why = FaultError("internal error", error).for_logs
-            entry.state.end(FinishReason.ERROR, now, why, retryable=False)
+            reason = FaultError("internal error", error).for_logs
+            entry.state.end(FinishReason.ERROR, now, reason, retryable=False)
             return Progress(entry.state, [], [], entry.state.new_tokens, True)
 
     def _stop_at_string(self, progress: Progress, now: float) -> None:
@@ -239,8 +239,8 @@ class Scheduler:
             log.exception("request %s failed: its text cannot be read", name, extra=about(name))
             progress.cut(0)
             progress.final = True
-            why = FaultError("internal error", error).for_logs
-            progress.state.end(FinishReason.ERROR, now, why, retryable=False)
+            reason = FaultError("internal error", error).for_logs
+            progress.state.end(FinishReason.ERROR, now, reason, retryable=False)
             return
         if keep is not None:
             progress.cut(keep)

@@ -93,8 +93,8 @@ class TextStream:
         return self._find_stop(searched)
 
     def _find_stop(self, start: int) -> int | None:
-        found = [at for stop in self._stops if (at := self._pending.find(stop, start)) >= 0]
-        return min(found, default=None)
+        starts = [at for stop in self._stops if (at := self._pending.find(stop, start)) >= 0]
+        return min(starts, default=None)
 
     def _make_room(self) -> str:
         """Return delayed text that is too long to be a stop string."""

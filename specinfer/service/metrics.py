@@ -83,8 +83,8 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
         start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            why = "in use by another program; choose another port, or 0 for no metrics"
-            raise SettingError("metrics_port", port, why) from error
+            reason = "in use by another program; choose another port, or 0 for no metrics"
+            raise SettingError("metrics_port", port, reason) from error
         if error.errno == errno.EACCES:
             raise SettingError("metrics_port", port, "this user may not listen there") from error
         raise SettingError("metrics_host", host, error.strerror or "no such address") from error

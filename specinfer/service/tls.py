@@ -189,8 +189,8 @@ def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
-        why = f"no PEM key without password that belongs to {certificate}"
-        raise SettingError(f"{prefix}_key", str(key), why) from error
+        reason = f"no PEM key without password that belongs to {certificate}"
+        raise SettingError(f"{prefix}_key", str(key), reason) from error
 
 
 def _no_password() -> str:

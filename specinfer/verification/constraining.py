@@ -129,7 +129,7 @@ class Constraining:
     def begin_pass(self, jobs: Sequence[VerifyJob], adjustments: Sequence[RequestAdjustment | None]) -> None:
         """Start masks of likely nodes during a pass; count waiting requests."""
         self.threads.deferred += len(self._late) + self._waiting
-        self._constrained = sum([found is not None and found.masks is not None for found in adjustments])
+        self._constrained = sum([known is not None and known.masks is not None for known in adjustments])
         for job, adjustment in zip(jobs, adjustments, strict=True):
             if job.tree is None or adjustment is None or adjustment.masks is None:
                 continue

@@ -77,7 +77,7 @@ class VerifierEngine:
             self._admit_all(jobs, again, outcomes, segments)
         ready = sorted(segments)
         asking = sum([job.features_from is not None for job in jobs])
-        most = MESSAGE_BYTES // max(asking, 1)
+        feature_bytes = MESSAGE_BYTES // max(asking, 1)
         adjustments = [self._cached[jobs[index].request_id].adjustment for index in ready]
         self._constraining.begin_pass([jobs[index] for index in ready], adjustments)
         logits = self._passes.forward([segments[index] for index in ready])
@@ -86,7 +86,7 @@ class VerifierEngine:
         for index, rows, target, adjustment in zip(ready, logits, targets, adjustments, strict=True):
             try:
                 verified = self._trees.verify(jobs[index], rows, target, adjustment)
-                outcomes[index] = self._conclude(jobs[index], verified, most)
+                outcomes[index] = self._conclude(jobs[index], verified, feature_bytes)
             except Exception as error:  # noqa: BLE001  # as above
                 outcomes[index] = self._faulty(jobs[index], error)
         return [outcomes[index] for index in range(len(jobs))]
@@ -258,30 +258,30 @@ class VerifierEngine:
             cached_tokens=cached.cached_tokens,
         )
 
-    def features(self, request_id: str, since: int, most: int = MESSAGE_BYTES) -> FeatureSpan:
+    def features(self, request_id: str, since: int, max_bytes: int = MESSAGE_BYTES) -> FeatureSpan:
         """Return a request's hidden states from a context position.
 
-        Call it after a step and before `settle`. States of accepted nodes are included; at most `most` bytes.
+        Call it after a step and before `settle`. States of accepted nodes are included; at most `max_bytes` bytes.
         """
         sequence = self._cached[request_id].sequence
         accepted = next((kept for other, kept in self._unsettled if other is sequence), [])
-        return self._read_features(sequence, accepted, since, most)
+        return self._read_features(sequence, accepted, since, max_bytes)
 
     def _features(
-        self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int], most: int
+        self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int], max_bytes: int
     ) -> FeatureSpan:
         if job.features_from is None:
             return NO_FEATURES
-        return self._read_features(sequence, [node - 1 for node in accepted], job.features_from, most)
+        return self._read_features(sequence, [node - 1 for node in accepted], job.features_from, max_bytes)
 
     def _read_features(
-        self, sequence: KVSequence, accepted: Sequence[int], since: int, most: int
+        self, sequence: KVSequence, accepted: Sequence[int], since: int, max_bytes: int
     ) -> FeatureSpan:
         """Return states of the context and of these nodes, from a position."""
         store = self.runner.features
         if not store.layers:
             return NO_FEATURES
-        return features_of(store, self.runner.cache, sequence, accepted, since, most)
+        return features_of(store, self.runner.cache, sequence, accepted, since, max_bytes)
 
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
         cached = self._cached.get(job.request_id)
@@ -295,8 +295,8 @@ class VerifierEngine:
         self._faults += 1
         log.exception("an entry failed", extra=about(job.request_id))
         self.abandon([job.request_id])
-        why = FaultError("internal error", error).for_logs
-        return VerifyOutcome(job.request_id, EntryStatus.ERROR, why)
+        reason = FaultError("internal error", error).for_logs
+        return VerifyOutcome(job.request_id, EntryStatus.ERROR, reason)
 
     def _forget_idle(self) -> None:
         limit = self._clock() - self.limits.idle_seconds

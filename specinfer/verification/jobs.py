@@ -134,10 +134,10 @@ def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: Engine
     if len(tree) == 1:
         return
     depth = int(depths(tree.parents).max())
-    most = depth_limit(job.base_len, len(job.delta), limits.max_context_len)
-    if depth > most:
+    max_depth = depth_limit(job.base_len, len(job.delta), limits.max_context_len)
+    if depth > max_depth:
         served = limits.max_context_len
-        raise InvalidInputError("tree.depth", depth, f"{most} of the {served} positions served are left")
+        raise InvalidInputError("tree.depth", depth, f"{max_depth} of the {served} positions served are left")
 
 
 def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
@@ -148,7 +148,7 @@ def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
     for token in job.delta:
         if not 0 <= token < vocab_size:
             raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
-    most = min(vocab_size, MAX_TOP_K)
+    max_k = min(vocab_size, MAX_TOP_K)
     for name, wanted in (("return_top_k", job.top_k), ("top_logprobs", job.top_logprobs)):
-        if wanted > most:
-            raise InvalidInputError(name, wanted, f"at most {most}")
+        if wanted > max_k:
+            raise InvalidInputError(name, wanted, f"at most {max_k}")

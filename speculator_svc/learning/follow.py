@@ -186,8 +186,8 @@ class LearningLink:
             yield
         except grpc.aio.AioRpcError as error:
             if error.code() in MOMENTARY:
-                why = f"the speculator service at {self.address} does not answer: {error.details()}"
-                raise UnavailableError(why) from error
+                reason = f"the speculator service at {self.address} does not answer: {error.details()}"
+                raise UnavailableError(reason) from error
             raise FaultError(f"the service at {self.address} refused ({error.details()})", error) from error
 
 

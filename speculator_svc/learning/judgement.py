@@ -61,8 +61,8 @@ def judge(trials: Sequence[Trial]) -> Judgement:
     if len(trials) < MIN_TEXTS:
         return found._replace(why_not=f"{len(trials)} held-out texts, {MIN_TEXTS} are needed")
     if offered < served * (1 + MIN_GAIN):
-        why = f"{offered:.3f} tokens a step, {served:.3f} as it is: less than {MIN_GAIN:.0%} better"
-        return found._replace(why_not=why)
+        reason = f"{offered:.3f} tokens a step, {served:.3f} as it is: less than {MIN_GAIN:.0%} better"
+        return found._replace(why_not=reason)
     if _costs_a_caller(own):
         return found._replace(why_not=f"a caller would lose more than {MAX_LOSS:.0%} of its tokens a step")
     return found

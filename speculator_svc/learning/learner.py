@@ -189,8 +189,8 @@ class Learner:
             path.write_text(json.dumps(config))
             load_ssm(offered, resolve_model(self._target_name))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            why = f"cannot be read: {type(error).__name__}: {error}"
-            raise InvalidInputError("config.json", "", why) from error
+            reason = f"cannot be read: {type(error).__name__}: {error}"
+            raise InvalidInputError("config.json", "", reason) from error
 
     async def _judged(self, offered: Path) -> Judgement:
         texts = self.replay.held_out(0, MAX_TEXTS)

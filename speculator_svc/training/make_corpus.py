@@ -136,8 +136,8 @@ class CorpusMaker:
         done = finished_jobs(path)
         for job_id, prompt, _ in jobs:
             if job_id in done and done[job_id].prompt != prompt:
-                why = f"{job_id} there has another prompt; --overwrite throws it away and begins anew"
-                raise SettingError("out", str(path), why)
+                reason = f"{job_id} there has another prompt; --overwrite throws it away and begins anew"
+                raise SettingError("out", str(path), reason)
         missing = [
             ContinuationJob(job_id, prompt, temperature, _job_seed(self._seed, job_id))
             for job_id, prompt, temperature in jobs

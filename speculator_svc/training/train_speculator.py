@@ -82,8 +82,8 @@ def choose_method(config: ModelConfig) -> ChosenMethod:
     if parameters(config) < LARGE:
         return ChosenMethod(SpeculatorMethod.SSM, f"{size}, under {LARGE / 1e6:,.0f} M: two of its layers")
     if config.family in NO_EAGLE:
-        why = f"{size}, and a layer of {config.family} cannot read them as EAGLE does: heads on its hidden states"
-        return ChosenMethod(SpeculatorMethod.MEDUSA, why)
+        reason = f"{size}, and a layer of {config.family} cannot read them as EAGLE does: heads on its hidden states"
+        return ChosenMethod(SpeculatorMethod.MEDUSA, reason)
     return ChosenMethod(
         SpeculatorMethod.EAGLE, f"{size}, at least {LARGE / 1e6:,.0f} M: a layer that reads its hidden states"
     )
@@ -120,10 +120,10 @@ class RunProgress:
             before, now = getattr(found, name), getattr(fresh, name)
             if before != now:
                 option = {"target": "model"}.get(name, name)
-                why = (
+                reason = (
                     f"{work} holds a run that began with {before}; --overwrite throws it away and begins anew"
                 )
-                raise SettingError(option, now, why)
+                raise SettingError(option, now, reason)
         return found
 
     def save(self, work: Path) -> None:
@@ -244,8 +244,8 @@ def _prepare(
     tokens = sum(len(item.output) for item in found.values())
     console.print(f"corpus: {len(found)} continuations, {tokens} tokens", highlight=False)
     if len(found) < MIN_PROMPTS:
-        why = f"only {len(found)} continuations were written in a third of it; needs {MIN_PROMPTS}"
-        raise SettingError("minutes", progress.minutes, why)
+        reason = f"only {len(found)} continuations were written in a third of it; needs {MIN_PROMPTS}"
+        raise SettingError("minutes", progress.minutes, reason)
     runner.keep_features(())
     if layers:
         with progress.timed(work):
@@ -280,8 +280,8 @@ def _check_time(runner: ModelRunner, minutes: float) -> None:
     runner.cache.release(sequence)
     least = MIN_NEW_TOKENS * pass_s / CORPUS_SHARE / 60
     if minutes < least or minutes <= 0:
-        why = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; needs over {least:.2g}"
-        raise SettingError("minutes", minutes, why)
+        reason = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; needs over {least:.2g}"
+        raise SettingError("minutes", minutes, reason)
 
 
 def report(method: SpeculatorMethod, out: Path, work: Path, trained: Mapping[str, Any]) -> Iterator[str]:

@@ -39,8 +39,8 @@ def check_metrics_port() -> None:
     try:
         check_listen_address(f"{os.environ.get(host, '127.0.0.1')}:{port}")
     except InvalidInputError as error:
-        why = "in use by another program, or no port; set another, or 0 for no metrics"
-        raise InvalidInputError(variable, port, why) from error
+        reason = "in use by another program, or no port; set another, or 0 for no metrics"
+        raise InvalidInputError(variable, port, reason) from error
 
 
 def check_http(address: str) -> None:
@@ -136,8 +136,8 @@ class Child:
 
     def check(self) -> None:
         """Raise UnavailableError with the last log line if the process has ended."""
-        if why := self.end():
-            raise UnavailableError(why)
+        if reason := self.end():
+            raise UnavailableError(reason)
 
     def end(self) -> str:
         """Return how the process ended, with its last log line, or ""."""

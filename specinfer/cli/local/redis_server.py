@@ -40,8 +40,8 @@ def check_redis(url: str) -> None:
     try:
         socket.create_connection((host, port), timeout=5.0).close()
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UnavailableError(f"{_VARIABLE} = {shown!r}: no Redis there: {why}") from error
+        reason = error.strerror or str(error)
+        raise UnavailableError(f"{_VARIABLE} = {shown!r}: no Redis there: {reason}") from error
 
 
 def find_redis_binary() -> str:

@@ -86,21 +86,21 @@ def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
     return DraftLayers(config, windows, bool(fields.get("attention_bias")))
 
 
-def refused(name: str, value: Any, why: str, prefix: str = f"{_FIELD}.") -> IncompatibleError:
+def refused(name: str, value: Any, reason: str, prefix: str = f"{_FIELD}.") -> IncompatibleError:
     """Return the error that refuses a field of the layers."""
-    return IncompatibleError(f"{prefix}{name} = {value!r}: {why}")
+    return IncompatibleError(f"{prefix}{name} = {value!r}: {reason}")
 
 
 def _windows(fields: Mapping[str, Any], layers: int, prefix: str) -> tuple[int | None, ...]:
     kinds, window = fields.get("layer_types"), fields.get("sliding_window")
     if kinds is None and fields.get("use_sliding_window"):
-        why = "use_sliding_window = True does not say which layers have it"
-        raise refused("layer_types", kinds, why, prefix)
+        reason = "use_sliding_window = True does not say which layers have it"
+        raise refused("layer_types", kinds, reason, prefix)
     kinds = [_FULL] * layers if kinds is None else kinds
     known = isinstance(kinds, list) and all(kind in (_FULL, _SLIDING) for kind in kinds)
     if not known or len(kinds) != layers:
-        why = f"must be {_FULL} or {_SLIDING} for each of {layers} layers"
-        raise refused("layer_types", kinds, why, prefix)
+        reason = f"must be {_FULL} or {_SLIDING} for each of {layers} layers"
+        raise refused("layer_types", kinds, reason, prefix)
     if _SLIDING in kinds and (not isinstance(window, int) or window < 1):
         raise refused("sliding_window", window, "must be a positive whole number", prefix)
     return tuple(window if kind == _SLIDING else None for kind in kinds)

@@ -144,11 +144,11 @@ class HeldWeights(NamedTensors):
         if not self._blocks:
             return f"in {name_of(self._dtype)}, as no matrix can be stored in blocks of {chosen.type_name}"
         fallbacks = sorted(set(self._blocks.values()) - {chosen.type_name})
-        why = "as asked" if self._asked else "as auto is for drafts"
+        reason = "as asked" if self._asked else "as auto is for drafts"
         if not fallbacks:
-            return f"in {chosen.type_name}, {why}"
+            return f"in {chosen.type_name}, {reason}"
         where = f"rows that fill no blocks of {chosen.block} in {', '.join(fallbacks)}"
-        return f"in {chosen.type_name}, {why}, {where}"
+        return f"in {chosen.type_name}, {reason}, {where}"
 
 
 class QuantisedWeights(NamedTensors):

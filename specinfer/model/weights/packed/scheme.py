@@ -87,8 +87,8 @@ def scheme_of(found: Mapping[str, Any]) -> Scheme:
     return scheme
 
 
-def _refusal(key: str, value: object, why: str) -> IncompatibleError:
-    return IncompatibleError(f"quantization_config: {key} = {value!r}: {why}")
+def _refusal(key: str, value: object, reason: str) -> IncompatibleError:
+    return IncompatibleError(f"quantization_config: {key} = {value!r}: {reason}")
 
 
 def _gptq(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
