@@ -162,5 +162,5 @@ def _renamed(message: str, names: Mapping[str, str]) -> tuple[str, str | None]:
     if not mark or not re.fullmatch(r"[\w.\[\] +-]{1,80}", field):
         return message, None
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    renamed = re.sub(rf"\b(?:{pattern})\b", lambda found: names[found[0]], field) if names else field
+    renamed = re.sub(rf"\b(?:{pattern})\b", lambda match: names[match[0]], field) if names else field
     return f"{renamed} = {rest}", renamed

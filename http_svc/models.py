@@ -32,10 +32,10 @@ class GatewayHealth:
         problems = []
         try:
             for check in asyncio.as_completed(checks):
-                found = await check
-                if not found:
+                problem = await check
+                if not problem:
                     return ""
-                problems.append(found)
+                problems.append(problem)
         finally:
             for task in checks:
                 task.cancel()
@@ -45,8 +45,8 @@ class GatewayHealth:
     async def _check(self, address: str) -> str:
         if address not in self._channels:  # opened on first use: a channel belongs to the running loop
             self._channels[address] = open_channel(address, self._tls)
-        found = await _problem(self._channels[address])
-        return f"gateway at {address}: {found}" if found else ""
+        problem = await _problem(self._channels[address])
+        return f"gateway at {address}: {problem}" if problem else ""
 
     async def close(self) -> None:
         """Close all channels."""

@@ -41,17 +41,17 @@ class _TokenReader(Protocol):
 class Detokenizer:
     """The text of one sequence as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer, behind: Sequence[int] | None = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] | None = ()) -> None:
         """Begin a text, perhaps after other tokens.
 
         Args:
-            `behind`: those tokens; None: unknown ones.
+            `after`: those tokens; None: unknown ones.
         """
         decoder = tokenizer.byte_decoder
         tells = tokenizer.tells if decoder is None else decoder.tells
-        said = None if behind is None else [token for token in behind[-_READ_BEHIND:] if tells(token)]
-        if said == [] and behind:  # only special ones at the end: somewhere before there may be a text
-            said = [token for token in behind if tells(token)][-_READ_BEHIND:]
+        said = None if after is None else [token for token in after[-_READ_BEHIND:] if tells(token)]
+        if said == [] and after:  # only special ones at the end: somewhere before there may be a text
+            said = [token for token in after if tells(token)][-_READ_BEHIND:]
         self._reader: _TokenReader = _Window(tokenizer, said) if decoder is None else _Bytes(decoder, said)
 
     def push(self, token_ids: Sequence[int]) -> str:

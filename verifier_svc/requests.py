@@ -70,12 +70,12 @@ class HostedRequests:
         seen: set[str] = set()
         for place, part in enumerate(message.entries):
             name = part.request_id
-            found = self._decoded(part, name in seen, no_features)
+            decoded = self._decoded(part, name in seen, no_features)
             seen.add(name)
-            if isinstance(found, VerifyOutcome):
-                refused[place] = found
+            if isinstance(decoded, VerifyOutcome):
+                refused[place] = decoded
                 continue
-            entry, tree = found
+            entry, tree = decoded
             entries.append(entry)
             if not part.HasField("tree_plan"):
                 verbatim.add(name)
@@ -197,8 +197,8 @@ def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState
 
 def _keeps(grant: verifier_pb2.Grant) -> Keeps:
     """Return the rule by which merged trees are cut over the batch."""
-    most, threshold = grant.step_nodes, grant.node_threshold
-    return lambda kept, path_probability: kept < most and path_probability >= threshold
+    max_nodes, threshold = grant.step_nodes, grant.node_threshold
+    return lambda kept, path_probability: kept < max_nodes and path_probability >= threshold
 
 
 def _asked(message: verifier_pb2.VerifyRequest, no_features: SpecInferError | None) -> WantedOutputs:

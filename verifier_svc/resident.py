@@ -60,11 +60,11 @@ class ResidentSpeculators:
 
     def _check(self, runner: ModelRunner) -> None:
         layers, size = list(self.description.feature_layers), self.description.feature_size
-        most, hidden = runner.feature_layers, runner.config.hidden_size
-        if layers and (not most or layers[-1] > most or size != hidden):
+        feature_layers, hidden = runner.feature_layers, runner.config.hidden_size
+        if layers and (not feature_layers or layers[-1] > feature_layers or size != hidden):
             raise IncompatibleError(
                 f"the drafters read hidden states of {size} numbers after layers {layers}; "
-                f"the target has {hidden} numbers after up to {most} layers"
+                f"the target has {hidden} numbers after up to {feature_layers} layers"
             )
         if self.description.target_top_k > min(MAX_TOP_K, runner.config.vocab_size):
             raise IncompatibleError(

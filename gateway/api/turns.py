@@ -41,17 +41,17 @@ class FairPlaces:
         if self._free and self._may_have(caller.name) and not self._waits(caller.name):
             self._give(caller.name)
             return
-        most = caller.max_concurrent
-        mine = self._waiting.setdefault(caller.name, deque())
-        if most and len(mine) >= most:
-            raise ExhaustedError(f"key {caller.name}: {most} requests wait to be read")
+        max_waiting = caller.max_concurrent
+        turns = self._waiting.setdefault(caller.name, deque())
+        if max_waiting and len(turns) >= max_waiting:
+            raise ExhaustedError(f"key {caller.name}: {max_waiting} requests wait to be read")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        mine.append(turn)
+        turns.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
-            if turn in mine:
-                mine.remove(turn)
+            if turn in turns:
+                turns.remove(turn)
             elif not turn.cancelled():
                 self._give_back(caller.name)  # the place was given in the same moment
             raise
@@ -80,14 +80,14 @@ class FairPlaces:
     def _next(self) -> None:
         """Give free places to the callers that wait, in turn."""
         for name in list(self._waiting):
-            mine = self._waiting[name]
-            while mine and mine[0].done():  # its caller leaves at this moment
-                mine.popleft()
-            if not mine:
+            turns = self._waiting[name]
+            while turns and turns[0].done():  # its caller leaves at this moment
+                turns.popleft()
+            if not turns:
                 del self._waiting[name]
             elif self._free and self._may_have(name):
                 self._give(name)
-                mine.popleft().set_result(None)
+                turns.popleft().set_result(None)
                 self._waiting.move_to_end(name)
-                if not mine:
+                if not turns:
                     del self._waiting[name]

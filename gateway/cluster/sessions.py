@@ -64,10 +64,10 @@ class VerifierSessions:
 
     def of_request(self, request_id: str) -> VerifierSession | None:
         """Return the session that runs a request."""
-        found = (
+        matching = (
             session for session in self.by_instance.values() if request_id in session.loop.scheduler.states
         )
-        return next(found, None)
+        return next(matching, None)
 
     def owns(self, request_id: str) -> bool:
         """Return whether a session has a request or its unstored end."""

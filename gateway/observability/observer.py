@@ -140,9 +140,9 @@ class Observer:
         speculation = self.metrics.steps.speculation
         for service in pool.services:
             if statistics := service.statistics:
-                taken = statistics.take()
-                left_out = {pool.names[number]: count for number, count in taken.quarantines.items()}
-                speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)
+                counts = statistics.take()
+                left_out = {pool.names[number]: count for number, count in counts.quarantines.items()}
+                speculation.service(service.address, counts.outcomes, counts.resyncs, left_out)
 
     @contextmanager
     def trace_step(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:

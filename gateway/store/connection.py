@@ -136,18 +136,18 @@ class RedisConnection:
         asked = self.redis
         try:
             try:
-                found = await ask(asked)
+                answer = await ask(asked)
             except (RedisError, OSError) as error:
                 if not is_no_primary(error):
                     raise
                 _heed_cancellation()
                 self._leave(asked, error)
-                found = await ask(self.redis)
+                answer = await ask(self.redis)
         except (RedisError, OSError) as error:
             _heed_cancellation()
             raise UnavailableError(f"Redis does not answer: {redis_reason(error)}") from error
         _heed_cancellation()
-        return found
+        return answer
 
     def _leave(self, asked: Redis, error: Exception) -> None:
         """Make new connections, unless another command has done so."""

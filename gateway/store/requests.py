@@ -134,10 +134,10 @@ class RequestStore(RequestReader):
         items = [encode_progress(item, names, adoptions.get(item.request_id, 0)) for item in united]
         limits = (OPEN_TTL_S, self._retention_s)
         words = await self._connection.run("append", self.gateway_id, *limits, model, json.dumps(items))
-        found: dict[str, Written] = {}
+        written: dict[str, Written] = {}
         for item, word in zip(united, words, strict=True):
-            found[item.request_id] = Written(word)
-        return found
+            written[item.request_id] = Written(word)
+        return written
 
     async def restore(
         self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
@@ -166,12 +166,12 @@ class RequestStore(RequestReader):
         )
         return Written(word)
 
-    async def adopt(self, most: int, models: Sequence[str]) -> list[Record]:
+    async def adopt(self, max_count: int, models: Sequence[str]) -> list[Record]:
         """Adopt up to so many requests that no gateway owns.
 
         They began with one of these models, or not yet.
         """
-        ids = await self._connection.run("adopt", self.gateway_id, most, *models)
+        ids = await self._connection.run("adopt", self.gateway_id, max_count, *models)
         return [record for record in [await self._load_or_end(request_id) for request_id in ids] if record]
 
     async def _load_or_end(self, request_id: str) -> Record | None:

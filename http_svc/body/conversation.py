@@ -67,14 +67,14 @@ class Conversation(Strict):
     @property
     def variables(self) -> dict[str, Any]:
         """The caller's variables of the chat template."""
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
-            found["reasoning_effort"] = self.reasoning_effort
+            variables["reasoning_effort"] = self.reasoning_effort
             if self.reasoning_effort == "none":
-                found["enable_thinking"] = False
+                variables["enable_thinking"] = False
         if self.enable_thinking is not None:
-            found["enable_thinking"] = self.enable_thinking
-        return found | (self.chat_template_kwargs or {})
+            variables["enable_thinking"] = self.enable_thinking
+        return variables | (self.chat_template_kwargs or {})
 
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]

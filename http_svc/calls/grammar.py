@@ -101,15 +101,15 @@ def _strict(wanted: Wanted) -> list[str]:
 
     JSON without the form's mark is a call only where the answer may be any object.
     """
-    calls, others = [f"{_python(wanted)} {wanted.text(wanted.form.mark)} section LINE?"], []
+    calls, more_rules = [f"{_python(wanted)} {wanted.text(wanted.form.mark)} section LINE?"], []
     rules = ["LINE: /[ \\n]{1,4}/"]
     if not wanted.must_call and wanted.any_object:
         calls = [*(calls if wanted.form.mark else ()), f"{_python(wanted)} json_calls LINE?"]
-        others = ["other_object"]
+        more_rules = ["other_object"]
         rules += object_rules([one.name for one in wanted.functions], wanted.several)
     elif not wanted.must_call:
-        others = [wanted.other]
-    return [f"start: {_thought(wanted)} answer", f"answer: {' | '.join([*calls, *others])}", *rules]
+        more_rules = [wanted.other]
+    return [f"start: {_thought(wanted)} answer", f"answer: {' | '.join([*calls, *more_rules])}", *rules]
 
 
 def _free(wanted: Wanted) -> list[str]:

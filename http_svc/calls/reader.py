@@ -102,18 +102,18 @@ class CallReader:
             self._called = begins_calls(self._text, self._form)
         if not self._called:
             return [] if self._called is None else self._take_words(len(self._text))
-        found = list[Delta]()
+        deltas = list[Delta]()
         while self._text and not self.ended:
             before = len(self._text), self._call, self._after_call
             if self._call is not None:
-                found += self._read_arguments(self._call)
+                deltas += self._read_arguments(self._call)
             elif self._after_call:
                 self._read_closer()
             else:
-                found += self._read_words()
+                deltas += self._read_words()
             if (len(self._text), self._call, self._after_call) == before:
                 break
-        return found
+        return deltas
 
     def end(self) -> list[Delta]:
         """Return what was still undecided when the answer ended."""
@@ -183,12 +183,15 @@ class CallReader:
     def _read_elements(self, call: _Call) -> bool:
         """Read elements' arguments as JSON; return whether they are complete."""
         kinds = self._form.kinds.get(call.name, {})
-        while (found := next_parameter(self._text)) is not None:
-            name, value = found["name"], read_value(found["value"], kinds.get(found["name"], frozenset()))
+        while (parameter := next_parameter(self._text)) is not None:
+            name, value = (
+                parameter["name"],
+                read_value(parameter["value"], kinds.get(parameter["name"], frozenset())),
+            )
             call.arguments += (
                 f"{', ' if call.arguments else '{'}{json.dumps(name, ensure_ascii=False)}: {value}"
             )
-            self._text = self._text[found.end() :]
+            self._text = self._text[parameter.end() :]
         end = ELEMENT_END.match(self._text)
         if end is not None:
             call.arguments, self._text = (call.arguments or "{") + "}", self._text[end.end() :]

@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 class Connections:
     """Open connections, up to a maximum: new ones replace idle ones."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_count: int) -> None:
+        self._most = max_count
         self._open: OrderedDict[BoundedConnection, None] = OrderedDict()
         """The one that did nothing for longest first."""
 
@@ -88,7 +88,7 @@ class BoundedConnection(H11Protocol):
             self._late = None
 
 
-def bounded(head_s: float, most: int) -> type[BoundedConnection]:
+def bounded(head_s: float, max_count: int) -> type[BoundedConnection]:
     """Return the class of connections with these bounds: uvicorn makes them itself."""
-    bounds = {"head_s": head_s, "others": Connections(most)}
+    bounds = {"head_s": head_s, "others": Connections(max_count)}
     return type(BoundedConnection.__name__, (BoundedConnection,), bounds)

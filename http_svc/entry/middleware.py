@@ -126,10 +126,12 @@ class Guard:
         if scope["path"] not in _OBSERVED and not self._hosts.allow(host):
             reason = f"Host = {host[:_SHOWN]!r}: not a name of this service (allowed_hosts)"
             return ApiError(421, reason, "wrong_host", "Host")
-        most = self._settings.max_calls
-        dear = scope["method"] == "POST" or scope["path"].startswith("/v1/")
-        if self._running >= most and dear:
-            return ApiError(503, f"max_calls = {most}: so many calls run", "overloaded", retry_after_s=1.0)
+        max_calls = self._settings.max_calls
+        expensive = scope["method"] == "POST" or scope["path"].startswith("/v1/")
+        if self._running >= max_calls and expensive:
+            return ApiError(
+                503, f"max_calls = {max_calls}: so many calls run", "overloaded", retry_after_s=1.0
+            )
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > bounds.MAX_BODY_BYTES:
             return self._too_large(length)

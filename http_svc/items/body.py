@@ -233,11 +233,14 @@ def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
 
     A turn is made of several items or none of the caller's, so its place among turns is left out.
     """
-    found = api_error(error, item_names(chat), partial(name_function, functions=chat.callable))
-    told = found.content["error"]
-    if str(told["param"]).startswith("input["):
-        told["param"], told["message"] = "input", re.sub(r"^input\[\d+\]", "input", str(told["message"]))
-    return found
+    reply = api_error(error, item_names(chat), partial(name_function, functions=chat.callable))
+    content = reply.content["error"]
+    if str(content["param"]).startswith("input["):
+        content["param"], content["message"] = (
+            "input",
+            re.sub(r"^input\[\d+\]", "input", str(content["message"])),
+        )
+    return reply
 
 
 def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:

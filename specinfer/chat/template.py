@@ -214,17 +214,19 @@ def stored_templates(directory: Path, config: Mapping[str, Any]) -> Stored:
     Args:
         config: content of `tokenizer_config.json`.
     """
-    path, others = directory / "chat_template.jinja", directory / "additional_chat_templates"
-    found = {other.stem: other.read_text(encoding="utf-8-sig") for other in sorted(others.glob("*.jinja"))}
+    path, more_templates = directory / "chat_template.jinja", directory / "additional_chat_templates"
+    templates = {
+        other.stem: other.read_text(encoding="utf-8-sig") for other in sorted(more_templates.glob("*.jinja"))
+    }
     if path.is_file():
-        found[_DEFAULT] = path.read_text(encoding="utf-8-sig")
-    if found:
-        return found
-    beside = directory / "chat_template.json"
+        templates[_DEFAULT] = path.read_text(encoding="utf-8-sig")
+    if templates:
+        return templates
+    json_file = directory / "chat_template.json"
     stored: Stored = config.get("chat_template")
     return (
-        json.loads(beside.read_bytes()).get("chat_template")
-        if stored is None and beside.is_file()
+        json.loads(json_file.read_bytes()).get("chat_template")
+        if stored is None and json_file.is_file()
         else stored
     )
 
@@ -293,5 +295,5 @@ _BEYOND_ASCII = re.compile("[^\x00-\x7f\udc00-\udfff]")
 """Characters to escape. Hidden ones are excluded."""
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]

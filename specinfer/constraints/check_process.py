@@ -103,8 +103,8 @@ def part_of(compiler: Compiler, constraint: Constraint) -> str:
     if not isinstance(schema, dict):
         return ""
     pointer, part = "", schema
-    while (found := next(_refused(compiler, part, schema), None)) is not None:
-        pointer, part = f"{pointer}/{found[0]}", found[1]
+    while (refused := next(_refused(compiler, part, schema), None)) is not None:
+        pointer, part = f"{pointer}/{refused[0]}", refused[1]
     return f" (at #{pointer})" if pointer else ""
 
 

@@ -26,12 +26,12 @@ _REGEX = re.compile(r"\n    (?P<mark> *)\^+\s*\nerror: (?P<why>[^\n]*)")
 
 def explain(constraint: Constraint, message: str) -> str:
     """Return the message as one line."""
-    if constraint.kind is ConstraintKind.REGEX and (found := _REGEX.search(message)):
-        return f"at character {len(found['mark']) + 1}: {found['why']}"
-    if constraint.kind is ConstraintKind.GRAMMAR and (found := _LARK.search(message)):
-        return f"at line {found['line']}, column {found['column']}: {found['why']}"
-    found = _LARK.match(message)
-    return found["why"] if found else message.strip().partition("\n")[0]
+    if constraint.kind is ConstraintKind.REGEX and (match := _REGEX.search(message)):
+        return f"at character {len(match['mark']) + 1}: {match['why']}"
+    if constraint.kind is ConstraintKind.GRAMMAR and (match := _LARK.search(message)):
+        return f"at line {match['line']}, column {match['column']}: {match['why']}"
+    match = _LARK.match(message)
+    return match["why"] if match else message.strip().partition("\n")[0]
 
 
 _REMEMBERED = 128

@@ -99,5 +99,5 @@ class DigitRows:
         """
         if not self.full:
             return mask
-        others = mask & self.tokens.others
-        return others if others.any() else mask
+        other_tokens = mask & self.tokens.others
+        return other_tokens if other_tokens.any() else mask

@@ -144,12 +144,12 @@ class RequestMasks:
         state = self._states.get(self._unread)
         if state is None or not _sound(state):
             return
-        found = state.result()
-        assert found is not None
+        mask_state = state.result()
+        assert mask_state is not None
         read, self._unread = self._unread, ()
-        self._base = found.matcher
-        behind, self._states = self._states, {}  # a new one: keys of both kinds may be equal, as in "ll"
-        for key, future in behind.items():
+        self._base = mask_state.matcher
+        previous, self._states = self._states, {}  # a new one: keys of both kinds may be equal, as in "ll"
+        for key, future in previous.items():
             if key[: len(read)] == read:
                 self._states[key[len(read) :]] = future
             else:
@@ -182,15 +182,15 @@ class RequestMasks:
         return len(tokens) if matcher.finished else None
 
     def _state(self, path: Sequence[int]) -> MaskState:
-        found = self._states[(*self._unread, *path)].result()
-        assert found is not None, "a cancelled state is of no use"
-        return found
+        state = self._states[(*self._unread, *path)].result()
+        assert state is not None, "a cancelled state is of no use"
+        return state
 
     def _nearest(self, key: tuple[int, ...]) -> tuple[Matcher, tuple[int, ...]]:
         """Copy the matcher nearest to a path; return it and the rest."""
         parent = self._states.get(key[:-1]) if key else None
-        if parent is not None and _sound(parent) and (found := parent.result()) is not None:
-            return found.matcher.copy(), key[-1:]
+        if parent is not None and _sound(parent) and (state := parent.result()) is not None:
+            return state.matcher.copy(), key[-1:]
         return self._base.copy(), key
 
     def _make(self, matcher: Matcher, path: Sequence[int], ahead: bool) -> MaskState | None:

@@ -53,14 +53,14 @@ def exact_grammar(source: str) -> str:
     if not _CHANGED.search(source):
         return source
     written, read = list[str](), 0
-    for found in _NUMBERED.finditer(source):
-        if found.end() < read:
+    for match in _NUMBERED.finditer(source):
+        if match.end() < read:
             continue  # within the schema before
         try:
-            _, end = json.JSONDecoder().raw_decode(source, found.end())
+            _, end = json.JSONDecoder().raw_decode(source, match.end())
         except ValueError:
             continue  # the grammar's parser reports the position
-        written += [source[read : found.end()], _exact_part(source, found.end(), end)]
+        written += [source[read : match.end()], _exact_part(source, match.end(), end)]
         read = end
     return "".join([*written, source[read:]])
 
@@ -106,8 +106,8 @@ def _with_end(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with a maximum length of time formats."""
     if schema.get("format") not in _TIMES:
         return schema
-    own = schema.get("maxLength", _MAX_OF_TIME)
-    return schema | {"maxLength": min(own, _MAX_OF_TIME)} if isinstance(own, int) else schema
+    max_length = schema.get("maxLength", _MAX_OF_TIME)
+    return schema | {"maxLength": min(max_length, _MAX_OF_TIME)} if isinstance(max_length, int) else schema
 
 
 def _is_whole(value: Any) -> bool:

@@ -37,8 +37,8 @@ class FeatureBuffer:
             kept.append(states)
         else:
             self._kept = kept = States(start, states)
-        most = max(1, MAX_BYTES // max(states[0].nbytes, 1))
-        kept.drop(kept.stop - most)
+        max_rows = max(1, MAX_BYTES // max(states[0].nbytes, 1))
+        kept.drop(kept.stop - max_rows)
 
     def take(self, drafter: int, places: Sequence[int]) -> Features | None:
         """Return a drafter's new states of these layers."""

@@ -60,20 +60,20 @@ class SpeculatorEngine:
         jobs: dict[int, DraftJob] = {}
         for index, entry in enumerate(entries):
             try:
-                taken = self._take(entry)
+                decoded = self._take(entry)
             except Exception as error:  # whatever it is, the others are served
                 log.exception("an entry failed")
                 self.release([entry.request_id])
                 reason = FaultError("internal error", error).for_logs
-                taken = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, reason)
-            if isinstance(taken, DraftJob):
-                jobs[index] = taken
+                decoded = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, reason)
+            if isinstance(decoded, DraftJob):
+                jobs[index] = decoded
             else:
-                outcomes[index] = taken
-        for index, found in self._ask_all(entries, jobs).items():
+                outcomes[index] = decoded
+        for index, drafts in self._ask_all(entries, jobs).items():
             job = jobs[index]
             outcomes[index] = DraftOutcome(
-                job.request_id, EntryStatus.OK, drafts=tuple(found), cached_len=len(job.context)
+                job.request_id, EntryStatus.OK, drafts=tuple(drafts), cached_len=len(job.context)
             )
         return [outcomes[index] for index in range(len(entries))]
 
@@ -135,15 +135,15 @@ class SpeculatorEngine:
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
             started = time.perf_counter()
-            own: dict[int, DraftJob] = {}
+            own_jobs: dict[int, DraftJob] = {}
             for index in asked:
-                found = self._own(jobs[index], speculator, entries[index].target_top_k)
-                if isinstance(found, SpecInferError):
-                    drafts[index].append((speculator, found))
-                elif found is not None:
-                    own[index] = found
-            results = self._run(speculator, list(own.values()))
-            for index, result in zip(own, results, strict=True):
+                own_job = self._own(jobs[index], speculator, entries[index].target_top_k)
+                if isinstance(own_job, SpecInferError):
+                    drafts[index].append((speculator, own_job))
+                elif own_job is not None:
+                    own_jobs[index] = own_job
+            results = self._run(speculator, list(own_jobs.values()))
+            for index, result in zip(own_jobs, results, strict=True):
                 if isinstance(result, SpecInferError) or len(result) > 1:
                     drafts[index].append((speculator, result))
             self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
@@ -160,13 +160,13 @@ class SpeculatorEngine:
         except Exception as error:  # its draft only
             log.exception("what the target said could not be read")
             return FaultError("internal error", error)
-        most = self.drafters[speculator].description.max_context_len
-        if not most:
+        max_len = self.drafters[speculator].description.max_context_len
+        if not max_len:
             return job
-        if len(job.context) > most:
+        if len(job.context) > max_len:
             self.drafters[speculator].release(job.request_id)
             return None
-        depth = min(job.limits.depth, depth_limit(0, len(job.context), most))
+        depth = min(job.limits.depth, depth_limit(0, len(job.context), max_len))
         return replace(job, limits=replace(job.limits, depth=depth))
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
@@ -176,8 +176,8 @@ class SpeculatorEngine:
         """
         description = self.drafters[speculator].description
         if description.target_top_k and top_k is not None:
-            own = top_k.top_k[:, : description.target_top_k]
-            job = replace(job, target_top_k=replace(top_k, top_k=own))
+            rows = top_k.top_k[:, : description.target_top_k]
+            job = replace(job, target_top_k=replace(top_k, top_k=rows))
         wanted = description.feature_layers
         if not wanted:
             return job
@@ -193,10 +193,10 @@ class SpeculatorEngine:
             return []
         drafter = self.drafters[speculator]
         try:
-            found = drafter.draft(jobs)
-            if len(found) != len(jobs):
-                raise RuntimeError(f"{len(found)} drafts for {len(jobs)} requests")
-            return found
+            trees = drafter.draft(jobs)
+            if len(trees) != len(jobs):
+                raise RuntimeError(f"{len(trees)} drafts for {len(jobs)} requests")
+            return trees
         except (
             Exception
         ) as error:  # drafters are extensions: whatever they raise is their requests' matter only

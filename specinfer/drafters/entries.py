@@ -102,11 +102,11 @@ def _check_references(entry: DraftEntry, description: DrafterDescription) -> Non
         raise InvalidInputError("references.token_ids", largest, f"not in the vocabulary of {vocab_size}")
 
 
-def _check_top_k(found: TargetTopK, k: int) -> None:
+def _check_top_k(top_k: TargetTopK, k: int) -> None:
     """Check the predictions for a service whose drafters read `k` per node."""
-    width = found.top_k.shape[1]
+    width = top_k.top_k.shape[1]
     if width != k:
         raise InvalidInputError("target_top_k", width, f"this service reads {k} per node")
-    largest = int(max(found.token_ids.max(), found.top_k.max()))
+    largest = int(max(top_k.token_ids.max(), top_k.top_k.max()))
     if largest > _MAX_TOKEN:
         raise InvalidInputError("target_top_k", largest, f"no token id: at most {_MAX_TOKEN}")

@@ -153,8 +153,8 @@ class LookaheadDrafter:
             self._windows[job.request_id] = Window(self._shape, job.context)
             return
         predicted = predictions(job.target_top_k) if job.target_top_k is not None else {}
-        found = written(job.target_top_k, ngram) if job.target_top_k is not None else ()
-        for each in (*window.ngrams(predicted), *found):
+        ngrams = written(job.target_top_k, ngram) if job.target_top_k is not None else ()
+        for each in (*window.ngrams(predicted), *ngrams):
             pool.add(each)
         window.advance(predicted, len(job.context))
 
@@ -169,18 +169,18 @@ class LookaheadDrafter:
         return growing.build()
 
 
-def predictions(found: TargetTopK) -> dict[Ngram, int]:
+def predictions(top_k: TargetTopK) -> dict[Ngram, int]:
     """Return the target's first choice after each path below the root."""
     paths: list[Ngram] = []
-    for token, parent in zip(found.token_ids.tolist(), found.parents.tolist(), strict=True):
+    for token, parent in zip(top_k.token_ids.tolist(), top_k.parents.tolist(), strict=True):
         paths.append((*paths[parent], token) if parent >= 0 else ())
-    return dict(zip(paths, found.top_k[:, 0].tolist(), strict=True))
+    return dict(zip(paths, top_k.top_k[:, 0].tolist(), strict=True))
 
 
-def written(found: TargetTopK, ngram: int) -> Iterator[Ngram]:
+def written(top_k: TargetTopK, ngram: int) -> Iterator[Ngram]:
     """Yield the target's text after each node, along nodes of the tree."""
-    tokens, choices = found.token_ids.tolist(), found.top_k[:, 0].tolist()
-    edges = zip(found.parents.tolist(), tokens, strict=True)
+    tokens, choices = top_k.token_ids.tolist(), top_k.top_k[:, 0].tolist()
+    edges = zip(top_k.parents.tolist(), tokens, strict=True)
     children = {edge: node for node, edge in enumerate(edges)}
     for start, token in enumerate(tokens):
         text = [token]

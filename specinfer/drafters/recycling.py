@@ -97,8 +97,8 @@ class RecyclingDrafter:
     def release(self, request_id: str) -> None:
         """Do nothing: no state of single requests is kept."""
 
-    def _learn(self, found: TargetTopK) -> None:
-        self._matrix.update(found.token_ids, found.top_k)
+    def _learn(self, top_k: TargetTopK) -> None:
+        self._matrix.update(top_k.token_ids, top_k.top_k)
 
 
 def best_first(matrix: AdjacencyMatrix, chances: Sequence[float], root: int, limits: TreeLimits) -> TokenTree:

@@ -64,8 +64,8 @@ class Backend:
 
     def stores(self, kv_type: str, dtype: torch.dtype) -> bool:
         """Return whether it can store keys and values so."""
-        own = "bf16" if dtype is torch.bfloat16 else AUTO_KV
-        return self.kv_types or kv_type in (AUTO_KV, own)
+        default_type = "bf16" if dtype is torch.bfloat16 else AUTO_KV
+        return self.kv_types or kv_type in (AUTO_KV, default_type)
 
 
 def _supports_native(config: ModelConfig, dtype: torch.dtype, device: str) -> str:

@@ -102,8 +102,8 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
     executor = GenericExecutor(model, num_blocks, options.device)
     if executor.limit:
         log.warning("model_type = %r: %s", hf.model_type, executor.limit)
-    held = formats_of_parameters(model.parameters())
-    return LoadedModel(generic_config(hf, generation), executor, num_blocks, weights=held)
+    formats = formats_of_parameters(model.parameters())
+    return LoadedModel(generic_config(hf, generation), executor, num_blocks, weights=formats)
 
 
 def build_model(
@@ -128,19 +128,19 @@ def build_model(
     if ranks is not None:
         _check_shared(options)
     num_blocks = blocks_for(options.kv_tokens)
-    executor, held = _executor(config, weights, options, num_blocks, ranks)
-    head = _replaceable_head(weights, held, executor, options)
-    return LoadedModel(config, executor, num_blocks, window, held.formats(), head)
+    executor, in_format = _executor(config, weights, options, num_blocks, ranks)
+    head = _replaceable_head(weights, in_format, executor, options)
+    return LoadedModel(config, executor, num_blocks, window, in_format.formats(), head)
 
 
 def _replaceable_head(
-    weights: Weights, held: HeldWeights, executor: Executor, options: RunnerOptions
+    weights: Weights, in_format: HeldWeights, executor: Executor, options: RunnerOptions
 ) -> TrimmedHead | None:
     """Return the head if it is trimmed and in its file's format."""
     name = HEAD if HEAD in weights else EMBEDDING
     if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
         return None
-    as_stored = held.gives_blocks and held.format.name == AUTO and weights.in_blocks(name)
+    as_stored = in_format.gives_blocks and in_format.format.name == AUTO and weights.in_blocks(name)
     return TrimmedHead(weights, name, options.token_ids, executor.set_head) if as_stored else None
 
 
@@ -223,12 +223,14 @@ def _executor(
 ) -> tuple[Executor, HeldWeights]:
     dtype = DTYPES[options.dtype]
     if ranks is not None:
-        held = HeldWeights(in_llama_names(config, weights), find_format(options.weights), "torch", dtype)
-        return parallel_executor(ranks, config, held, dtype, num_blocks, options.executor), held
-    backend, held = hold(config, weights, options)
+        in_format = HeldWeights(in_llama_names(config, weights), find_format(options.weights), "torch", dtype)
+        return parallel_executor(ranks, config, in_format, dtype, num_blocks, options.executor), in_format
+    backend, in_format = hold(config, weights, options)
     store = open_store(options.offload, options.device, options.offload_directory)
-    work = Work(config, held, held.format, dtype, num_blocks, options.device, store, options.kv_type)
-    return backend.make(work), held
+    work = Work(
+        config, in_format, in_format.format, dtype, num_blocks, options.device, store, options.kv_type
+    )
+    return backend.make(work), in_format
 
 
 def hold(config: ModelConfig, weights: Weights, options: RunnerOptions) -> tuple[Backend, HeldWeights]:

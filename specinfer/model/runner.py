@@ -166,13 +166,15 @@ class ModelRunner:
         Raises:
             SettingError: if not.
         """
-        told = self.feature_layers
-        if layers and not told:
+        feature_layers = self.feature_layers
+        if layers and not feature_layers:
             raise SettingError(
                 "features", list(layers), f"the {self.executor_name} executor tells no hidden states"
             )
-        if list(layers) != sorted({layer for layer in layers if 0 <= layer <= told}):
-            raise SettingError("features", list(layers), f"must ascend from 0 to the model's {told} layers")
+        if list(layers) != sorted({layer for layer in layers if 0 <= layer <= feature_layers}):
+            raise SettingError(
+                "features", list(layers), f"must ascend from 0 to the model's {feature_layers} layers"
+            )
 
     @property
     def feature_layers(self) -> int:

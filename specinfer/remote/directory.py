@@ -92,11 +92,11 @@ class SpeculatorDirectory:
             )
         self._check_names(service, [each.name for each in description.speculators])
         self._check_features(service.address, description)
-        most = min(_MAX_TOP_K, self._policy.vocab_size)
-        if description.target_top_k > most:
+        max_k = min(_MAX_TOP_K, self._policy.vocab_size)
+        if description.target_top_k > max_k:
             raise IncompatibleError(
                 f"the speculators at {service.address} read {description.target_top_k} predictions of the "
-                f"target per node: at most {most} may be"
+                f"target per node: at most {max_k} may be"
             )
         for each in description.speculators:
             if each.draws and self._policy.trust_draws and each.vocab_size > self._policy.vocab_size:
@@ -122,11 +122,11 @@ class SpeculatorDirectory:
             )
 
     def _check_features(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        wanted, told = list(description.feature_layers), self._policy.feature_layers
-        if wanted and (not told or wanted != sorted(set(wanted)) or wanted[-1] > told):
+        wanted, kept = list(description.feature_layers), self._policy.feature_layers
+        if wanted and (not kept or wanted != sorted(set(wanted)) or wanted[-1] > kept):
             raise IncompatibleError(
                 f"the speculators at {address} read hidden states after layers {wanted}, "
-                f"the verifier tells those after up to {told}"
+                f"the verifier tells those after up to {kept}"
             )
         if wanted and description.feature_size != self._policy.hidden_size:
             raise IncompatibleError(

@@ -55,8 +55,8 @@ async def describe_together(
         await asyncio.wait(calls, timeout=patience_s)
     for call in calls:
         call.cancel()  # does nothing to those that are done
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    return [_described(address, answer) for (address, _), answer in zip(services, found, strict=True)]
+    descriptions = await asyncio.gather(*calls, return_exceptions=True)
+    return [_described(address, answer) for (address, _), answer in zip(services, descriptions, strict=True)]
 
 
 def _described(
@@ -165,15 +165,15 @@ class TreeShare:
         Raises:
             MalformedTreeError: naming the bound that it breaks.
         """
-        found = {
+        sizes = {
             "candidates": (sum([len(p.children) for p in tree.proposals]), self.candidates),
             "q_token_ids": (sum([len(p.q_token_ids) for p in tree.proposals]), self.support),
             "bytes": (max_bytes(tree), self.encoded_bytes),
         }
-        for name, (count, most) in found.items():
-            if count > most:
+        for name, (count, limit) in sizes.items():
+            if count > limit:
                 raise MalformedTreeError(
-                    f"tree.{name}", count, f"more than this speculator's share of {most}"
+                    f"tree.{name}", count, f"more than this speculator's share of {limit}"
                 )
 
 

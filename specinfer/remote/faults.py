@@ -132,9 +132,9 @@ class DraftStatistics:
 
     def take(self) -> "DraftStatistics":
         """Return the figures since the last call, and begin new ones."""
-        taken = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
+        counts = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
         self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
-        return taken
+        return counts
 
     def __bool__(self) -> bool:
         return bool(self.outcomes or self.resyncs or self.quarantines)

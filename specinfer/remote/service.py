@@ -92,7 +92,7 @@ class SpeculatorService:
         """Return this service's work in a step."""
         now = self.clock()
         present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
-        found = {}
+        asked = {}
         for entry in entries:
             wanted = present
             if not entry.state.sampling.greedy:
@@ -105,8 +105,8 @@ class SpeculatorService:
                 continue
             willing = frozenset(self.refusals.willing(entry.request_id, wanted))
             if willing:
-                found[entry.request_id] = DraftQuery(entry, willing)
-        return found
+                asked[entry.request_id] = DraftQuery(entry, willing)
+        return asked
 
     def has_drafted(self, entry: StepEntry) -> bool:
         """Return whether it has drafted for this context.
@@ -177,7 +177,7 @@ class SpeculatorService:
         )
         delta = tokens[cached_len : cached_len + CONTEXT_CHUNK]
         complete = cached_len + len(delta) == len(tokens)
-        most = self.description.max_nodes if self.description else 0
+        max_nodes = self.description.max_nodes if self.description else 0
         chain = entry.limits.width == 1
         sampling = entry.state.sampling
         learns = cached_len == 0 and self.description is not None and self.description.learns
@@ -185,7 +185,7 @@ class SpeculatorService:
             request_id=entry.request_id,
             base_len=cached_len,
             delta_token_ids=delta,
-            node_budget=min(entry.limits.nodes, most) if complete else 0,
+            node_budget=min(entry.limits.nodes, max_nodes) if complete else 0,
             max_depth=self.depth_limit(entry),
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(sampling, not entry.state.drawn_for, with_adjustments=False),
@@ -229,7 +229,7 @@ class SpeculatorService:
             return []
         self.cached_len[name] = result.held_len
         self.features_len[name] = features_until
-        found: dict[int, TokenTree] = {}
+        trees: dict[int, TokenTree] = {}
         wrong: set[int] = set()
         failed: set[int] = set()
         for draft in result.drafts:
@@ -240,7 +240,7 @@ class SpeculatorService:
                 self._failed(name, speculator, draft.status, draft.message)
                 continue
             try:
-                if speculator not in speculators or speculator in found:
+                if speculator not in speculators or speculator in trees:
                     raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
                 tree = sound_tree(draft.tree, speculator, entry, vocab_size, share)
                 if tree.has_draws and not self._may_draw(speculator, entry):
@@ -250,12 +250,12 @@ class SpeculatorService:
                 self.note_malformed(speculator, error)
             else:
                 self.faults.note_sound(speculator)
-                found[speculator] = tree
+                trees[speculator] = tree
         for speculator in speculators - failed:
             self.refusals.served(name, speculator)
         self.statistics.count("ok" if in_time else "late", len(speculators - wrong))
-        self.latest.note(entry, list(found.items()))
-        return list(found.items())
+        self.latest.note(entry, list(trees.items()))
+        return list(trees.items())
 
     def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
         """Return the speculator of a draft.
@@ -295,9 +295,15 @@ class SpeculatorService:
 
     def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
         """Return the last answer's time; `read` are its extra context tokens."""
-        told = zip(self.members, reply.speculator_us, strict=False)
-        own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
-        return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())), read)
+        reported = zip(self.members, reply.speculator_us, strict=False)
+        # none took longer than the answer
+        own_s = {s: min(us / 1e6, self.last_seconds) for s, us in reported if us}
+        return DraftTime(
+            frozenset(self.members),
+            own_s,
+            max(0.0, self.last_seconds - sum(own_s.values())),
+            read,
+        )
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drop what is known of requests."""

@@ -189,11 +189,11 @@ class StepHistogram(Collector):
         )
 
     def _cumulated(self, counts: Sequence[int]) -> list[tuple[str, float]]:
-        found, sum_ = [], 0
+        buckets, sum_ = [], 0
         for bound, count in zip([*map(_written, self._bounds), "+Inf"], list(counts), strict=True):
             sum_ += count
-            found.append((bound, float(sum_)))
-        return found
+            buckets.append((bound, float(sum_)))
+        return buckets
 
 
 def _written(bound: float) -> str:

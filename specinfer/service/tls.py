@@ -23,10 +23,10 @@ FileStamp: TypeAlias = tuple[int, int, int] | None
 def stamp_of(path: Path) -> FileStamp:
     """Return a value that differs after a file was written or replaced."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 @dataclass(frozen=True, slots=True)

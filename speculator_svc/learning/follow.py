@@ -150,10 +150,10 @@ class LearningLink:
         async with open_channel(self.address, self.tls) as channel:
             stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
             with self._explained():
-                told = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
-        if not told.learns:
+                description = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
+        if not description.learns:
             raise SettingError("ADDRESS", self.address, "was not started with --learn")
-        return given or next(str(each.model) for each in told.speculators if each.drafter == LEARNT)
+        return given or next(str(each.model) for each in description.speculators if each.drafter == LEARNT)
 
     async def texts(self, after: int) -> list[learning_pb2.Episode]:
         """Return the texts with higher numbers.
@@ -263,13 +263,13 @@ class OnlineTraining:
         token_ids = self._draft.token_ids
         save_ssm(self._out, tensors, token_ids, config, self._target, self._target_name, trained)
 
-    def note(self, taken: bool, version: int) -> None:
+    def note(self, accepted: bool, version: int) -> None:
         """Note the service's answer to the last offer, and its version.
 
         If weights were reverted, or several consecutive offers refused, training restarts at the served
         weights.
         """
-        if taken:
+        if accepted:
             self._taken = dict([*self._taken.items(), (version, self._current())][-2:])
             self._version, self._refusals = version, 0
             return
@@ -288,8 +288,8 @@ class OnlineTraining:
 
     def _current(self) -> DraftModel:
         """Return a copy of the SSM as it is."""
-        own = {name: tensor.clone().cpu() for name, tensor in self._student.tensors().items()}
-        return replace(self._draft, weights={**self._draft.weights, **own})
+        tensors = {name: tensor.clone().cpu() for name, tensor in self._student.tensors().items()}
+        return replace(self._draft, weights={**self._draft.weights, **tensors})
 
 
 def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Examples:
@@ -302,15 +302,15 @@ def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Ex
 
 
 def with_frequent_tokens(
-    draft: DraftModel, texts: Sequence[Continuation], target: Path, most: int
+    draft: DraftModel, texts: Sequence[Continuation], target: Path, max_tokens: int
 ) -> DraftModel:
-    """Extend an SSM's draft vocabulary by frequent tokens, to at most `most`.
+    """Extend an SSM's draft vocabulary by frequent tokens, to at most `max_tokens`.
 
     New rows of the head are the target's.
     """
     known = set(draft.token_ids.tolist())
     counts = Counter(token for text in texts for token in text.output if token not in known)
-    room = max(0, most - len(known))
+    room = max(0, max_tokens - len(known))
     new = [token for token, count in counts.most_common(room) if count >= MIN_OCCURRENCES]
     if not new:
         return draft

@@ -54,18 +54,20 @@ def judge(trials: Sequence[Trial]) -> Judgement:
 
     They must be better on average over callers, with equal weight, and worse for none of them.
     """
-    own = _by_caller(trials)
-    served = _mean([_rate(each, [t.served_steps for t in each]) for each in own])
-    offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in own])
-    found = Judgement(served, offered, len(trials))
+    by_caller = _by_caller(trials)
+    served = _mean([_rate(each, [t.served_steps for t in each]) for each in by_caller])
+    offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in by_caller])
+    judgement = Judgement(served, offered, len(trials))
     if len(trials) < MIN_TEXTS:
-        return found._replace(why_not=f"{len(trials)} held-out texts, {MIN_TEXTS} are needed")
+        return judgement._replace(why_not=f"{len(trials)} held-out texts, {MIN_TEXTS} are needed")
     if offered < served * (1 + MIN_GAIN):
         reason = f"{offered:.3f} tokens a step, {served:.3f} as it is: less than {MIN_GAIN:.0%} better"
-        return found._replace(why_not=reason)
-    if _costs_a_caller(own):
-        return found._replace(why_not=f"a caller would lose more than {MAX_LOSS:.0%} of its tokens a step")
-    return found
+        return judgement._replace(why_not=reason)
+    if _costs_a_caller(by_caller):
+        return judgement._replace(
+            why_not=f"a caller would lose more than {MAX_LOSS:.0%} of its tokens a step"
+        )
+    return judgement
 
 
 def loses(trials: Sequence[Trial]) -> bool:
@@ -75,21 +77,21 @@ def loses(trials: Sequence[Trial]) -> bool:
 
 
 def _by_caller(trials: Sequence[Trial]) -> list[list[Trial]]:
-    found: dict[int, list[Trial]] = defaultdict(list)
+    by_caller: dict[int, list[Trial]] = defaultdict(list)
     for trial in trials:
-        found[trial.caller].append(trial)
-    return list(found.values())
+        by_caller[trial.caller].append(trial)
+    return list(by_caller.values())
 
 
-def _costs_a_caller(own: Sequence[Sequence[Trial]]) -> bool:
+def _costs_a_caller(by_caller: Sequence[Sequence[Trial]]) -> bool:
     """Return whether a caller loses more than allowed.
 
     The comparison is with the weights at start and with those served.
     """
-    small = [trial for each in own if len(each) < MIN_TEXTS_OF_CALLER for trial in each]
+    small = [trial for each in by_caller if len(each) < MIN_TEXTS_OF_CALLER for trial in each]
     return any(
         _loses(each, before)
-        for each in (*own, small)
+        for each in (*by_caller, small)
         if len(each) >= MIN_TEXTS_OF_CALLER
         for before in ([t.start_steps for t in each], [t.served_steps for t in each])
     )

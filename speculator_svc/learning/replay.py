@@ -104,22 +104,22 @@ class Replay:
         Requests with a gap are dropped.
         """
         with self._lock:
-            found = self._open.get(request_id)
-            if found is None:
+            episode = self._open.get(request_id)
+            if episode is None:
                 return
-            if len(found.tokens) != base_len:
+            if len(episode.tokens) != base_len:
                 del self._open[request_id]
                 return
-            found.tokens += tokens
-            found.touched = self._clock()
+            episode.tokens += tokens
+            episode.touched = self._clock()
 
     def end(self, request_ids: Sequence[str]) -> None:
         """Keep what these requests have become."""
         with self._lock:
             for request_id in request_ids:
-                found = self._open.pop(request_id, None)
-                if found is not None:
-                    self._keep(found)
+                episode = self._open.pop(request_id, None)
+                if episode is not None:
+                    self._keep(episode)
             if self._clock() - self._expired >= EXPIRE_EVERY_S:
                 self._expire()
 
@@ -134,16 +134,16 @@ class Replay:
         """Return later episodes for training, oldest first."""
         return self._newer(after, lambda shelf: shelf.training)
 
-    def held_out(self, after: int, most: int) -> list[Episode]:
-        """Return up to `most` newest held-out episodes with higher numbers.
+    def held_out(self, after: int, max_count: int) -> list[Episode]:
+        """Return up to `max_count` newest held-out episodes with higher numbers.
 
         Callers have equal shares if they have enough. Oldest first.
         """
-        own = defaultdict[int, list[Episode]](list)
+        by_caller = defaultdict[int, list[Episode]](list)
         for each in self._newer(after, lambda shelf: shelf.held_out):
-            own[each.caller].append(each)
-        rows = zip_longest(*(reversed(episodes) for episodes in own.values()))
-        chosen = [each for row in rows for each in row if each is not None][:most]
+            by_caller[each.caller].append(each)
+        rows = zip_longest(*(reversed(episodes) for episodes in by_caller.values()))
+        chosen = [each for row in rows for each in row if each is not None][:max_count]
         return sorted(chosen, key=lambda each: each.number)
 
     def expires_s(self, episode: Episode) -> float:
@@ -163,17 +163,19 @@ class Replay:
     def _newer(self, after: int, part: Callable[[_Shelf], deque[Episode]]) -> list[Episode]:
         with self._lock:
             self._expire()
-            found = [each for shelf in self._shelves.values() for each in part(shelf) if each.number > after]
-        return sorted(found, key=lambda each: each.number)
+            episodes = [
+                each for shelf in self._shelves.values() for each in part(shelf) if each.number > after
+            ]
+        return sorted(episodes, key=lambda each: each.number)
 
-    def _keep(self, found: _Open) -> None:
-        if len(found.tokens) - found.prompt_len < MIN_OUTPUT:
+    def _keep(self, ended: _Open) -> None:
+        if len(ended.tokens) - ended.prompt_len < MIN_OUTPUT:
             return
-        cut = max(0, len(found.tokens) - MAX_LENGTH)
-        prompt_len = max(1, found.prompt_len - cut)  # a first token has nothing to be guessed from
+        cut = max(0, len(ended.tokens) - MAX_LENGTH)
+        prompt_len = max(1, ended.prompt_len - cut)  # a first token has nothing to be guessed from
         self._number += 1
-        episode = Episode(self._number, found.caller, tuple(found.tokens[cut:]), prompt_len, self._clock())
-        shelf = self._shelves.setdefault(found.caller, _Shelf())
+        episode = Episode(self._number, ended.caller, tuple(ended.tokens[cut:]), prompt_len, self._clock())
+        shelf = self._shelves.setdefault(ended.caller, _Shelf())
         (shelf.held_out if self._draw() < HELD_OUT else shelf.training).append(episode)
         shelf.tokens += len(episode.tokens)
         self._tokens += len(episode.tokens)
@@ -205,13 +207,13 @@ def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Seque
     """Record context tokens of served entries, if their callers allow it."""
     served = {outcome.request_id for outcome in outcomes if outcome.status is EntryStatus.OK}
     for entry in request.entries:
-        own = own_id(request.client, entry.request_id)
-        if own not in served:
+        request_id = own_id(request.client, entry.request_id)
+        if request_id not in served:
             continue
         if entry.base_len:
-            replay.continue_request(own, entry.base_len, entry.delta_token_ids)
+            replay.continue_request(request_id, entry.base_len, entry.delta_token_ids)
             continue
-        replay.forget(own)  # an earlier request of this id, whose release was lost
+        replay.forget(request_id)  # an earlier request of this id, whose release was lost
         if entry.HasField("learning") and entry.sampling.temperature <= MAX_TEMPERATURE:
             consent = entry.learning
-            replay.begin(own, consent.caller, consent.prompt_len, entry.delta_token_ids)
+            replay.begin(request_id, consent.caller, consent.prompt_len, entry.delta_token_ids)

@@ -143,11 +143,11 @@ class CorpusMaker:
             for job_id, prompt, temperature in jobs
             if job_id not in done
         ]
-        most = min(self._runner.cache.capacity_tokens // self._batch, self._runner.config.max_positions)
-        fitting = [job for job in missing if len(job.prompt) + max_new_tokens <= most]
+        max_len = min(self._runner.cache.capacity_tokens // self._batch, self._runner.config.max_positions)
+        fitting = [job for job in missing if len(job.prompt) + max_new_tokens <= max_len]
         if len(fitting) < len(missing):
             left_out = len(missing) - len(fitting)
-            console.print(f"{what}: left out {left_out} prompts over {most - max_new_tokens} tokens")
+            console.print(f"{what}: left out {left_out} prompts over {max_len - max_new_tokens} tokens")
         try:
             write_continuations(path, self._results(what, fitting, max_new_tokens, label_width, seconds))
         except KeyboardInterrupt as error:

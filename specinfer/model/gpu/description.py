@@ -80,16 +80,16 @@ class Bucket:
     @property
     def starts(self) -> dict[str, int]:
         """Start of each section, aligned for the kernels."""
-        found, at = {}, 0
+        starts, at = {}, 0
         for name, size in self.sections.items():
-            found[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
-        return found | {"blocks": at}
+            starts[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
+        return starts | {"blocks": at}
 
     def views(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a description's sections on a device; blocks end it."""
         starts = self.starts
-        found = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
-        return found | {"blocks": numbers[starts["blocks"] :]}
+        views = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
+        return views | {"blocks": numbers[starts["blocks"] :]}
 
 
 def power_above(number: int) -> int:
@@ -155,12 +155,12 @@ def describe(batch: Batch, bucket: Bucket, window: int = 0) -> Int32:
     return numbers
 
 
-def _tiles(parts: Sequence[AttentionRows], most: int) -> list[tuple[int, int, int]]:
+def _tiles(parts: Sequence[AttentionRows], max_rows: int) -> list[tuple[int, int, int]]:
     """Return (request, first row, rows) of every tile."""
     return [
-        (request, start, min(most, part.stop - start))
+        (request, start, min(max_rows, part.stop - start))
         for request, part in enumerate(parts)
-        for start in range(part.start, part.stop, most)
+        for start in range(part.start, part.stop, max_rows)
     ]
 
 

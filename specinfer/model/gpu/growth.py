@@ -115,8 +115,8 @@ class GpuGrowth:
             self._graphs.capture([levels])
             log.info("captured the growth of trees: %s", levels)
         self._load(memory, tasks, shape, levels, roots)
-        found = self._graphs.run(levels)[: len(tasks)].cpu().numpy()
-        return [_tree(rows, task) for rows, task in zip(found, tasks, strict=True)]
+        tables = self._graphs.run(levels)[: len(tasks)].cpu().numpy()
+        return [_tree(rows, task) for rows, task in zip(tables, tasks, strict=True)]
 
     def _know(self, token_ids: torch.Tensor) -> None:
         """Store the draft vocabulary on the device, at a fixed address."""

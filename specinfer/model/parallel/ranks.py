@@ -92,9 +92,9 @@ class Ranks:
 
     def gather_number(self, number: float) -> list[float]:
         """Return all ranks' numbers at rank 0; nothing elsewhere."""
-        own = torch.tensor([number], dtype=torch.float64)
-        box = [torch.empty_like(own) for _ in range(self.place.layout.ranks)] if self.is_leader else None
-        dist.gather(own, box, 0, self._control)
+        tensor = torch.tensor([number], dtype=torch.float64)
+        box = [torch.empty_like(tensor) for _ in range(self.place.layout.ranks)] if self.is_leader else None
+        dist.gather(tensor, box, 0, self._control)
         return [float(each) for each in box or ()]
 
     def meet(self, timeout_s: float | None = None) -> None:

@@ -71,12 +71,12 @@ def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far:
     return [WayDistance(way, max(_distance(*pair) for pair in pairs)) for way, pairs in ways]
 
 
-def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def _distance(actual: torch.Tensor, wanted: torch.Tensor) -> float:
     """Return the maximum difference of logits [V] in standard deviations."""
-    found, wanted = found.float().cpu(), wanted.float().cpu()
-    if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
+    actual, wanted = actual.float().cpu(), wanted.float().cpu()
+    if actual.shape != wanted.shape or not bool(torch.isfinite(actual).all()):
         return float("inf")
-    return float((found - wanted).abs().max() / wanted.std().clamp(min=1e-6))
+    return float((actual - wanted).abs().max() / wanted.std().clamp(min=1e-6))
 
 
 def _in_pieces(

@@ -36,8 +36,8 @@ class GenericExecutor:
         self.model.set_attn_implementation(NAME)
         if self.model.config._attn_implementation != NAME:
             raise IncompatibleError(f"model_type = {family!r}: does not use the attention interface")
-        taken = inspect.signature(model.forward).parameters
-        self._places = "position_ids" in taken
+        parameters = inspect.signature(model.forward).parameters
+        self._places = "position_ids" in parameters
         if not self._places and not self._recurrent:
             raise IncompatibleError(f"model_type = {family!r}: takes no positions")
         self._capacity, self._device = num_blocks * BLOCK_TOKENS, device
@@ -50,7 +50,7 @@ class GenericExecutor:
             self.limit = (
                 f"served up to {self._most}, its original_max_position_embeddings (rope_type = 'longrope')"
             )
-        self._keeps = "logits_to_keep" in taken
+        self._keeps = "logits_to_keep" in parameters
         self.attending: list[torch.nn.Module] = []
         """Modules that attended, or kept states, in the last pass."""
 

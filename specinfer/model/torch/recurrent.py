@@ -171,10 +171,10 @@ class RecurrentLayers:
             out: torch.Tensor | None = None
             for chains, rows in self._calls:
                 cache = self._begin(number, chains)
-                found = forward(hidden_states=hidden_states[0, rows], attention_mask=None, **{name: cache})
+                output = forward(hidden_states=hidden_states[0, rows], attention_mask=None, **{name: cache})
                 if out is None:
-                    out = hidden_states.new_empty(hidden_states.shape[1], found.shape[-1])
-                out[rows] = found
+                    out = hidden_states.new_empty(hidden_states.shape[1], output.shape[-1])
+                out[rows] = output
                 self._end(number, chains, cache)
             assert out is not None, "a pass has tokens"
             return out[None]

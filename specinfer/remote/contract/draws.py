@@ -32,7 +32,7 @@ async def draws_follow_q(it: Examined) -> str:
     drawing = [place for place, each in enumerate(it.description.speculators) if each.draws]
     if not drawing:
         raise NotApplicableError("none of its speculators draws")
-    found: dict[int, list[TokenTree]] = {place: [] for place in drawing}
+    trees: dict[int, list[TokenTree]] = {place: [] for place in drawing}
     context = it.context(12)
     for start in range(0, REQUESTS, _BATCH):
         entries = [
@@ -47,10 +47,10 @@ async def draws_follow_q(it: Examined) -> str:
         ]
         for entry, result in zip(entries, await it.ask(entries), strict=True):
             for place, tree in it.trees(entry, result).items():
-                found[place].append(tree)
+                trees[place].append(tree)
         await it.release([entry.request_id for entry in entries])
     names = [it.description.speculators[place].name for place in drawing]
-    return "; ".join(_judge(name, found[place]) for name, place in zip(names, drawing, strict=True))
+    return "; ".join(_judge(name, trees[place]) for name, place in zip(names, drawing, strict=True))
 
 
 def _judge(name: str, trees: Sequence[TokenTree]) -> str:
