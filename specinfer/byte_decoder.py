@@ -42,7 +42,7 @@ class ByteDecoder:
     skipped: Set[int]
     """Special tokens, which are left out of the text."""
     rules: ByteRules
-    _found: dict[int, bytes] = field(default_factory=dict)
+    _cached: dict[int, bytes] = field(default_factory=dict)
 
     def tells(self, token_id: int) -> bool:
         """Return whether a token is a part of the text."""
@@ -50,10 +50,10 @@ class ByteDecoder:
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return a token's bytes in the text, after others."""
-        data = self._found.get(token_id)
+        data = self._cached.get(token_id)
         if data is None:
             name = None if token_id in self.skipped else self.names(token_id)
-            data = self._found[token_id] = b"" if name is None else self.rules.read(name)
+            data = self._cached[token_id] = b"" if name is None else self.rules.read(name)
         return data
 
     def first_bytes_of(self, token_id: int) -> bytes:

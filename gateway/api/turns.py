@@ -18,7 +18,7 @@ class FairPlaces:
 
     def __init__(self, places: int) -> None:
         """Create places for so much work at once."""
-        self._free, self._most = places, max(1, places - 1)
+        self._free, self._max_per_caller = places, max(1, places - 1)
         self._used = Counter[str]()
         """Places by caller."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -61,7 +61,7 @@ class FairPlaces:
 
         Without keys, all clients are one caller.
         """
-        return not name or self._used[name] < self._most
+        return not name or self._used[name] < self._max_per_caller
 
     def _waits(self, name: str) -> bool:
         return bool(self._waiting.get(name))

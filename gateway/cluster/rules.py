@@ -42,7 +42,7 @@ def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> 
 
     All busy gateways see the same room, so each takes an equal part of it.
     """
-    other_gateways = _others(me, alive)
+    other_gateways = _other_gateways(me, alive)
     room = sum(report.room for report in other_gateways)
     busy = 1 + sum(report.sessions > 0 and report.room == 0 for report in other_gateways)
     return min(waiting, -(-room // busy))
@@ -54,7 +54,7 @@ def requests_to_adopt(me: str, room: int, places: int, alive: Sequence[GatewayRe
     It takes as many as its queues have places for, but none beyond those that it can run at once while others
     could run them.
     """
-    other_room = sum(report.room for report in _others(me, alive))
+    other_room = sum(report.room for report in _other_gateways(me, alive))
     return max(0, room if other_room else places)
 
 
@@ -81,7 +81,7 @@ def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
     return ranked[0] if ranked else None
 
 
-def _others(me: str, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
+def _other_gateways(me: str, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
     """Return the other gateways with a model of this gateway."""
     own_models = {model for report in alive if report.gateway_id == me for model in report.models}
     reports = [report for report in alive if report.gateway_id != me and not report.draining]

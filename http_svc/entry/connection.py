@@ -16,13 +16,13 @@ class Connections:
     """Open connections, up to a maximum: new ones replace idle ones."""
 
     def __init__(self, max_count: int) -> None:
-        self._most = max_count
+        self._max_count = max_count
         self._open: OrderedDict[BoundedConnection, None] = OrderedDict()
         """The one that did nothing for longest first."""
 
     def add(self, connection: "BoundedConnection") -> None:
         """Add a new connection, or close it if all others have calls."""
-        if len(self._open) >= self._most:
+        if len(self._open) >= self._max_count:
             free = next((each for each in self._open if each.conn.our_state is h11.IDLE), connection)
             self._open.pop(free, None)
             free.transport.abort()

@@ -61,14 +61,14 @@ def number(name: str, value: Any) -> None:
         raise InvalidInputError(name, value, "must be a number")
 
 
-_LEAST = 2.0**-126
+_MIN_FLOAT = 2.0**-126
 """Less is 0 as a float of a message."""
 
 
 def positive(name: str, value: Any) -> None:
     """Reject 0: in the message it means "not set"."""
     number(name, value)
-    if abs(value) < _LEAST:
+    if abs(value) < _MIN_FLOAT:
         raise InvalidInputError(name, value, "must be above 0")
 
 

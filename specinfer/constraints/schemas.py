@@ -23,7 +23,7 @@ _VALUES = ("const", "enum")
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value has schemas by names of the caller's."""
 _NO_SCHEMAS = ("default", "examples", "x-guidance")
-_LEAST, _GREATEST = -(2**63), 2**63 - 1
+_MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
 
 
 class InexactNumberError(ValueError):
@@ -117,9 +117,9 @@ def _is_whole(value: Any) -> bool:
 def _as_kept(number: int) -> int:
     """Return what llguidance makes of a whole number."""
     try:
-        return max(_LEAST, min(_GREATEST, int(float(number))))
+        return max(_MIN_INT, min(_MAX_INT, int(float(number))))
     except OverflowError:
-        return _GREATEST if number > 0 else _LEAST
+        return _MAX_INT if number > 0 else _MIN_INT
 
 
 def _inner_bound(bound: int, lower: bool) -> int:

@@ -18,7 +18,7 @@ from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.loading import hold
+from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.weights.families import EMBEDDING, open_weights
@@ -56,7 +56,7 @@ class EagleRunner:
             raise SettingError("executor", options.executor, "an EAGLE layer runs in native or torch")
         dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
         whole = {**weights.tensors, EMBEDDING: weights.embedding}
-        backend, in_format = hold(weights.config, whole, options)
+        backend, in_format = backend_and_weights(weights.config, whole, options)
         if backend.name == "native":
             return cls(NativeEagle(weights, in_format, dtype, blocks, options.kv_type), blocks)
         return cls(EagleModel(weights, dtype, options.device, blocks), blocks)

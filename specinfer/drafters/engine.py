@@ -137,7 +137,7 @@ class SpeculatorEngine:
             started = time.perf_counter()
             own_jobs: dict[int, DraftJob] = {}
             for index in asked:
-                own_job = self._own(jobs[index], speculator, entries[index].target_top_k)
+                own_job = self._own_job(jobs[index], speculator, entries[index].target_top_k)
                 if isinstance(own_job, SpecInferError):
                     drafts[index].append((speculator, own_job))
                 elif own_job is not None:
@@ -149,7 +149,9 @@ class SpeculatorEngine:
             self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
         return drafts
 
-    def _own(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob | FaultError | None:
+    def _own_job(
+        self, job: DraftJob, speculator: int, top_k: TargetTopK | None
+    ) -> DraftJob | FaultError | None:
         """Return a drafter's job; None if the context is too long.
 
         Its depth is limited by the drafter's positions. With None, it forgets the request, while others

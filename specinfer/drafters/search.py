@@ -88,7 +88,7 @@ def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
 
 LONGEST = 32
 """Maximum counted tokens of a match."""
-_MOST = 64
+_MAX_OCCURRENCES = 64
 """Maximum examined occurrences.
 
 They are the latest ones; in references they are spread evenly.
@@ -139,7 +139,7 @@ class Occurrences:
         matches = (
             Match(text, end, _length(text, end, context)) for text, end in reversed(filed) if end < len(text)
         )
-        return islice(matches, _MOST)
+        return islice(matches, _MAX_OCCURRENCES)
 
 
 def _length(text: Sequence[int], end: int, context: Sequence[int]) -> int:
@@ -168,5 +168,5 @@ class References:
         The text of a match ends at `END`.
         """
         length, ends = self._array.longest_match(context, least)
-        step = -(-len(ends) // _MOST) or 1
+        step = -(-len(ends) // _MAX_OCCURRENCES) or 1
         return [Match(self._tokens, end, length) for end in ends[::step].tolist()]

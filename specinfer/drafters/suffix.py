@@ -40,23 +40,23 @@ class FinishedTexts:
     """Texts of finished requests; the oldest are dropped."""
 
     def __init__(self, max_tokens: int = _MAX_LEARNT) -> None:
-        self._most, self._held = max_tokens, 0
+        self._max_tokens, self._tokens = max_tokens, 0
         self._texts: deque[Sequence[int]] = deque()
         self.occurrences = Occurrences(_SHORTEST)
 
     def add(self, text: Sequence[int]) -> None:
         """Add a finished request."""
         self._texts.append(text)
-        self._held += len(text)
+        self._tokens += len(text)
         self.occurrences.file(text)
-        while self._held > self._most and len(self._texts) > 1:
+        while self._tokens > self._max_tokens and len(self._texts) > 1:
             oldest = self._texts.popleft()
-            self._held -= len(oldest)
+            self._tokens -= len(oldest)
             self.occurrences.drop(oldest)
 
 
 @dataclass(slots=True)
-class _Own:
+class _RequestText:
     """A request's own text."""
 
     occurrences: Occurrences = field(default_factory=lambda: Occurrences(_SHORTEST))
@@ -74,7 +74,7 @@ class SuffixDrafter:
 
     def __init__(self, learn: bool = False) -> None:
         self._finished = FinishedTexts() if learn else None
-        self._own: dict[str, _Own] = {}
+        self._requests: dict[str, _RequestText] = {}
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "SuffixDrafter":
@@ -92,16 +92,16 @@ class SuffixDrafter:
 
     def release(self, request_id: str) -> None:
         """Forget a request; its text is learnt now if that is allowed."""
-        request_index = self._own.pop(request_id, None)
-        if request_index is not None and self._finished is not None:
-            self._finished.add(request_index.text)
+        request_text = self._requests.pop(request_id, None)
+        if request_text is not None and self._finished is not None:
+            self._finished.add(request_text.text)
 
     def _draft(self, job: DraftJob) -> TokenTree:
-        request_index = self._own.setdefault(job.request_id, _Own())
-        request_index.extend(job.context)
+        request_text = self._requests.setdefault(job.request_id, _RequestText())
+        request_text.extend(job.context)
         if job.limits.empty:
             return TokenTree.root_only(job.context[-1])
-        matches = list(request_index.occurrences.matches(job.context))
+        matches = list(request_text.occurrences.matches(job.context))
         if job.references is not None:
             matches += job.references.matches(job.context, _SHORTEST)
         if self._finished is not None:

@@ -17,7 +17,7 @@ from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.executor import Executor, TorchExecutor
 from specinfer.model.formats.base import Format
-from specinfer.model.formats.held import name_of
+from specinfer.model.formats.weights_in_format import name_of
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig

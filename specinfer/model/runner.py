@@ -18,7 +18,7 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
 from specinfer.model.executor import Executor, RecurrentExecutor, TorchExecutor
-from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
+from specinfer.model.formats.weights_in_format import NOT_COUNTED, WeightFormats
 from specinfer.model.loading import build_model, wrap_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
@@ -41,7 +41,7 @@ class ModelRunner:
         executor: Executor,
         num_blocks: int,
         window: KVWindow | None = None,
-        weights: HeldFormats = NOT_COUNTED,
+        weights: WeightFormats = NOT_COUNTED,
         head: TrimmedHead | None = None,
     ) -> None:
         self.config, self._executor = config, executor

@@ -39,9 +39,9 @@ Rows = tuple[Floats, Floats]
 Matches = Callable[[Mapping[str, int]], Sequence[int]]
 """Maps requests' context lengths to the lengths of their repeated ends (`Repeats`)."""
 
-MOST = 8
+MAX_REPEAT = 8
 """Tokens of a repeated end that are compared."""
-_LENGTHS = (2, 4, MOST)
+_LENGTHS = (2, 4, MAX_REPEAT)
 NAMES = ("one", "usual", *(f"match {length}" for length in _LENGTHS))
 """Features of a request and a speculator set.
 
@@ -53,9 +53,9 @@ _USUAL_NODES = 8
 """Nodes of the trees of which the table's expectation is taken."""
 _MAX_WAITING = 64
 """Maximum queued steps of a request, as in the store's queue."""
-_DOUBT = 0.025
+_INITIAL_VARIANCE = 0.025
 """Diagonal of V, and of the initial P without trained weights."""
-_DOUBT_OF_TRAINED = 0.25
+_TRAINED_VARIANCE = 0.25
 """Diagonal of the initial P of trained weights, perhaps of other texts."""
 _RELAXATION = 2000.0
 """Steps after which 1/e of P is left."""
@@ -74,7 +74,7 @@ class Repeats:
         self._read = 1
 
     def match(self, tokens: Sequence[int], length: int) -> int:
-        """Return the length of the text's repeated end, at most `MOST`.
+        """Return the length of the text's repeated end, at most `MAX_REPEAT`.
 
         The end is that of tokens[:length]. The latest position of its last two tokens counts; 0 if these are
         new. `length` never falls between calls.
@@ -85,7 +85,7 @@ class Repeats:
         earlier = self._latest.get((tokens[length - 2], tokens[length - 1])) if length > 1 else None
         if earlier is None:
             return 0
-        max_length = min(MOST, earlier + 1)
+        max_length = min(MAX_REPEAT, earlier + 1)
         return next(
             (k for k in range(max_length) if tokens[earlier - k] != tokens[length - 1 - k]), max_length
         )
@@ -107,9 +107,9 @@ class TextMatches:
 class LinearModel:
     """Weights of one speculator set, and how certain they are."""
 
-    def __init__(self, weights: Floats, doubt: float = _DOUBT_OF_TRAINED) -> None:
+    def __init__(self, weights: Floats, variance: float = _TRAINED_VARIANCE) -> None:
         self.weights = weights
-        self._variance = doubt * np.eye(len(weights))
+        self._variance = variance * np.eye(len(weights))
         """P."""
         self._refined = 0
         """Number of the step that refined it last."""
@@ -117,7 +117,7 @@ class LinearModel:
     @classmethod
     def usual(cls) -> "LinearModel":
         """Return the table's model."""
-        return cls(np.array([float(name == "usual") for name in NAMES]), _DOUBT)
+        return cls(np.array([float(name == "usual") for name in NAMES]), _INITIAL_VARIANCE)
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
         """Learn from the accepted tokens of [N, features] rows."""
@@ -136,7 +136,7 @@ class LinearModel:
     def _spread(self, step: int) -> Floats:
         """Return P at a step."""
         kept = (1 - 1 / _RELAXATION) ** (step - self._refined)
-        return kept * self._variance + (1 - kept) * _DOUBT * np.eye(len(NAMES))
+        return kept * self._variance + (1 - kept) * _INITIAL_VARIANCE * np.eye(len(NAMES))
 
 
 def set_name(names: Iterable[str]) -> str:

@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
     seconds: float
     error: float
     """Relative standard error."""
-    least: float
+    min_seconds: float
     """Seconds if it turns out well."""
     measured: bool
 
@@ -220,8 +220,8 @@ class StepSeconds:
                 continue
             seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
             error = min(_NOISE / sqrt(row.weight_at(self._step)), _GUESS)
-            least = seconds * (1 - error) * 0.5 ** (row.age_at(self._step) / _TRUSTED)
-            estimates.append(Estimate(pace * seconds, error, pace * least, len(row) >= 2))
+            min_seconds = seconds * (1 - error) * 0.5 ** (row.age_at(self._step) / _TRUSTED)
+            estimates.append(Estimate(pace * seconds, error, pace * min_seconds, len(row) >= 2))
         return estimates
 
     def _guess(

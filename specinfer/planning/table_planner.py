@@ -177,7 +177,9 @@ class TablePlanner:
                 tokens = batch + accepted
                 min_s = max(min_s, estimate.seconds)
                 more_s = min_s + tokens * reading_s - estimate.seconds
-                estimate = estimate._replace(seconds=estimate.seconds + more_s, least=estimate.least + more_s)
+                estimate = estimate._replace(
+                    seconds=estimate.seconds + more_s, min_seconds=estimate.min_seconds + more_s
+                )
                 rows.append(TableRow(asked, nodes, tokens, *estimate, variance))
         return plain, rows
 
@@ -249,8 +251,8 @@ class TablePlanner:
         gain = trial.speed_at_best(best) / best.speed - 1
         if gain <= _WORTH:
             return False
-        least = max(trial.fear(best, _OPTIMISM), batch / trial.seconds)
-        cost = self._burst(trial) * max(1 - least / best.speed, 0.0) * trial.seconds
+        min_seconds = max(trial.fear(best, _OPTIMISM), batch / trial.seconds)
+        cost = self._burst(trial) * max(1 - min_seconds / best.speed, 0.0) * trial.seconds
         if trial.asked and not best.asked:
             cost += self.texts.unread * self._read_s * self.seconds.pace
         cost /= best.seconds

@@ -111,7 +111,7 @@ class WaitingQueue:
         self._states: dict[str, RequestState] = {}
         self._callers: Ranking[str] = Ranking()
         """Callers with waiting requests, in the order of their next admissions."""
-        self._own: dict[str, Ranking[str]] = {}
+        self._by_caller: dict[str, Ranking[str]] = {}
         """Ids of each caller's waiting requests, by priority and arrival."""
         self._running: Counter[str] = Counter()
         self._admitted: dict[str, int] = {}
@@ -134,7 +134,7 @@ class WaitingQueue:
 
     def full_for(self, caller: str, places: int) -> str:
         """Return why the caller's next request may not wait, or ""."""
-        free, of_caller = places - len(self), len(self._own.get(caller, ()))
+        free, of_caller = places - len(self), len(self._by_caller.get(caller, ()))
         if free <= 0:
             return f"queue full: {len(self)} requests are waiting"
         if caller and of_caller >= QUEUE_SHARE * free:
@@ -147,7 +147,7 @@ class WaitingQueue:
         """Add a waiting request."""
         request = state.request
         self._states[request.request_id] = state
-        ranking = self._own.setdefault(request.caller, Ranking())
+        ranking = self._by_caller.setdefault(request.caller, Ranking())
         ranking.place(request.request_id, (-request.priority, *state.place))
         self._rank(request.caller)
 
@@ -181,13 +181,13 @@ class WaitingQueue:
         """Take a waiting request out."""
         request_id, caller = state.request.request_id, state.request.caller
         del self._states[request_id]
-        self._own[caller].remove(request_id)
-        if not len(self._own[caller]):
-            del self._own[caller]
+        self._by_caller[caller].remove(request_id)
+        if not len(self._by_caller[caller]):
+            del self._by_caller[caller]
         self._rank(caller)
 
     def _rank(self, caller: str) -> None:
-        if caller not in self._own:
+        if caller not in self._by_caller:
             return self._callers.remove(caller)
         head = self._head(caller)
         admitted = self._admitted.get(caller, 0)
@@ -195,6 +195,6 @@ class WaitingQueue:
         return self._callers.place(caller, rank)
 
     def _head(self, caller: str) -> RequestState:
-        request_id = self._own[caller].first()
+        request_id = self._by_caller[caller].first()
         assert request_id is not None, "callers without requests are removed"
         return self._states[request_id]

@@ -104,7 +104,7 @@ class Scheduler:
         self._check_room(request, now)
         self._arrivals += 1
         stopped = self._stops is not None and self._stops.begin(request, generated)
-        self._hold(state, now)
+        self._add(state, now)
         if stopped:
             self.finish(state, FinishReason.STOP_STRING, now)  # only its end was not written
         return state
@@ -277,7 +277,7 @@ class Scheduler:
         if full:
             raise ExhaustedError(full, self._rate.hint(now))
 
-    def _hold(self, state: RequestState, now: float) -> None:
+    def _add(self, state: RequestState, now: float) -> None:
         if not len(self._table):
             self._rate.begin(now)
         self._table.add(state)

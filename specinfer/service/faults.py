@@ -40,7 +40,7 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, max_calls: int | None = None) -> None:
         part = KEYLESS_STREAMS if max_calls is None else max(1, max_calls // _KEYLESS_PART)
-        self._most, self._open = min(KEYLESS_STREAMS, part), Counter[str]()
+        self._max_streams, self._open = min(KEYLESS_STREAMS, part), Counter[str]()
 
     async def intercept_service(
         self,
@@ -60,8 +60,8 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _place(self, name: str) -> Iterator[None]:
-        if self._open[name] >= self._most:
-            raise ExhaustedError(f"{name}: {self._most} calls are open")
+        if self._open[name] >= self._max_streams:
+            raise ExhaustedError(f"{name}: {self._max_streams} calls are open")
         self._open[name] += 1
         try:
             yield

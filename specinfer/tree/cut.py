@@ -109,7 +109,7 @@ class _Cut:
     """The kept part of one tree."""
 
     def __init__(self, tree: TokenTree, max_nodes: int, beliefs: Beliefs) -> None:
-        self._tree, self._most, self._beliefs = tree, max_nodes, beliefs
+        self._tree, self._max_nodes, self._beliefs = tree, max_nodes, beliefs
         self._token_ids, self._scores = tree.token_ids.tolist(), tree.scores.tolist()
         self._kept: list[Candidate] = []
         self._path_probability = {0: 1.0}  # by kept node
@@ -135,7 +135,7 @@ class _Cut:
     @property
     def full(self) -> bool:
         """True if no more nodes may be kept."""
-        return self.nodes >= self._most
+        return self.nodes >= self._max_nodes
 
     def first(self) -> list[_Offer]:
         """Return the candidates that can be kept at the beginning."""

@@ -79,7 +79,7 @@ class Replay:
         Numbers start at `begins`, above those of an earlier process, so that a running training can continue.
         `draw` returns numbers from 0 to 1 by which texts are held out.
         """
-        self._most, self._keep_s, self._clock = max_tokens, keep_s, clock
+        self._max_tokens, self._keep_s, self._clock = max_tokens, keep_s, clock
         self._open: dict[str, _Open] = {}
         self._shelves: dict[int, _Shelf] = {}
         self._number, self._draw = begins, draw
@@ -179,7 +179,7 @@ class Replay:
         (shelf.held_out if self._draw() < HELD_OUT else shelf.training).append(episode)
         shelf.tokens += len(episode.tokens)
         self._tokens += len(episode.tokens)
-        while self._tokens > self._most:
+        while self._tokens > self._max_tokens:
             self._drop(max(self._shelves.values(), key=lambda each: each.tokens))
 
     def _expire(self) -> None:

@@ -97,7 +97,9 @@ def _nodes(
 
     `asked` are the numbers of the speculators, in the order in which they are named.
     """
-    proposals = _proposals(tree, {number: index for index, number in enumerate(asked)}, _own(tree, drafts))
+    proposals = _proposals(
+        tree, {number: index for index, number in enumerate(asked)}, _own_chances(tree, drafts)
+    )
     forced = tree.forced
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
     for node, (token, parent, score) in enumerate(numbers):
@@ -142,7 +144,7 @@ def _chance(
     return float(drawn.sum())
 
 
-def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
+def _own_chances(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
     """Map speculator and node of the merged tree to the draft's score.
 
     This is the score before the gateway corrected it.

@@ -50,7 +50,7 @@ class SpeculatorProposer:
         """
         self._settings = VllmSettings.load()
         parallel = vllm_config.parallel_config
-        self._most = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._max_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._longest = int(vllm_config.model_config.max_model_len)
         self._contexts = ContextTable(patience=2 * int(parallel.pipeline_parallel_size))
         self._calibration = Calibration()
@@ -159,7 +159,7 @@ class SpeculatorProposer:
         """Return trees of all speculators that are there, by request."""
         self._speculators.release(ended)
         entries = [
-            context.entry(self._most, room)
+            context.entry(self._max_tokens, room)
             for context in contexts
             if (room := self._room(context.tokens)) > 0
         ]
@@ -168,7 +168,7 @@ class SpeculatorProposer:
 
     def _room(self, tokens: Int32) -> int:
         """Return the most tokens that may be proposed after these."""
-        return min(self._most, self._longest - len(tokens) - 1)
+        return min(self._max_tokens, self._longest - len(tokens) - 1)
 
     def _path(self, drafts: Sequence[tuple[int, TokenTree]], max_tokens: int) -> list[int]:
         if not drafts:

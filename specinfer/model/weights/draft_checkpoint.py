@@ -261,14 +261,14 @@ class _Overlay(Mapping[str, torch.Tensor]):
     def __init__(
         self, draft: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]
     ) -> None:
-        self._own, self._target, self._shared = draft, target, shared
+        self._draft, self._target, self._shared = draft, target, shared
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._target[name] if name in self._shared else self._own[name]
+        return self._target[name] if name in self._shared else self._draft[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._shared
-        yield from self._own
+        yield from self._draft
 
     def __len__(self) -> int:
-        return len(self._shared) + len(self._own)
+        return len(self._shared) + len(self._draft)

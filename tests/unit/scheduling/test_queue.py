@@ -103,7 +103,7 @@ class FairSharing(RuleBasedStateMachine):
         assert sorted(s.place for s in self.queue) == sorted(s.place for s in self.waiting)
         while self.waiting:
             self.admit()
-        assert not self.queue._own
+        assert not self.queue._by_caller
         assert not len(self.queue._callers)
 
 
