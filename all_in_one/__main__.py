@@ -43,15 +43,15 @@ GATEWAY, VERIFIER = "in-process:gateway", "in-process:verifier"
 
 async def serve(settings: ServeSettings) -> None:
     """Serve until signalled."""
-    own = gateway_settings(settings)
-    tokenizer = await check_before_loading(settings, own)
+    of_gateway = gateway_settings(settings)
+    tokenizer = await check_before_loading(settings, of_gateway)
     Thread(target=import_module, args=["torch"], daemon=True).start()  # takes seconds, next to what follows
     registries = [service_registry(), CollectorRegistry(), CollectorRegistry()]
     ending, thread = asyncio.Event(), EngineThread("engine")
     name = next(iter(settings.model_names), model_name(settings.model))
     async with (
         verifier(settings, thread, registries[1]),
-        gateway(own, tokenizer, registries[2], name) as one,
+        gateway(of_gateway, tokenizer, registries[2], name) as one,
     ):
         one.running.add_done_callback(end_process_if_failed)
         access = GatewayAccess((GATEWAY,), ClientTls())
@@ -69,16 +69,16 @@ async def drain(one: Gateway, server: HttpServer, seconds: float) -> None:
     await server.stop(max(0.0, until - time.monotonic()))
 
 
-async def check_before_loading(settings: ServeSettings, own: GatewaySettings) -> Tokenizer:
+async def check_before_loading(settings: ServeSettings, gateway: GatewaySettings) -> Tokenizer:
     """Check the other settings before the slow load; return the tokenizer.
 
     Raises:
         SettingError: for an address in use, an unusable file, or an invalid speculator.
     """
     bind(settings.listen).close()
-    Callers.load(own.key_file)
-    tokenizer = load_tokenizer(own)
-    _, _, close_store = open_store(own, "")
+    Callers.load(gateway.key_file)
+    tokenizer = load_tokenizer(gateway)
+    _, _, close_store = open_store(gateway, "")
     await close_store()
     check_named_draft(settings.model, settings.draft)
     return tokenizer
@@ -96,9 +96,11 @@ def gateway_settings(settings: ServeSettings) -> GatewaySettings:
         *RequestSettings.model_fields.keys() - ProcessSettings.model_fields.keys(),
     )
     given = {name: getattr(settings, name) for name in names}
-    own = GatewaySettings(**given, verifiers=VERIFIER, redis_url=f"{EMBEDDED}{settings.store}")
-    own.check()
-    return own
+    settings_of_gateway = GatewaySettings(
+        **given, verifiers=VERIFIER, redis_url=f"{EMBEDDED}{settings.store}"
+    )
+    settings_of_gateway.check()
+    return settings_of_gateway
 
 
 @asynccontextmanager
@@ -123,11 +125,11 @@ async def verifier(
         "prefix_cache_megabytes",
         "max_context_len",
     )
-    own = VerifierSettings(**{name: getattr(settings, name) for name in shared})
-    own.check()
-    use_threads(own.threads)
-    runner = await thread.call(load_runner, own)
-    servicer = await make_servicer(own, thread, runner, registry)
+    verifier_settings = VerifierSettings(**{name: getattr(settings, name) for name in shared})
+    verifier_settings.check()
+    use_threads(verifier_settings.threads)
+    runner = await thread.call(load_runner, verifier_settings)
+    servicer = await make_servicer(verifier_settings, thread, runner, registry)
     server = InProcessServer(VERIFIER.removeprefix(SCHEME))
     verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     try:

@@ -195,7 +195,7 @@ class Decoding:
             self._calibration.observe_draws(trees[i], outcome.verdict.accepted)
             requests[i].count_guesses(trees[i], tokens)
             requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
-            requests[i].held = outcome.held_len
+            requests[i].held = outcome.cached_len
             self._features.arrived(requests[i].name, outcome.features)
             if self._top_k:
                 top_k = np.array(outcome.top_k, np.int64)

@@ -202,7 +202,7 @@ REQUESTS = (
     "Rewrite this Python function with type annotations:",
     "Add a docstring to this Python function:",
 )
-LEAST_CHARACTERS, MOST_CHARACTERS = 200, 700
+MIN_CHARACTERS, MAX_CHARACTERS = 200, 700
 
 
 def functions() -> list[str]:
@@ -220,7 +220,7 @@ def functions() -> list[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 source = dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-                if LEAST_CHARACTERS < len(source) < MOST_CHARACTERS:
+                if MIN_CHARACTERS < len(source) < MAX_CHARACTERS:
                     found.setdefault(node.name, source)
     chosen = list(found.values())
     random.Random(7).shuffle(chosen)

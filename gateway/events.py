@@ -38,7 +38,7 @@ class Events(Protocol):
     def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
         """Handle a request that continues here, after so many generated tokens."""
 
-    def requests_released(self, request_ids: Iterable[str], why: str) -> None:
+    def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
         """Handle unfinished requests that leave this gateway."""
 
     def report_fault(self, request_id: str, error: Exception) -> str:

@@ -243,8 +243,8 @@ def _add_errors(app: FastAPI) -> None:
             return error.response()
         if error.status_code == 400:  # FastAPI's, of bytes that no JSON parser takes
             return ApiError(400, "body: no JSON", "invalid_json").response()
-        why = f"{request.method} {request.url.path}: {error.detail}"
-        return ApiError(error.status_code, why, "invalid_request").response()
+        reason = f"{request.method} {request.url.path}: {error.detail}"
+        return ApiError(error.status_code, reason, "invalid_request").response()
 
     @app.exception_handler(UnicodeEncodeError)
     async def no_text(request: Request, error: UnicodeEncodeError) -> Response:
@@ -254,8 +254,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(PydanticSerializationError)
     async def no_json(request: Request, error: PydanticSerializationError) -> Response:
-        why = "body: tools that are too deeply nested, or have half of a surrogate pair"
-        return ApiError(400, why, "invalid_value", "tools").response()
+        reason = "body: tools that are too deeply nested, or have half of a surrogate pair"
+        return ApiError(400, reason, "invalid_value", "tools").response()
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

@@ -38,7 +38,7 @@ _WHY = {
     503: "No gateway that can work, or too many calls.",
 }
 Responses = dict[int | str, dict[str, Any]]
-_ERRORS: Responses = {status: {"model": ErrorBody, "description": why} for status, why in _WHY.items()}
+_ERRORS: Responses = {status: {"model": ErrorBody, "description": reason} for status, reason in _WHY.items()}
 _JSON: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _EVENTS: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 GENERATED: Responses = {
@@ -61,16 +61,16 @@ def describe(app: FastAPI) -> dict[str, Any]:
     """Return the description of an application's paths."""
     if app.openapi_schema is not None:
         return app.openapi_schema
-    found = get_openapi(title="SpecInfer", version=__version__, routes=app.routes)
-    for path, methods in found["paths"].items():
+    schema = get_openapi(title="SpecInfer", version=__version__, routes=app.routes)
+    for path, methods in schema["paths"].items():
         for method in methods.values():
             method["responses"].pop("422", None)  # bad bodies are answered with 400
             method["security"] = [] if path in _OPEN else [{}, {"key": []}]
-    schemas = found["components"]["schemas"]
+    schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     about = "A key of the gateway; without keys there, any or none."
     key = {"type": "http", "scheme": "bearer", "description": about}
-    found["components"]["securitySchemes"] = {"key": key}
-    app.openapi_schema = found
-    return found
+    schema["components"]["securitySchemes"] = {"key": key}
+    app.openapi_schema = schema
+    return schema

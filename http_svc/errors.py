@@ -96,13 +96,13 @@ def invalid_body(errors: Sequence[Any]) -> ApiError:
     if not param:
         return ApiError(400, "body: must be a JSON object, sent as application/json", "invalid_json")
     same = [error["msg"] for error in errors if _param_of(error) == param]
-    why = "unknown field" if kind == "extra_forbidden" else "; or ".join(dict.fromkeys(same))
+    reason = "unknown field" if kind == "extra_forbidden" else "; or ".join(dict.fromkeys(same))
     if kind == "missing":
         message = f"{param}: needed"
     elif "ctx" in first and "field" in first["ctx"]:
-        message = why
+        message = reason
     else:
-        message = str(InvalidInputError(param, first["input"], why))
+        message = str(InvalidInputError(param, first["input"], reason))
     return ApiError(400, message, _CODES.get(kind, "invalid_value"), param)
 
 
@@ -162,5 +162,5 @@ def _renamed(message: str, names: Mapping[str, str]) -> tuple[str, str | None]:
     if not mark or not re.fullmatch(r"[\w.\[\] +-]{1,80}", field):
         return message, None
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    renamed = re.sub(rf"\b(?:{pattern})\b", lambda found: names[found[0]], field) if names else field
+    renamed = re.sub(rf"\b(?:{pattern})\b", lambda match: names[match[0]], field) if names else field
     return f"{renamed} = {rest}", renamed

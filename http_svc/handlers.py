@@ -132,8 +132,8 @@ class Door:
             model, *_ = await self._models.describe(caller, body.model)
         except SpecInferError as error:
             raise api_error(error, tokenize_names()) from error
-        most = model["max_model_len"]
-        return JSONResponse({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": None})
+        max_len = model["max_model_len"]
+        return JSONResponse({"count": len(ids), "max_model_len": max_len, "tokens": ids, "token_strs": None})
 
     async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
         """Serve `POST /detokenize`."""

@@ -28,8 +28,8 @@ def identity_of(request: Request) -> str:
     key = request.headers.get(IDEMPOTENCY_HEADER)
     if key is not None:
         if not key or len(key) > _LONGEST or not (key.isascii() and key.isprintable()):
-            why = f"must be printable ASCII of 1 to {_LONGEST} characters"
-            raise InvalidInputError(IDEMPOTENCY_HEADER, key, why)
+            reason = f"must be printable ASCII of 1 to {_LONGEST} characters"
+            raise InvalidInputError(IDEMPOTENCY_HEADER, key, reason)
         return key
     name: str = request.state.request_id
     return f"{name}.{new_request_id()}" if REQUEST_ID_HEADER in request.headers else name

@@ -32,10 +32,10 @@ class GatewayHealth:
         problems = []
         try:
             for check in asyncio.as_completed(checks):
-                found = await check
-                if not found:
+                problem = await check
+                if not problem:
                     return ""
-                problems.append(found)
+                problems.append(problem)
         finally:
             for task in checks:
                 task.cancel()
@@ -45,8 +45,8 @@ class GatewayHealth:
     async def _check(self, address: str) -> str:
         if address not in self._channels:  # opened on first use: a channel belongs to the running loop
             self._channels[address] = open_channel(address, self._tls)
-        found = await _problem(self._channels[address])
-        return f"gateway at {address}: {found}" if found else ""
+        problem = await _problem(self._channels[address])
+        return f"gateway at {address}: {problem}" if problem else ""
 
     async def close(self) -> None:
         """Close all channels."""
@@ -142,8 +142,8 @@ class Models:
     def _require(self, name: str) -> None:
         if name not in self._names:
             served = ", ".join(map(repr, self._names))
-            why = f"model = {name!r}: not served here; {served} {'is' if len(self._names) == 1 else 'are'}"
-            raise ApiError(404, why, "model_not_found", "model")
+            reason = f"model = {name!r}: not served here; {served} {'is' if len(self._names) == 1 else 'are'}"
+            raise ApiError(404, reason, "model_not_found", "model")
 
     def remember(self, status: generation_pb2.StatusReply) -> None:
         """Note what a gateway serves."""

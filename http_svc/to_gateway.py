@@ -133,7 +133,7 @@ def _choices(
     size = choices * sum(request.ByteSize() for request in prompted)
     if size > MAX_BYTES and count > 1:
         raise InvalidInputError("n", count, f"choices are {size} bytes together, at most {MAX_BYTES}")
-    found = []
+    requests = []
     for number in range(count):
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(prompted[number // choices])
@@ -142,8 +142,8 @@ def _choices(
         if body.seed is not None:
             request.sampling.seed = (body.seed + number % choices) % 2**64
         request.request_id = request_id if count == 1 else f"{request_id}-{number}"
-        found.append(request)
-    return found
+        requests.append(request)
+    return requests
 
 
 def _options(body: Body, limit: int) -> RequestOptions:

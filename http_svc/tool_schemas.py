@@ -32,10 +32,10 @@ _OF_LINE = re.compile(
 
 def name_function(message: str, functions: Sequence[Function]) -> str:
     """Turn an error in a grammar's line into one of its function."""
-    found = _OF_LINE.fullmatch(message)
-    if found is None or int(found[1]) > len(functions):
+    match = _OF_LINE.fullmatch(message)
+    if match is None or int(match[1]) > len(functions):
         return message
-    return f"tools: function {functions[int(found[1]) - 1].name!r}: {found[2]}"
+    return f"tools: function {functions[int(match[1]) - 1].name!r}: {match[2]}"
 
 
 def _without_patterns(schema: Any) -> Any:

@@ -12,9 +12,9 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 def _byte_characters() -> dict[str, int]:
     """Return GPT-2's characters for bytes: printable Latin-1, others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     shown = {chr(byte): byte for byte in printable}
-    return shown | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return shown | {chr(256 + place): byte for place, byte in enumerate(unprintable)}
 
 
 BYTES = _byte_characters()
@@ -42,7 +42,7 @@ class ByteDecoder:
     skipped: Set[int]
     """Special tokens, which are left out of the text."""
     rules: ByteRules
-    _found: dict[int, bytes] = field(default_factory=dict)
+    _cached: dict[int, bytes] = field(default_factory=dict)
 
     def tells(self, token_id: int) -> bool:
         """Return whether a token is a part of the text."""
@@ -50,11 +50,11 @@ class ByteDecoder:
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return a token's bytes in the text, after others."""
-        found = self._found.get(token_id)
-        if found is None:
+        data = self._cached.get(token_id)
+        if data is None:
             name = None if token_id in self.skipped else self.names(token_id)
-            found = self._found[token_id] = b"" if name is None else self.rules.read(name)
-        return found
+            data = self._cached[token_id] = b"" if name is None else self.rules.read(name)
+        return data
 
     def first_bytes_of(self, token_id: int) -> bytes:
         """Return the bytes of the text's first token."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from specinfer.byte_decoder import ByteDecoder
 from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
-_MOST_HELD = 4
+_MAX_DELAYED = 4
 """Maximum tokens after a window that may begin a character."""
 _READ_BEHIND = 8
 """Tokens before a text that its beginning may depend on."""
@@ -41,17 +41,17 @@ class _TokenReader(Protocol):
 class Detokenizer:
     """The text of one sequence as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer, behind: Sequence[int] | None = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] | None = ()) -> None:
         """Begin a text, perhaps after other tokens.
 
         Args:
-            `behind`: those tokens; None: unknown ones.
+            `after`: those tokens; None: unknown ones.
         """
         decoder = tokenizer.byte_decoder
         tells = tokenizer.tells if decoder is None else decoder.tells
-        said = None if behind is None else [token for token in behind[-_READ_BEHIND:] if tells(token)]
-        if said == [] and behind:  # only special ones at the end: somewhere before there may be a text
-            said = [token for token in behind if tells(token)][-_READ_BEHIND:]
+        said = None if after is None else [token for token in after[-_READ_BEHIND:] if tells(token)]
+        if said == [] and after:  # only special ones at the end: somewhere before there may be a text
+            said = [token for token in after if tells(token)][-_READ_BEHIND:]
         self._reader: _TokenReader = _Window(tokenizer, said) if decoder is None else _Bytes(decoder, said)
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -108,7 +108,7 @@ class _Window:
     def __init__(self, tokenizer: Tokenizer, said: Sequence[int] | None) -> None:
         self._tokenizer = tokenizer
         self._before = list(said or ())
-        self._held: list[int] = []
+        self._delayed: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
         return "".join([self._push_one(token) for token in token_ids if self._tokenizer.tells(token)])
@@ -117,17 +117,17 @@ class _Window:
         return self._give_out(self._decode())
 
     def _push_one(self, token_id: int) -> str:
-        self._held.append(token_id)
+        self._delayed.append(token_id)
         text = self._decode()
-        if text.endswith(REPLACEMENT) and len(self._held) < _MOST_HELD:
+        if text.endswith(REPLACEMENT) and len(self._delayed) < _MAX_DELAYED:
             return ""
         return self._give_out(text)
 
     def _decode(self) -> str:
         """Return the text of the delayed tokens."""
         before = self._tokenizer.decode(self._before)
-        return self._tokenizer.decode([*self._before, *self._held])[len(before) :]
+        return self._tokenizer.decode([*self._before, *self._delayed])[len(before) :]
 
     def _give_out(self, text: str) -> str:
-        self._before, self._held = self._held or self._before, []
+        self._before, self._delayed = self._delayed or self._before, []
         return text

@@ -36,7 +36,7 @@ class GuardedTokenizer:
 
     def encode(self, hidden: str) -> list[int]:
         """Return the tokens of a conversation whose texts are hidden."""
-        marked = self._names.sub(lambda found: _SIGN + found[0], hidden.replace(_SIGN, _INSTEAD))
+        marked = self._names.sub(lambda match: _SIGN + match[0], hidden.replace(_SIGN, _INSTEAD))
         (encoding,) = self._fast.encode_batch_fast([self._hider.show(marked)], add_special_tokens=False)
         return [self._ids.get(token, token) for token in encoding.ids]
 

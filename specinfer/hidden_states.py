@@ -29,17 +29,17 @@ class States:
             self.stop += len(states)
             self.nbytes += states.nbytes
 
-    def read(self, start: int, most: int | None = None) -> Bfloat16:
-        """Return up to `most` states from a stored position."""
-        found: list[Bfloat16] = []
+    def read(self, start: int, max_rows: int | None = None) -> Bfloat16:
+        """Return up to `max_rows` states from a stored position."""
+        parts: list[Bfloat16] = []
         begins = self.stop
         for piece in reversed(self._pieces):
             if begins <= start:
                 break
             begins -= len(piece)
-            found.append(piece[max(0, start - begins) :])
-        states = found[0] if len(found) == 1 else np.concatenate([self._empty, *reversed(found)])
-        return states[:most]
+            parts.append(piece[max(0, start - begins) :])
+        states = parts[0] if len(parts) == 1 else np.concatenate([self._empty, *reversed(parts)])
+        return states[:max_rows]
 
     def drop(self, position: int) -> None:
         """Forget the states before a position."""

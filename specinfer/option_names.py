@@ -35,8 +35,8 @@ def meant(name: str, known: Collection[str]) -> str | None:
     Names may have dashes in front, and dashes or underscores inside.
     """
     plain, options = _plain(name), {_plain(each): each for each in known}
-    for option, others in _ELSEWHERE.items():
-        if option in options and plain in others.split():
+    for option, names in _ELSEWHERE.items():
+        if option in options and plain in names.split():
             return options[option]
     begins = [
         each for each in options if len(plain) > 2 and (each.startswith(plain) or plain.startswith(each))

@@ -22,14 +22,14 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
 
 def _read_turns(path: Path) -> Iterator[str]:
     """Yield all prompts of a file, which has at least one."""
-    found = 0
+    count = 0
     for number, line in enumerate(
         read_text("prompts", path).split("\n"), 1
     ):  # JSON strings may contain others
         if line.strip():
-            found += 1
+            count += 1
             yield _read_turn(f"{path}:{number}", line)
-    if not found:
+    if not count:
         raise InvalidInputError("prompts", str(path), "no prompts in it")
 
 
@@ -115,8 +115,8 @@ def read_lines(field: str, path: Path) -> Iterator[tuple[int, str]]:
         with kind(path, "rt", encoding="utf-8-sig") as lines:
             yield from enumerate(lines, 1)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        why = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise InvalidInputError(field, str(path), f"cannot be read: {why}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise InvalidInputError(field, str(path), f"cannot be read: {reason}") from error
 
 
 def _named(path: Path | None) -> str:

@@ -72,8 +72,8 @@ class Sampling:
         if not 0 < self.top_p <= 1:  # also refuses NaN
             raise InvalidInputError("top_p", self.top_p, "must be in (0, 1]")
         if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:  # also refuses NaN
-            why = f"must be in (0, {MAX_REPETITION_PENALTY}]"
-            raise InvalidInputError("repetition_penalty", self.repetition_penalty, why)
+            reason = f"must be in (0, {MAX_REPETITION_PENALTY}]"
+            raise InvalidInputError("repetition_penalty", self.repetition_penalty, reason)
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidInputError("seed", self.seed, "must be in [0, 2^64)")
         for name, (lowest, highest) in _RANGES.items():

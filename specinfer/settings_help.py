@@ -27,12 +27,12 @@ def print_help(program: str, settings: type["ProcessSettings"]) -> None:
 
 def _groups(settings: type["ProcessSettings"]) -> dict[str, dict[str, FieldInfo]]:
     """Return the fields by the group of the class that declares them."""
-    found: dict[str, dict[str, FieldInfo]] = {}
+    groups: dict[str, dict[str, FieldInfo]] = {}
     for owner in settings.__mro__:
         for name in vars(owner).get("__annotations__", {}):
-            if name in settings.model_fields and not any(name in fields for fields in found.values()):
-                found.setdefault(vars(owner)["group"], {})[name] = settings.model_fields[name]
-    return found
+            if name in settings.model_fields and not any(name in fields for fields in groups.values()):
+                groups.setdefault(vars(owner)["group"], {})[name] = settings.model_fields[name]
+    return groups
 
 
 def _panel(title: str, fields: dict[str, FieldInfo]) -> RenderableType:

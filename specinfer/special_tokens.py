@@ -27,12 +27,12 @@ def read_json(path: Path) -> dict[str, Any]:
         SettingError: if its content is something else.
     """
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
         raise SettingError("tokenizer", str(path), f"no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise SettingError("tokenizer", str(path), "no JSON object")
-    return found
+    return content
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
@@ -60,11 +60,13 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Return special tokens by role, for chat templates."""
     more = config.get("extra_special_tokens")
-    own = {
+    declared = {
         name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str)
     }
     named = (
-        {name: config.get(name) for name in _ROLES} | own | (dict(more) if isinstance(more, Mapping) else {})
+        {name: config.get(name) for name in _ROLES}
+        | declared
+        | (dict(more) if isinstance(more, Mapping) else {})
     )
     return {name: _content(value) for name, value in named.items() if value}
 
@@ -104,9 +106,9 @@ def tokenizer_end(directory: Path) -> int | None:
     config = tokenizer_config(directory)
     end = special_tokens(config).get("eos_token")
     declared = config.get("added_tokens_decoder") or {}
-    found = [int(number) for number, flags in declared.items() if flags["content"] == end]
-    if found or end is None:
-        return found[0] if found else None
+    ids = [int(number) for number, flags in declared.items() if flags["content"] == end]
+    if ids or end is None:
+        return ids[0] if ids else None
     stored = read_json(directory / "tokenizer.json")
     added = {token["content"]: int(token["id"]) for token in stored.get("added_tokens") or ()}
     return added.get(end, _id_in(stored.get("model") or {}, end))
@@ -116,8 +118,8 @@ def _id_in(model: Mapping[str, Any], text: str) -> int | None:
     """Return a token's id in a vocabulary: a mapping or scored list."""
     vocabulary = model.get("vocab") or {}
     if isinstance(vocabulary, Mapping):
-        found: int | None = vocabulary.get(text)
-        return found
+        token_id: int | None = vocabulary.get(text)
+        return token_id
     return next((token for token, (name, _) in enumerate(vocabulary) if name == text), None)
 
 

@@ -181,7 +181,7 @@ class Tokenizer:
         """Return whether a caller's text contains part of a special token's name."""
         if hidden == shown:
             return False
-        places = [[found.span() for found in self._name_pattern.finditer(text)] for text in (hidden, shown)]
+        places = [[match.span() for match in self._name_pattern.finditer(text)] for text in (hidden, shown)]
         return places[0] != places[1]
 
     @cached_property

@@ -9,7 +9,7 @@ def own_id(client: str, request_id: str) -> str:
     return f"{len(client)}:{client}:{request_id}"
 
 
-def request_id_of(own: str) -> str:
+def request_id_of(own_id: str) -> str:
     """Return the client's own id of a request."""
-    length, _, rest = own.partition(":")
+    length, _, rest = own_id.partition(":")
     return rest[int(length) + 1 :]

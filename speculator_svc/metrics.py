@@ -52,7 +52,7 @@ class SpeculatorMetrics:
         for status, count in Tally([outcome.status for outcome in outcomes]).items():
             self._entries[status].inc(count)
 
-    def observe_held(self, requests: int) -> None:
+    def observe_requests(self, requests: int) -> None:
         """Show the number of requests with a context."""
         self._held.set(requests)
 

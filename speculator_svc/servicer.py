@@ -53,12 +53,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context
     ) -> AsyncIterator[speculator_pb2.DraftReply]:
         """Return one reply per request message, in order."""
-        told = None
+        top_k = None
         async for request in requests:
             reply = await self._thread.call(self._step, request)
-            if self._learner is not None and told != (state := self._learner.state):
+            if self._learner is not None and top_k != (state := self._learner.state):
                 reply.learning.CopyFrom(state)
-                told = state
+                top_k = state
             yield reply
 
     def _step(self, request: speculator_pb2.DraftRequest) -> speculator_pb2.DraftReply:
@@ -74,12 +74,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         else:
             seconds = time.perf_counter() - started
             self._observing(lambda: self._metrics.observe(outcomes, seconds, self._engine.seconds))
-        self._observing(self._observe_held)
+        self._observing(self._observe_requests)
         return speculator_pb2.DraftReply(
             step_id=request.step_id,
             entries=entries,
             compute_us=round((time.perf_counter() - started) * 1e6),
-            speculator_us=[round(own * 1e6) for own in self._engine.seconds],
+            speculator_us=[round(busy_s * 1e6) for busy_s in self._engine.seconds],
             instance_id=self._description.instance_id,
         )
 
@@ -106,7 +106,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         except Exception:
             log.exception("could not forget the requests of a failed step")
         message = f"internal error: {type(error).__name__}"
-        return [DraftOutcome(own, EntryStatus.EXHAUSTED, message) for own in ids]
+        return [DraftOutcome(request_id, EntryStatus.EXHAUSTED, message) for request_id in ids]
 
     async def Describe(
         self, request: speculator_pb2.DescribeSpeculatorRequest, context: Context
@@ -126,21 +126,21 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         released = self._engine.release(own_ids)
         if self._learner is not None:
             self._learner.replay.end(own_ids)
-        self._observing(self._observe_held)
+        self._observing(self._observe_requests)
         return released
 
-    def _observe_held(self) -> None:
-        self._metrics.observe_held(self._engine.held_requests)
+    def _observe_requests(self) -> None:
+        self._metrics.observe_requests(self._engine.cached_requests)
 
 
 def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
     """Decode entries or their errors. Only the first of an id counts."""
-    found: list[DraftEntry | DraftOutcome] = []
+    decoded: list[DraftEntry | DraftOutcome] = []
     seen: set[str] = set()
     for entry in entries:
-        found.append(_decode(client, entry, entry.request_id in seen))
+        decoded.append(_decode(client, entry, entry.request_id in seen))
         seen.add(entry.request_id)
-    return found
+    return decoded
 
 
 def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> DraftEntry | DraftOutcome:
@@ -167,15 +167,15 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
     except Exception as error:
         log.exception("an entry could not be read", extra=about(entry.request_id))
-        why = FaultError("internal error", error).for_logs
-        return DraftOutcome(own_id(client, entry.request_id), EntryStatus.EXHAUSTED, why)
+        reason = FaultError("internal error", error).for_logs
+        return DraftOutcome(own_id(client, entry.request_id), EntryStatus.EXHAUSTED, reason)
 
 
 def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
     if not entry.HasField("target_top_k"):
         return None
-    told = entry.target_top_k
-    return TargetTopK.of(told.token_ids, told.parents, told.top_k_token_ids)
+    message = entry.target_top_k
+    return TargetTopK.of(message.token_ids, message.parents, message.top_k_token_ids)
 
 
 def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
@@ -183,8 +183,8 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
         request_id=request_id_of(outcome.request_id),
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
         message=outcome.message,
-        drafts=[encode_draft(speculator, found) for speculator, found in outcome.drafts],
-        held_len=outcome.held_len,
+        drafts=[encode_draft(speculator, draft) for speculator, draft in outcome.drafts],
+        held_len=outcome.cached_len,
     )
 
 
@@ -200,10 +200,10 @@ class DraftFailures:
         """Log the latest failure of each speculator, at intervals after the first."""
         latest: dict[int, SpecInferError] = {}
         for outcome in outcomes:
-            for speculator, found in outcome.drafts:
-                if isinstance(found, SpecInferError):
+            for speculator, draft in outcome.drafts:
+                if isinstance(draft, SpecInferError):
                     self._count[speculator] += 1
-                    latest[speculator] = found
+                    latest[speculator] = draft
         for speculator, error in latest.items():
             if self._paces[speculator].due(now):
                 log.warning(

@@ -103,10 +103,10 @@ class SpeculatorSettings(ServiceSettings):
         Raises:
             SettingError: if one is named twice.
         """
-        found = self.drafter.split("+")
-        if len(set(found)) < len(found):
+        names = self.drafter.split("+")
+        if len(set(names)) < len(names):
             raise SettingError("drafter", self.drafter, "each may be named once")
-        return found
+        return names
 
     @property
     def names(self) -> list[str]:

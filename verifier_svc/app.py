@@ -85,8 +85,8 @@ def keep_prefixes(settings: VerifierSettings, runner: ModelRunner, fingerprint: 
     if settings.prefix_cache_directory:
         directory = Path(settings.prefix_cache_directory).expanduser()
         limit = settings.prefix_cache_megabytes * 1_000_000
-        found = runner.keep_prefixes(directory, fingerprint, limit)
-        log.info("%s: %.0f MB of prefixes", directory, found.total_bytes / 1e6)
+        kept = runner.keep_prefixes(directory, fingerprint, limit)
+        log.info("%s: %.0f MB of prefixes", directory, kept.total_bytes / 1e6)
 
 
 def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
@@ -136,7 +136,7 @@ def describe(
 
 def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
     warm_up(engine)
-    costs = measure_passes(engine.runner, most_tokens=engine.limits.max_step_tokens)
+    costs = measure_passes(engine.runner, max_tokens=engine.limits.max_step_tokens)
     parallel = engine.runner.parallel
     if parallel is not None and parallel.stage_seconds.busy:
         log.info("%.0f %% of them stages wait for others", 100 * parallel.stage_seconds.bubble)

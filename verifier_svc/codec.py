@@ -19,7 +19,7 @@ def encode_outcome(outcome: VerifyOutcome, tree: TokenTree | None = None) -> ver
         message=outcome.message,
         logprobs=[row.chosen for row in outcome.logprobs],
         top_logprobs=[_top(row) for row in outcome.logprobs if row.top],
-        held_len=outcome.held_len,
+        held_len=outcome.cached_len,
         top_k_token_ids=[token for ids in outcome.top_k for token in ids],
         finished=outcome.finished,
         cached_tokens=outcome.cached_tokens,
@@ -43,12 +43,13 @@ def encode_drafts(step: HostStep, speculators: int) -> verifier_pb2.ResidentDraf
     """Encode a step's resident drafts; None if the step requested none."""
     if not step.draft_times:
         return None
-    own = {number: seconds for times in step.draft_times for number, seconds in times.own_s.items()}
+    own_seconds = {number: seconds for times in step.draft_times for number, seconds in times.own_s.items()}
     return verifier_pb2.ResidentDrafts(
         microseconds=round(step.draft_s * 1e6),
         read_tokens=sum([times.read for times in step.draft_times]),
         speculators=[
-            _encode_counts(own.get(number, 0.0), step.drafted.get(number)) for number in range(speculators)
+            _encode_counts(own_seconds.get(number, 0.0), step.drafted.get(number))
+            for number in range(speculators)
         ],
     )
 

@@ -37,7 +37,7 @@ def launch(settings: VerifierSettings, program: str) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL
-    )  # `_explain` gives a one-line summary
+    )  # `_reason` gives a one-line summary
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -55,11 +55,11 @@ def launch(settings: VerifierSettings, program: str) -> None:
     except SignalException:
         log.info("all ranks have ended")
     except ChildFailedError as error:
-        log.critical("%s", _explain(error.failures))
+        log.critical("%s", _reason(error.failures))
         sys.exit(1)
 
 
-def _explain(failures: Mapping[int, ProcessFailure]) -> str:
+def _reason(failures: Mapping[int, ProcessFailure]) -> str:
     """Name the rank that ended first.
 
     Ranks that ended because they lost it have their own exit code.

@@ -149,9 +149,15 @@ class VerifierMetrics:
         self._model = declare_model_info(registry)
         declare_build_info(registry)
 
-    def describe(self, told: verifier_pb2.DescribeVerifierReply) -> None:
+    def describe(self, model: verifier_pb2.DescribeVerifierReply) -> None:
         """Show the description of the model."""
-        self._model.labels(told.model, told.dtype, told.weights, told.executor, told.device).set(1)
+        self._model.labels(
+            model.model,
+            model.dtype,
+            model.weights,
+            model.executor,
+            model.device,
+        ).set(1)
 
     def observe(self, step: HostStep) -> None:
         """Count one step."""
@@ -169,8 +175,10 @@ class VerifierMetrics:
         self._nodes.inc(sum([nodes for nodes, _ in verified]))
         self._accepted.inc(sum([accepted for _, accepted in verified]))
         if self._drafts is not None and step.draft_times:
-            own = {number: seconds for times in step.draft_times for number, seconds in times.own_s.items()}
-            for number, seconds in own.items():
+            own_seconds = {
+                number: seconds for times in step.draft_times for number, seconds in times.own_s.items()
+            }
+            for number, seconds in own_seconds.items():
                 counts = step.drafted.get(number, MemberCounts())
                 self._drafts.add(number, counts.nodes, counts.failed + counts.malformed, seconds)
 
@@ -186,9 +194,9 @@ class VerifierMetrics:
         self._stages.labels("idle").inc(max(0.0, total.idle - self._told.idle))
         self._told = total
 
-    def observe_masks(self, seconds: float, put_off: int, cut: int) -> None:
+    def observe_masks(self, seconds: float, deferred: int, cut: int) -> None:
         """Count masks; all three are since the start."""
-        totals = (seconds, put_off, cut)
+        totals = (seconds, deferred, cut)
         new = [now - before for now, before in zip(totals, self._masks, strict=True)]
         self._masks = totals
         self._mask_seconds.inc(max(0.0, new[0]))
@@ -201,4 +209,4 @@ class VerifierMetrics:
 
 
 def _size_name(tokens: int) -> str:
-    return next((name for most, name in _PASS_SIZES if tokens <= most), _LARGEST)
+    return next((name for limit, name in _PASS_SIZES if tokens <= limit), _LARGEST)

@@ -70,12 +70,12 @@ class HostedRequests:
         seen: set[str] = set()
         for place, part in enumerate(message.entries):
             name = part.request_id
-            found = self._decoded(part, name in seen, no_features)
+            decoded = self._decoded(part, name in seen, no_features)
             seen.add(name)
-            if isinstance(found, VerifyOutcome):
-                refused[place] = found
+            if isinstance(decoded, VerifyOutcome):
+                refused[place] = decoded
                 continue
-            entry, tree = found
+            entry, tree = decoded
             entries.append(entry)
             if not part.HasField("tree_plan"):
                 verbatim.add(name)
@@ -105,8 +105,8 @@ class HostedRequests:
             return VerifyOutcome(name, EntryStatus.ERROR, error.for_logs)
         except Exception as error:
             log.exception("an entry could not be read", extra=about(name))
-            why = FaultError("internal error", error).for_logs
-            return VerifyOutcome(name, EntryStatus.ERROR, why)
+            reason = FaultError("internal error", error).for_logs
+            return VerifyOutcome(name, EntryStatus.ERROR, reason)
 
     def note(self, outcomes: Sequence[VerifyOutcome]) -> None:
         """Forget tokens that a limit left out, and failed requests.
@@ -115,7 +115,7 @@ class HostedRequests:
         """
         for each in outcomes:
             if each.status is EntryStatus.OK and each.verdict is None:
-                del self._states[each.request_id].tokens[each.held_len :]
+                del self._states[each.request_id].tokens[each.cached_len :]
         failed = [each.request_id for each in outcomes if each.status is not EntryStatus.OK]
         if unknown := [name for name in failed if not self._host.verifier.holds(name)]:
             self.forget(unknown)
@@ -197,8 +197,8 @@ def _state_of(part: verifier_pb2.VerifyEntry, tokens: list[int]) -> RequestState
 
 def _keeps(grant: verifier_pb2.Grant) -> Keeps:
     """Return the rule by which merged trees are cut over the batch."""
-    most, threshold = grant.step_nodes, grant.node_threshold
-    return lambda kept, path_probability: kept < most and path_probability >= threshold
+    max_nodes, threshold = grant.step_nodes, grant.node_threshold
+    return lambda kept, path_probability: kept < max_nodes and path_probability >= threshold
 
 
 def _asked(message: verifier_pb2.VerifyRequest, no_features: SpecInferError | None) -> WantedOutputs:

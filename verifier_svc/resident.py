@@ -11,7 +11,7 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.runner import ModelRunner
 from specinfer.remote.description import describe
 from specinfer.v1 import speculator_pb2
-from specinfer.verification.jobs import MOST_TOP_K
+from specinfer.verification.jobs import MAX_TOP_K
 from verifier_svc.settings import VerifierSettings
 
 
@@ -60,13 +60,13 @@ class ResidentSpeculators:
 
     def _check(self, runner: ModelRunner) -> None:
         layers, size = list(self.description.feature_layers), self.description.feature_size
-        most, hidden = runner.feature_layers, runner.config.hidden_size
-        if layers and (not most or layers[-1] > most or size != hidden):
+        feature_layers, hidden = runner.feature_layers, runner.config.hidden_size
+        if layers and (not feature_layers or layers[-1] > feature_layers or size != hidden):
             raise IncompatibleError(
                 f"the drafters read hidden states of {size} numbers after layers {layers}; "
-                f"the target has {hidden} numbers after up to {most} layers"
+                f"the target has {hidden} numbers after up to {feature_layers} layers"
             )
-        if self.description.target_top_k > min(MOST_TOP_K, runner.config.vocab_size):
+        if self.description.target_top_k > min(MAX_TOP_K, runner.config.vocab_size):
             raise IncompatibleError(
                 f"the drafters read {self.description.target_top_k} predictions of the target per node"
             )

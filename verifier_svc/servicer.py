@@ -128,8 +128,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         except Exception as error:
             log.exception("an answer could not be told", extra=about(outcome.request_id))
             self._recover([outcome.request_id])
-            why = FaultError("internal error", error).for_logs
-            return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, why))
+            reason = FaultError("internal error", error).for_logs
+            return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, reason))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
         """Forget the requests of a step after a fault.
@@ -184,7 +184,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         masks = self._engine.masks
-        self._metrics.observe_masks(masks.seconds, masks.put_off, masks.cut)
+        self._metrics.observe_masks(masks.seconds, masks.deferred, masks.cut)
         self._metrics.messages.inc()
         for step in done.steps:
             if step.jobs:
@@ -216,7 +216,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         cache = self._engine.runner.cache
         self._metrics.cache.observe(
             CacheView(
-                self._engine.held_requests,
+                self._engine.cached_requests,
                 cache.capacity_tokens,
                 cache.free_tokens,
                 cache.queried_tokens,

@@ -153,7 +153,7 @@ def missing() -> dict[str, str]:
 
 
 log = logging.getLogger(__name__)
-_MOST_SETS = 32
+_MAX_SETS = 32
 _SHARE_OF_MEMORY = 0.25
 """Share of the memory for one set of buffers.
 
@@ -197,7 +197,7 @@ def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[st
     """Times of one cell: ours, every library's, and the bound."""
     dtype = DTYPES[context.scale.dtype]
     workload, size = Workload.of(cell, dtype, context.device), least_bytes(cell, dtype.itemsize)
-    count = max(1, min(_MOST_SETS, -(-context.scale.distinct_bytes // size)))
+    count = max(1, min(_MAX_SETS, -(-context.scale.distinct_bytes // size)))
     sets = [workload.buffers(seed) for seed in range(count)]
     ours = context.timer.launched([partial(workload.launch, b) for b in sets])
     bound = size / bandwidth(context)

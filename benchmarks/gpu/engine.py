@@ -197,7 +197,7 @@ def _steps(
             assert job.tree is not None
             accepted = [int(job.tree.token_ids[node]) for node in outcome.verdict.accepted]
             contexts[i] += [*accepted, outcome.verdict.bonus]
-            held[i] = outcome.held_len
+            held[i] = outcome.cached_len
             tokens += (1 + len(accepted)) * (step >= _WARM_UP)
     engine.release([f"r{i}" for i in range(batch)])
     device_s = pass_seconds(context, shape.name, batch, nodes, "queued_s")

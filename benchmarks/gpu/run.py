@@ -22,7 +22,7 @@ Call = Callable[[], object]
 _WARM_UP, _REPEATS = 3, 20
 _FEW = 0.05
 """Seconds of repetitions after which a slow call is repeated no further."""
-_LEAST_REPEATS = 3
+_MIN_REPEATS = 3
 _IN_A_ROW = 10
 """Calls that do not wait for each other."""
 
@@ -64,7 +64,7 @@ class HostTimer:
         """Implement `Timer.waited`."""
         call()
         times: list[float] = []
-        while len(times) < _LEAST_REPEATS or (len(times) < _REPEATS and sum(times) < _FEW):
+        while len(times) < _MIN_REPEATS or (len(times) < _REPEATS and sum(times) < _FEW):
             started = self._clock()
             call()
             times.append(self._clock() - started)
@@ -97,7 +97,7 @@ class GpuTimer:
             for _ in range(_IN_A_ROW):
                 call()
 
-        return self._wall(many, _LEAST_REPEATS) / _IN_A_ROW
+        return self._wall(many, _MIN_REPEATS) / _IN_A_ROW
 
     def waited(self, call: Call) -> float:
         """Implement `Timer.waited`."""

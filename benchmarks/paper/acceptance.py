@@ -212,7 +212,7 @@ def guesses(
             tokens = [int(tree.token_ids[node]) for node in ranked]
             places[prompts[i].source].append(tokens.index(token) if token in tokens else GUESSES)
             contexts[i].append(token)
-            held[i] = outcome.held_len
+            held[i] = outcome.cached_len
         running = [
             i
             for i in running

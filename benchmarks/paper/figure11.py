@@ -29,7 +29,7 @@ BATCHES = "1,2,4,8,16"
 DEPTH = 8
 SHAPES = {"<1,1,3,1,1,1,1,1>": ("1,1,3,1,1,1,1,1", 20), "best-first, 16 nodes": ("", 16)}
 """The paper's tree, and one of ours: expansion vector and nodes."""
-LEAST_PROMPTS = 5
+MIN_PROMPTS = 5
 """Minimum prompts for every batch size: one of each source."""
 WARM_UP = 2
 """Steps of the first batch that do not count."""
@@ -65,7 +65,7 @@ def main(
             report["shapes"][shape] = by_batch = {}
             for size in sizes:
                 spinner.update(f"{shape}, batch {size}")
-                few = found[: max(size, LEAST_PROMPTS)]
+                few = found[: max(size, MIN_PROMPTS)]
                 by_batch[str(size)] = comparison.measure(few, size, steps).report(size)
                 plot_sequences(picture, report)
                 write(out, sequences_report(report, picture.name))

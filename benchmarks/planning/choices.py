@@ -79,7 +79,7 @@ class Mode:
         """Note a step, and have the planner learn from it."""
         choice = report.choice
         kind = report.batch, choice.speculators, choice.nodes, report.tokens
-        self.reports.append((kind, report.seconds, report.brought))
+        self.reports.append((kind, report.seconds, report.new_tokens))
         started = time.thread_time()
         self.planner.observe(report)
         self.planning_s += time.thread_time() - started

@@ -23,7 +23,7 @@ from deploy.grafana.build import DASHBOARDS
 from deploy.grafana.panel import PER_SECOND, Panel
 
 _COLUMNS = 3
-_MOST_LINES = 6
+_MAX_LINES = 6
 _COLOURS = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab8ff", "#ffa6b0")
 _STYLE = {
     "figure.facecolor": "#111217",
@@ -103,7 +103,7 @@ def draw(titles: Sequence[str], prometheus: str, span: TimeRange, target: Path) 
 def _shown(lines: Iterator[Line]) -> list[Line]:
     """Return the first lines, sorted by numbers in names."""
     by_number = sorted(lines, key=lambda line: [int(n) for n in re.findall(r"\d+", line.name)])
-    return by_number[:_MOST_LINES]
+    return by_number[:_MAX_LINES]
 
 
 def _lines(panel: Panel, prometheus: str, span: TimeRange) -> Iterator[Line]:

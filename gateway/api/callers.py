@@ -76,13 +76,17 @@ class Callers:
         if self._path is None:
             return ANYBODY
         self._reload(self._path)
-        found = _find(self._keys, digest_of(_key_in(metadata or ())))
-        if found is None:
+        caller = _find(self._keys, digest_of(_key_in(metadata or ())))
+        if caller is None:
             raise UnauthenticatedError(f"{HEADER}: no such key")
-        if found.has_expired(self._clock()):
+        if caller.has_expired(self._clock()):
             raise UnauthenticatedError(f"{HEADER}: the key has expired")
         return Caller(
-            found.name, found.max_concurrent, found.tokens_per_minute, found.max_priority, found.no_training
+            caller.name,
+            caller.max_concurrent,
+            caller.tokens_per_minute,
+            caller.max_priority,
+            caller.no_training,
         )
 
     def _reload(self, path: Path) -> None:
@@ -110,8 +114,8 @@ def _find(keys: Sequence[ApiKey], digest: bytes) -> ApiKey | None:
 
     All keys are compared, each in constant time: the duration reveals nothing.
     """
-    found = None
+    caller = None
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
-            found = key
-    return found
+            caller = key
+    return caller

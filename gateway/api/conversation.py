@@ -101,9 +101,9 @@ def _turn(field: str, message: generation_pb2.ChatMessage) -> dict[str, Any]:
 
 def _object(field: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(field, text, f"no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidInputError(field, text, "must be a JSON object")
-    return found
+    return value

@@ -112,7 +112,7 @@ class RequestDecoder:
         prompt = tuple(await self._prompt(message, caller))
         limit = asked.max_new_tokens
         if message.HasField("max_new_tokens") and message.max_new_tokens == FILL_CONTEXT:
-            limit = self._room_behind(prompt)
+            limit = self._room_after(prompt)
         references = await self._references(message, asked.speculation, caller)
         request = replace(asked, prompt=prompt, max_new_tokens=limit, references=references)
         request.check_against(self._vocab_size, self._max_context_len)
@@ -197,7 +197,7 @@ class RequestDecoder:
         async with self._checking.take(caller):
             await self._check_constraint(constraint)
 
-    def _room_behind(self, prompt: Sequence[int]) -> int:
+    def _room_after(self, prompt: Sequence[int]) -> int:
         room = self._longest - len(prompt)
         if room < 1:
             raise InvalidInputError("prompt", len(prompt), f"tokens, at most {self._longest - 1}")
@@ -209,16 +209,16 @@ class RequestDecoder:
         Raises:
             InvalidInputError: if it is too long, or cannot be printed.
         """
-        most = self._limits.request_id
-        if len(request_id) > most:
-            raise InvalidInputError("request_id", request_id, f"longer than {most} characters")
+        max_length = self._limits.request_id
+        if len(request_id) > max_length:
+            raise InvalidInputError("request_id", request_id, f"longer than {max_length} characters")
         if not request_id.isprintable():
             raise InvalidInputError("request_id", request_id, "must be printable")
 
     def _check_priority(self, priority: int, caller: Caller) -> None:
-        most = self._limits.priority
-        if abs(priority) > most:
-            raise InvalidInputError("priority", priority, f"must be in [-{most}, {most}]")
+        max_priority = self._limits.priority
+        if abs(priority) > max_priority:
+            raise InvalidInputError("priority", priority, f"must be in [-{max_priority}, {max_priority}]")
         if priority > caller.max_priority:
             raise DeniedError(
                 f"priority = {priority}: {caller.name!r} may ask for {caller.max_priority} at most"
@@ -238,9 +238,9 @@ class RequestDecoder:
         _check_number("references", texts, self._limits.references)
         if "" in texts:
             raise InvalidInputError("references", "", "must not be empty")
-        size, most = sum(len(text.encode()) for text in texts), self._limits.reference_bytes
-        if size > most:
-            raise InvalidInputError("references", size, f"bytes together, at most {most}")
+        size, max_bytes = sum(len(text.encode()) for text in texts), self._limits.reference_bytes
+        if size > max_bytes:
+            raise InvalidInputError("references", size, f"bytes together, at most {max_bytes}")
 
     async def _prompt(self, message: generation_pb2.GenerateRequest, caller: Caller) -> Sequence[int]:
         match message.WhichOneof("prompt"):
@@ -279,8 +279,10 @@ class RequestDecoder:
         size = sum(len(text.encode()) for text in texts)
         per_token, context = self._limits.bytes_per_token, self._max_context_len
         if size > per_token * context:
-            why = f"bytes, at most {per_token * context} ({per_token} per token of the context of {context})"
-            raise InvalidInputError(field, size, why)
+            reason = (
+                f"bytes, at most {per_token * context} ({per_token} per token of the context of {context})"
+            )
+            raise InvalidInputError(field, size, reason)
         return size
 
     async def _tokenize(self, size: int, caller: Caller, work: Callable[[], list[T]]) -> list[T]:
@@ -295,9 +297,9 @@ class RequestDecoder:
                 raise
 
 
-def _check_number(field: str, items: Sequence[object], most: int) -> None:
-    if len(items) > most:
-        raise InvalidInputError(field, len(items), f"at most {most}")
+def _check_number(field: str, items: Sequence[object], max_number: int) -> None:
+    if len(items) > max_number:
+        raise InvalidInputError(field, len(items), f"at most {max_number}")
 
 
 def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:

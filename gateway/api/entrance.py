@@ -57,9 +57,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     @contextmanager
     def _place(self, caller: Caller, calls: Counter[str]) -> Iterator[None]:
         """Count a call of a caller that may have so many requests."""
-        most = caller.max_concurrent * STREAMS_PER_REQUEST
-        if most and calls[caller.name] >= most:
-            error = ExhaustedError(f"key {caller.name}: {most} calls are open")
+        max_streams = caller.max_concurrent * STREAMS_PER_REQUEST
+        if max_streams and calls[caller.name] >= max_streams:
+            error = ExhaustedError(f"key {caller.name}: {max_streams} calls are open")
             if calls is self._streams:
                 self._refused(status_of(error))
             raise error

@@ -93,8 +93,8 @@ class RequestService:
         if token_stream.request.caller != caller.name:
             raise NotFoundError(f"request_id = {request_id!r}: no such request")
         if from_token > token_stream.request.max_new_tokens:
-            most = token_stream.request.max_new_tokens
-            raise InvalidInputError("from_token", from_token, f"the request has {most} tokens at most")
+            max_tokens = token_stream.request.max_new_tokens
+            raise InvalidInputError("from_token", from_token, f"the request has {max_tokens} tokens at most")
         if token_stream.ending is None:
             await self._store.listen(request_id)
         return token_stream
@@ -189,8 +189,8 @@ class RequestService:
         try:
             wanted = await self._store.leave(request_id)
         except UnavailableError as error:
-            why = "request %s goes on though nobody reads it: %s"
-            log.warning(why, request_id, error, extra=about(request_id))
+            reason = "request %s goes on though nobody reads it: %s"
+            log.warning(reason, request_id, error, extra=about(request_id))
             return
         session = self._sessions.of_request(request_id)
         if wanted and session is not None:

@@ -137,10 +137,10 @@ class StatusReporter:
 
 def _reliability(calibration: Calibration, speculator: int) -> dict[str, float | None]:
     """Return the fields that say how well a speculator's scores foretell acceptance."""
-    found = calibration.reliability(speculator)
-    if found is None:
+    reliability = calibration.reliability(speculator)
+    if reliability is None:
         return {}
-    said, corrected = found
+    said, corrected = reliability
     return {
         "calibration_error": corrected.calibration_error,
         "said_calibration_error": said.calibration_error,

@@ -18,8 +18,8 @@ class FairPlaces:
 
     def __init__(self, places: int) -> None:
         """Create places for so much work at once."""
-        self._free, self._most = places, max(1, places - 1)
-        self._held = Counter[str]()
+        self._free, self._max_per_caller = places, max(1, places - 1)
+        self._used = Counter[str]()
         """Places by caller."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Waiting jobs by caller, in order of turns."""
@@ -41,17 +41,17 @@ class FairPlaces:
         if self._free and self._may_have(caller.name) and not self._waits(caller.name):
             self._give(caller.name)
             return
-        most = caller.max_concurrent
-        mine = self._waiting.setdefault(caller.name, deque())
-        if most and len(mine) >= most:
-            raise ExhaustedError(f"key {caller.name}: {most} requests wait to be read")
+        max_waiting = caller.max_concurrent
+        turns = self._waiting.setdefault(caller.name, deque())
+        if max_waiting and len(turns) >= max_waiting:
+            raise ExhaustedError(f"key {caller.name}: {max_waiting} requests wait to be read")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        mine.append(turn)
+        turns.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
-            if turn in mine:
-                mine.remove(turn)
+            if turn in turns:
+                turns.remove(turn)
             elif not turn.cancelled():
                 self._give_back(caller.name)  # the place was given in the same moment
             raise
@@ -61,33 +61,33 @@ class FairPlaces:
 
         Without keys, all clients are one caller.
         """
-        return not name or self._held[name] < self._most
+        return not name or self._used[name] < self._max_per_caller
 
     def _waits(self, name: str) -> bool:
         return bool(self._waiting.get(name))
 
     def _give(self, name: str) -> None:
         self._free -= 1
-        self._held[name] += 1
+        self._used[name] += 1
 
     def _give_back(self, name: str) -> None:
         self._free += 1
-        self._held[name] -= 1
-        if not self._held[name]:
-            del self._held[name]
+        self._used[name] -= 1
+        if not self._used[name]:
+            del self._used[name]
         self._next()
 
     def _next(self) -> None:
         """Give free places to the callers that wait, in turn."""
         for name in list(self._waiting):
-            mine = self._waiting[name]
-            while mine and mine[0].done():  # its caller leaves at this moment
-                mine.popleft()
-            if not mine:
+            turns = self._waiting[name]
+            while turns and turns[0].done():  # its caller leaves at this moment
+                turns.popleft()
+            if not turns:
                 del self._waiting[name]
             elif self._free and self._may_have(name):
                 self._give(name)
-                mine.popleft().set_result(None)
+                turns.popleft().set_result(None)
                 self._waiting.move_to_end(name)
-                if not mine:
+                if not turns:
                     del self._waiting[name]

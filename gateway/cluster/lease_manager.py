@@ -89,7 +89,7 @@ class LeaseManager:
             if last:
                 raise
             return False
-        await self._sessions.look_up(_FIRST_LOOK_S, strict=True)
+        await self._sessions.describe_verifiers(_FIRST_LOOK_S, strict=True)
         if not self._sessions.known and last:
             where, seconds = self._settings.verifiers, self._settings.start_timeout_seconds
             raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
@@ -104,7 +104,7 @@ class LeaseManager:
     async def leave(self) -> None:
         """Give everything back, for other gateways or the next one."""
         try:
-            await self._leases.leave(self._sessions.held)
+            await self._leases.leave(self._sessions.leases)
         except UnavailableError as error:
             log.warning("leaving without a word, so others wait for the lease to end: %s", error)
 
@@ -131,7 +131,7 @@ class LeaseManager:
                 self._events.cluster_failed()
 
     async def _renew_once(self) -> None:
-        renewal = await self._leases.renew(self._report(), self._sessions.held)
+        renewal = await self._leases.renew(self._report(), self._sessions.leases)
         if not self.redis_ready:
             self._rebalancer.pause(self._settings.lease_seconds)
             self._redis.over(time.monotonic())
@@ -139,7 +139,7 @@ class LeaseManager:
         for request_id in renewal.cancels:
             self._cancel(request_id)
         for instance_id in renewal.lost:
-            await self._sessions.keep(instance_id)
+            await self._sessions.renew_lease(instance_id)
 
     def _report(self) -> GatewayReport:
         sessions = [session for session in self._sessions if session.running]
@@ -181,11 +181,11 @@ class LeaseManager:
                 continue
             try:
                 await self._fill()
-                if self._sessions.end_stopped():
+                if self._sessions.close_stopped():
                     self._look_now.set()  # what was replaced is there already
                 if time.monotonic() - looked > _LOOK_UP_S:
                     looked = time.monotonic()
-                    await self._rebalancer.give_up_strays()
+                    await self._rebalancer.release_strays()
                     await self._rebalancer.abandon()
                 await self._claim()
                 if not self.draining:
@@ -206,7 +206,7 @@ class LeaseManager:
                     await self._look_now.wait()
             self._look_now.clear()
             try:
-                await self._sessions.look_up()
+                await self._sessions.describe_verifiers()
             except Exception:  # names that cannot be looked up now are looked up later
                 if self._pace.due(time.monotonic()):
                     log.exception("looking for verifiers failed")
@@ -215,6 +215,6 @@ class LeaseManager:
     async def _claim(self, strict: bool = False) -> None:
         if not self.draining:
             alive = self.renewal.alive
-            await self._sessions.claim(
+            await self._sessions.claim_leases(
                 verifiers_to_claim(self._sessions.known, len(self._sessions), alive), strict
             )

@@ -56,11 +56,11 @@ class Rebalancer:
         places = self._settings.max_waiting - sum(
             session.loop.scheduler.waiting for session in self._sessions
         )
-        most = min(_ADOPT_AT_ONCE, requests_to_adopt(self._me, room, places, alive))
+        max_count = min(_ADOPT_AT_ONCE, requests_to_adopt(self._me, room, places, alive))
         models = models_of(session for session in self._sessions if session.begun)
-        if not models or most <= 0 or time.monotonic() < self.adopt_from:
+        if not models or max_count <= 0 or time.monotonic() < self.adopt_from:
             return
-        records = await self._store.adopt(most, models)
+        records = await self._store.adopt(max_count, models)
         for record in records:
             await self._sessions.take(record)
 
@@ -82,16 +82,16 @@ class Rebalancer:
         for session in self._sessions:
             session.loop.scheduler.admit(time.monotonic())  # what fits here only waits for the step that runs
         waiting = sum(session.loop.scheduler.waiting for session in self._sessions)
-        most = requests_to_share(self._me, waiting, fresh)
-        if most:
+        max_count = requests_to_share(self._me, waiting, fresh)
+        if max_count:
             self._offers.use(fresh)
         for session in list(self._sessions):
-            names = session.loop.scheduler.last_waiting(most)
-            most -= len(names)
-            session.loop.persistence.let_go(names)
+            names = session.loop.scheduler.last_waiting(max_count)
+            max_count -= len(names)
+            session.loop.persistence.release_requests(names)
             await self._store.disown(names)
 
-    async def give_up_strays(self) -> None:
+    async def release_strays(self) -> None:
         """Give requests that no session has to whichever gateway has room.
 
         They are this gateway's in Redis, and were in none of its sessions at two looks in a row.

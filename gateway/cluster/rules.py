@@ -28,13 +28,13 @@ class Offers:
         self._used = {report.gateway_id: report.number for report in alive if report.number}
 
 
-def verifiers_to_claim(known: int, own: int, alive: Sequence[GatewayReport]) -> int:
+def verifiers_to_claim(known: int, driven: int, alive: Sequence[GatewayReport]) -> int:
     """Return how many more verifiers a gateway may claim.
 
     Its share is ceil(known / gateways that are not drained).
     """
     staying = max(1, sum(not report.draining for report in alive))
-    return max(0, -(-known // staying) - own)
+    return max(0, -(-known // staying) - driven)
 
 
 def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> int:
@@ -42,9 +42,9 @@ def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> 
 
     All busy gateways see the same room, so each takes an equal part of it.
     """
-    others = _others(me, alive)
-    room = sum(report.room for report in others)
-    busy = 1 + sum(report.sessions > 0 and report.room == 0 for report in others)
+    other_gateways = _other_gateways(me, alive)
+    room = sum(report.room for report in other_gateways)
+    busy = 1 + sum(report.sessions > 0 and report.room == 0 for report in other_gateways)
     return min(waiting, -(-room // busy))
 
 
@@ -54,8 +54,8 @@ def requests_to_adopt(me: str, room: int, places: int, alive: Sequence[GatewayRe
     It takes as many as its queues have places for, but none beyond those that it can run at once while others
     could run them.
     """
-    others = sum(report.room for report in _others(me, alive))
-    return max(0, room if others else places)
+    other_room = sum(report.room for report in _other_gateways(me, alive))
+    return max(0, room if other_room else places)
 
 
 def somebody_stays(me: str, alive: Sequence[GatewayReport]) -> bool:
@@ -81,8 +81,8 @@ def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
     return ranked[0] if ranked else None
 
 
-def _others(me: str, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
+def _other_gateways(me: str, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
     """Return the other gateways with a model of this gateway."""
-    mine = {model for report in alive if report.gateway_id == me for model in report.models}
-    others = [report for report in alive if report.gateway_id != me and not report.draining]
-    return [report for report in others if not mine or not mine.isdisjoint(report.models)]
+    own_models = {model for report in alive if report.gateway_id == me for model in report.models}
+    reports = [report for report in alive if report.gateway_id != me and not report.draining]
+    return [report for report in reports if not own_models or not own_models.isdisjoint(report.models)]

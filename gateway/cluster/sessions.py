@@ -42,7 +42,7 @@ class VerifierSessions:
         return len(self.by_instance)
 
     @property
-    def held(self) -> list[VerifierLease]:
+    def leases(self) -> list[VerifierLease]:
         """The leases of all sessions."""
         return [session.lease for session in self.by_instance.values()]
 
@@ -64,10 +64,10 @@ class VerifierSessions:
 
     def of_request(self, request_id: str) -> VerifierSession | None:
         """Return the session that runs a request."""
-        found = (
+        matching = (
             session for session in self.by_instance.values() if request_id in session.loop.scheduler.states
         )
-        return next(found, None)
+        return next(matching, None)
 
     def owns(self, request_id: str) -> bool:
         """Return whether a session has a request or its unstored end."""
@@ -100,10 +100,10 @@ class VerifierSessions:
         if record.ending is not None:
             return  # its end was written just before
         holder = self._holder(request.request_id)
-        if holder is not None and holder.loop.persistence.adopted_again(request.request_id, record.adoption):
+        if holder is not None and holder.loop.persistence.readopt(request.request_id, record.adoption):
             return  # nobody has had it meanwhile
         if holder is not None:
-            holder.loop.persistence.let_go([request.request_id])
+            holder.loop.persistence.release_requests([request.request_id])
         session = self.best_for(request, record.model)
         try:
             if session is None:
@@ -112,8 +112,8 @@ class VerifierSessions:
             token_stream.extend(0, record.tokens, record.logprobs, None)
             state = session.submit(record)
         except SpecInferError as error:
-            why, name = "request %s is given away again: %s", request.request_id
-            log.info(why, name, error, extra=about(name))
+            reason, name = "request %s is given away again: %s", request.request_id
+            log.info(reason, name, error, extra=about(name))
             self._shared.token_streams.moved([request.request_id])
             await self._shared.store.disown([request.request_id], in_vain=True)
             return
@@ -121,7 +121,7 @@ class VerifierSessions:
         if state.finish is not None:  # its last tokens end it; only that was not written
             await session.loop.persistence.put([Progress(state, [], [], state.new_tokens, True)])
 
-    async def look_up(self, patience_s: float = 0.0, strict: bool = False) -> None:
+    async def describe_verifiers(self, patience_s: float = 0.0, strict: bool = False) -> None:
         """Resolve names, and describe every verifier that is not driven from here.
 
         Args:
@@ -159,8 +159,8 @@ class VerifierSessions:
             await asyncio.gather(task, return_exceptions=True)
         await self.links.pop(address).close()
 
-    async def claim(self, most: int, strict: bool = False) -> None:
-        """Claim up to `most` free verifiers, and start their sessions as tasks.
+    async def claim_leases(self, max_count: int, strict: bool = False) -> None:
+        """Claim up to `max_count` free verifiers, and start their sessions as tasks.
 
         Raises:
             IncompatibleError: if a speculator does not fit the model; only if `strict`, as it waits for sessions.
@@ -169,55 +169,55 @@ class VerifierSessions:
         begun = []
         for link in list(self.links.values()):
             instance = link.instance_id
-            if most <= 0 or link.description is None or instance in self.by_instance:
+            if max_count <= 0 or link.description is None or instance in self.by_instance:
                 continue
             lease = await self._leases.claim(instance)
             if isinstance(lease, str):
                 link.holder = lease
                 continue
-            most -= 1
+            max_count -= 1
             session = self.by_instance[instance] = VerifierSession(self._shared, link, lease)
             link.holder = self._leases.gateway_id
             log.info("driving the verifier at %s, fence %d", link.address, lease.fence)
-            begun.append(self._beside(self._start(session, strict)))
+            begun.append(self._in_background(self._start(session, strict)))
         if strict:
             await asyncio.gather(*begun)
 
-    async def keep(self, instance_id: str) -> None:
+    async def renew_lease(self, instance_id: str) -> None:
         """Claim a lost lease again, or end its session if that fails."""
         session = self.by_instance.get(instance_id)
         if session is None:
             return
         lease = await self._leases.claim(instance_id)
         if isinstance(lease, VerifierLease):
-            session.go_on_with(lease)
+            session.continue_with(lease)
         else:
-            self.begin_to_end(session)
+            self.start_closing(session)
             session.link.holder = lease
 
-    def end_stopped(self) -> bool:
+    def close_stopped(self) -> bool:
         """Start closing the sessions with ended loops; return whether there were any."""
         stopped = [session for session in self.by_instance.values() if not session.running]
         for session in stopped:
-            self.begin_to_end(session)
+            self.start_closing(session)
         return bool(stopped)
 
-    def begin_to_end(self, session: VerifierSession) -> None:
+    def start_closing(self, session: VerifierSession) -> None:
         """Drop a session; its verifier and its requests are free soon."""
         self.by_instance.pop(session.lease.instance_id, None)
         session.link.description = None  # it is described again
         session.link.holder = ""
-        self._beside(self._end(session))
+        self._in_background(self._end(session))
 
     async def end(self, session: VerifierSession) -> None:
         """End a session; its verifier and its requests are free on return."""
-        self.begin_to_end(session)
+        self.start_closing(session)
         await self._all_done()
 
     async def end_all(self) -> None:
         """End all sessions, side by side."""
         for session in list(self.by_instance.values()):
-            self.begin_to_end(session)
+            self.start_closing(session)
         await self._all_done()
 
     async def close(self) -> None:
@@ -238,18 +238,18 @@ class VerifierSessions:
                 raise
             log.warning("the session of the verifier at %s does not begin: %s", session.link.address, error)
             if self.by_instance.get(session.lease.instance_id) is session:
-                self.begin_to_end(session)
+                self.start_closing(session)
 
     async def _end(self, session: VerifierSession) -> None:
         try:
             await session.end()
-            await self._leases.give_up(session.lease)
+            await self._leases.release(session.lease)
         except UnavailableError as error:
             log.warning(
                 "the session of the verifier at %s ends without a word: %s", session.link.address, error
             )
 
-    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._done)

@@ -40,27 +40,31 @@ class VerifierLink:
                 no sense.
         """
         try:
-            found = await VerifierClient(self.channel, self._hung_s).describe()
+            description = await VerifierClient(self.channel, self._hung_s).describe()
         except UnavailableError:
             self.description = None
             return False
         except IncompatibleError as error:
             self.description = None
             return self._refuse(f"{self.address}: {error}")
-        theirs = (found.tokenizer_fingerprint, found.text_fingerprint)
-        for name, mine, other in zip(("vocabulary", "tokenizer"), self._fingerprints, theirs, strict=True):
-            if other and mine != other:
+        theirs = (description.tokenizer_fingerprint, description.text_fingerprint)
+        for name, expected, other in zip(
+            ("vocabulary", "tokenizer"), self._fingerprints, theirs, strict=True
+        ):
+            if other and expected != other:
                 self.description = None
-                return self._refuse(f"the gateway has {name} {mine}, the verifier at {self.address} {other}")
+                return self._refuse(
+                    f"the gateway has {name} {expected}, the verifier at {self.address} {other}"
+                )
         self._refused = ""
-        self.description = found
+        self.description = description
         return True
 
-    def _refuse(self, why: str) -> bool:
-        if why == self._refused:
+    def _refuse(self, reason: str) -> bool:
+        if reason == self._refused:
             return False
-        self._refused = why
-        raise IncompatibleError(why)
+        self._refused = reason
+        raise IncompatibleError(reason)
 
     async def close(self) -> None:
         """Close the connection."""

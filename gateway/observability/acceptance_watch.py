@@ -12,7 +12,7 @@ from specinfer.scheduling.statistics import SpeculationCounts
 log = logging.getLogger(__name__)
 WINDOW = 1000
 """Drafts that are judged together."""
-LEAST = 0.1
+MIN_SHARE = 0.1
 """Minimum share of the usual accepted tokens per draft."""
 _NEWEST = 0.05
 """Weight of a window in what is usual."""
@@ -47,7 +47,7 @@ class AcceptanceTrend:
     def _judge(self, rate: float) -> None:
         self._drafts = self._accepted = 0
         self.latest = rate
-        self.collapsed = rate == 0 or (self.usual is not None and rate < LEAST * self.usual)
+        self.collapsed = rate == 0 or (self.usual is not None and rate < MIN_SHARE * self.usual)
         if not self.collapsed:
             self.usual = rate if self.usual is None else self.usual + _NEWEST * (rate - self.usual)
 

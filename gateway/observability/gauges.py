@@ -68,8 +68,8 @@ class Gauges:
         )
 
     def _verifiers(self) -> dict[str, bool]:
-        found = {address: link.description is not None for address, link in self._sessions.links.items()}
-        return found | {session.link.address: session.loop.verifier_ready for session in self._sessions}
+        described = {address: link.description is not None for address, link in self._sessions.links.items()}
+        return described | {session.link.address: session.loop.verifier_ready for session in self._sessions}
 
 
 def cache_use(sessions: Sequence[VerifierSession]) -> CacheUse:
@@ -83,16 +83,16 @@ def cache_use(sessions: Sequence[VerifierSession]) -> CacheUse:
 
 def reliability_by_name(sessions: Iterable[VerifierSession]) -> dict[Named, tuple[Reliability, Reliability]]:
     """Return the reliability of each speculator's scores, raw and corrected."""
-    found = defaultdict[Named, list[tuple[Reliability, Reliability]]](list)
+    by_name = defaultdict[Named, list[tuple[Reliability, Reliability]]](list)
     for session in sessions:
         for number, name in enumerate(named(session.loop.pool)):
             if (parts := session.loop.machine.calibration.reliability(number)) is not None:
-                found[name].append(parts)
+                by_name[name].append(parts)
     return {
         name: (Reliability.of_all(said for said, _ in parts), Reliability.of_all(each for _, each in parts))
-        for name, parts in found.items()
+        for name, parts in by_name.items()
     }
 
 
-def _model(told: verifier_pb2.DescribeVerifierReply) -> tuple[str, str, str, str, str]:
-    return told.model, told.dtype, told.weights, told.executor, told.device
+def _model(description: verifier_pb2.DescribeVerifierReply) -> tuple[str, str, str, str, str]:
+    return description.model, description.dtype, description.weights, description.executor, description.device

@@ -76,12 +76,12 @@ class Observer:
         self.metrics.system.adopted_requests.inc()
         log.info("request %s goes on here, from token %d", name, tokens, extra=about(name))
 
-    def requests_released(self, request_ids: Iterable[str], why: str) -> None:
+    def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
         """Log unfinished requests that leave this gateway."""
         for name in request_ids:
-            log.info("request %s leaves this gateway: %s", name, why, extra=self._about(name))
+            log.info("request %s leaves this gateway: %s", name, reason, extra=self._about(name))
             if self._traces is not None:
-                self._traces.left([name], time.monotonic(), why)
+                self._traces.left([name], time.monotonic(), reason)
 
     def report_fault(self, request_id: str, error: Exception) -> str:
         """Log an internal fault; return the message for the client."""
@@ -140,9 +140,9 @@ class Observer:
         speculation = self.metrics.steps.speculation
         for service in pool.services:
             if statistics := service.statistics:
-                taken = statistics.take()
-                left_out = {pool.names[number]: count for number, count in taken.quarantines.items()}
-                speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)
+                counts = statistics.take()
+                left_out = {pool.names[number]: count for number, count in counts.quarantines.items()}
+                speculation.service(service.address, counts.outcomes, counts.resyncs, left_out)
 
     @contextmanager
     def trace_step(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:

@@ -33,14 +33,14 @@ class StepTrace:
 
     def end(self, step: FinishedStep) -> None:
         """End the spans of a finished step."""
-        told = {
+        attributes = {
             "specinfer.nodes": sum([len(tree) - 1 for tree in step.trees.values()]),
             "specinfer.accepted": sum([len(verdict.accepted) for verdict in step.verdicts.values()]),
         }
         for span in self._spans:
             for phase, (start, stop) in zip(PHASES, pairwise(step.times[1:]), strict=True):
                 self._tracer.add(phase, span, start, stop)
-            self._tracer.end(span, step.times.done, told)
+            self._tracer.end(span, step.times.done, attributes)
 
     def fail(self, at: float, error: Exception) -> None:
         """End the spans of a step that failed."""
@@ -60,12 +60,12 @@ class RequestTraces:
 
     def arrived(self, request: GenerationRequest, now: float, traceparent: str) -> None:
         """Begin a request's trace, if it is wanted."""
-        told: Attributes = {
+        attributes: Attributes = {
             "specinfer.request_id": request.request_id,
             "specinfer.prompt_tokens": len(request.prompt),
             "specinfer.max_new_tokens": request.max_new_tokens,
         }
-        span = self._tracer.begin("request", now, traceparent=traceparent, attributes=told)
+        span = self._tracer.begin("request", now, traceparent=traceparent, attributes=attributes)
         if span is not None:
             self._open[request.request_id] = span
 
@@ -104,17 +104,17 @@ class RequestTraces:
             self._tracer.add("prefill", span, admitted, first)
         if state.first_token_at is not None:
             self._tracer.add("decode", span, first, end)
-        told: Attributes = {
+        attributes: Attributes = {
             "specinfer.finish_reason": state.finish.name.lower(),
             "specinfer.new_tokens": state.new_tokens,
             "specinfer.steps": state.stats.steps,
             "specinfer.accepted": state.stats.accepted,
         }
-        self._tracer.end(span, end, told, "error" if state.finish is FinishReason.ERROR else "")
+        self._tracer.end(span, end, attributes, "error" if state.finish is FinishReason.ERROR else "")
 
-    def left(self, request_ids: Iterable[str], now: float, why: str) -> None:
+    def left(self, request_ids: Iterable[str], now: float, reason: str) -> None:
         """End the traces of requests that leave this gateway or are refused."""
         for request_id in request_ids:
             span = self._open.pop(request_id, None)
             if span is not None:
-                self._tracer.end(span, now, {"specinfer.left": why})
+                self._tracer.end(span, now, {"specinfer.left": reason})

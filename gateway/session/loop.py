@@ -143,7 +143,7 @@ class SessionLoop:
             except (FencedError, ServiceChangedError):
                 raise
             except UnavailableError as error:
-                await self._bear_with_verifier(error)
+                await self._wait_for_verifier(error)
             except Exception:  # a fault of ours must not end everybody's requests
                 log.exception("a step of %d requests failed; serving them one by one", len(step.entries))
                 self._events.step_failed()
@@ -162,15 +162,15 @@ class SessionLoop:
             except (FencedError, ServiceChangedError):
                 raise
             except UnavailableError as error:
-                return await self._bear_with_verifier(error)
+                return await self._wait_for_verifier(error)
             except Exception as error:  # noqa: BLE001  # whatever it is, the others continue
                 await self._fail(entry.state, error)
         return None
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
         """End a request that causes a fault of ours."""
-        why = self._events.report_fault(state.request.request_id, error)
-        await self.persistence.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
+        reason = self._events.report_fault(state.request.request_id, error)
+        await self.persistence.put(self.scheduler.fail([state], reason, time.monotonic(), retryable=False))
 
     async def _next_step(self) -> StepPlan:
         """Wait until there is something to do, and plan it."""
@@ -288,7 +288,7 @@ class SessionLoop:
             log.error("nothing can be chosen for steps, so they decode plainly", exc_info=error)
         self._events.step_failed()
 
-    async def _bear_with_verifier(self, error: UnavailableError) -> None:
+    async def _wait_for_verifier(self, error: UnavailableError) -> None:
         """Wait briefly for the verifier; fail after its patience.
 
         Raises:

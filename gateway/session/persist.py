@@ -24,7 +24,7 @@ from specinfer.service.outage import Outage, backoff
 from specinfer.system.log_lines import about
 
 log = logging.getLogger(__name__)
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 """Steps that may wait for the store before the loop waits too."""
 _APART_S = 0.016
 """Seconds between the starts of two deliveries, one frame of a screen.
@@ -90,7 +90,7 @@ class Persistence:
         """Open a request of this session."""
         self.unfinished[state.request.request_id] = adoption
 
-    def adopted_again(self, request_id: str, adoption: int) -> bool:
+    def readopt(self, request_id: str, adoption: int) -> bool:
         """Return whether the session continues a request that was lost and regained.
 
         It does if no other gateway had the request in between.
@@ -106,7 +106,7 @@ class Persistence:
         if ended:
             self._release(ended)  # not once it is stored: who comes next needs their room in the cache
         if progress or step:
-            while len(self._waiting) >= _MOST_WAITING:
+            while len(self._waiting) >= _MAX_WAITING:
                 self._room.clear()
                 await self._room.wait()
             self._add(_Batch(progress, step))
@@ -116,7 +116,7 @@ class Persistence:
         if batch.step is not None:  # learnt from after the drafts of the next step are requested
             loop.call_soon(loop.call_soon, self._learn_from, batch.step)
         self._waiting.append(batch)
-        if batch.urgent or len(self._waiting) >= _MOST_WAITING:
+        if batch.urgent or len(self._waiting) >= _MAX_WAITING:
             self._due.set()
         elif self._timer is None:
             self._timer = loop.call_at(self._began + _APART_S, self._due.set)
@@ -149,7 +149,7 @@ class Persistence:
         try:
             written = await self._write(progress)
         except UnavailableError as error:
-            self._give_up(progress, error)
+            self._end_unstored(progress, error)
             return
         except Exception as error:  # noqa: BLE001  # a fault of ours ends the request that causes it
             await self._write_one_by_one(progress, error)
@@ -171,10 +171,10 @@ class Persistence:
         state, name = progress[0].state, progress[0].request_id
         if name not in self.unfinished:
             return
-        why = self._events.report_fault(name, error)
-        self._scheduler.fail([state], why, time.monotonic(), retryable=False)
+        reason = self._events.report_fault(name, error)
+        self._scheduler.fail([state], reason, time.monotonic(), retryable=False)
         self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
-        self._publisher.break_off(name, why)
+        self._publisher.break_off(name, reason)
         self._forget([name])
         self._release([name])
         try:
@@ -235,9 +235,9 @@ class Persistence:
         if fenced:
             log.warning("%d requests belong to another gateway now", len(fenced))
             self._events.requests_fenced(len(fenced))
-            self.let_go(fenced)
+            self.release_requests(fenced)
 
-    def let_go(self, request_ids: Sequence[str]) -> None:
+    def release_requests(self, request_ids: Sequence[str]) -> None:
         """Leave these requests to another gateway; their streams here follow it."""
         self._events.requests_released(request_ids, "another gateway goes on with it")
         for request_id in request_ids:
@@ -252,7 +252,7 @@ class Persistence:
         for request_id in request_ids:
             self.unfinished.pop(request_id, None)
 
-    def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
+    def _end_unstored(self, progress: Sequence[Progress], error: UnavailableError) -> None:
         """End requests after Redis' patience, without showing unstored tokens."""
         names = list({item.request_id for item in progress})
         log.error("%s; ending %d requests", error, len(names))
@@ -260,4 +260,4 @@ class Persistence:
             token_stream = self._token_streams.get(name)
             if token_stream is not None and token_stream.ending is None:
                 token_stream.fail(error)
-        self.let_go(names)
+        self.release_requests(names)

@@ -56,9 +56,9 @@ class Publisher:
         for progress, step in delivered:
             self._watches.tell(step, [item for item in progress if item.published], self._names)
 
-    def break_off(self, request_id: str, why: str) -> None:
+    def break_off(self, request_id: str, reason: str) -> None:
         """End a request's streams at this gateway, by a fault of ours."""
         token_stream = self._token_streams.get(request_id)
         if token_stream is not None:
-            token_stream.fail(SpecInferError(why))
+            token_stream.fail(SpecInferError(reason))
             self._token_streams.moved([request_id])

@@ -42,7 +42,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
-_MOST_BLOCKS = 16384
+_MAX_BLOCKS = 16384
 """Maximum remembered blocks of 16 tokens, about the size of caches."""
 
 
@@ -135,7 +135,7 @@ class VerifierSession:
         self._prefixes.note(request.prompt)
         return state
 
-    def go_on_with(self, lease: VerifierLease) -> None:
+    def continue_with(self, lease: VerifierLease) -> None:
         """Continue with a lease that was lost and claimed again."""
         self.lease = lease
         self.loop.verifier.fence = lease.fence
@@ -158,7 +158,7 @@ class VerifierSession:
         """
         await self._stop_iterating()
         names = list(self.loop.persistence.unfinished)
-        self.loop.persistence.let_go(names)
+        self.loop.persistence.release_requests(names)
         try:
             await self._shared.store.disown(names)
         finally:
@@ -255,7 +255,7 @@ class PrefixIndex:
         for key in self._keys(tokens):
             self._known[key] = None
             self._known.move_to_end(key)
-        while len(self._known) > _MOST_BLOCKS:
+        while len(self._known) > _MAX_BLOCKS:
             self._known.popitem(last=False)
 
     def shared(self, tokens: Sequence[int]) -> int:

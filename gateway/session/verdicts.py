@@ -30,17 +30,17 @@ def sound_verdicts(
         vocab_size: the bonus token must be smaller.
         wanted: outputs of the target that were requested.
     """
-    found: dict[str, VerdictEntry] = {}
+    verdicts: dict[str, VerdictEntry] = {}
     for index, entry in enumerate(entries):
         if index >= len(answers):
-            found[entry.request_id] = _error("the verifier did not answer this entry")
+            verdicts[entry.request_id] = _error("the verifier did not answer this entry")
             continue
         tree = trees.get(entry.request_id)
         wrong = _contradiction(entry, tree, answers[index], vocab_size)
         nodes = len(tree) if tree is not None else 0
         wrong = wrong or wanted.contradiction(entry.request_id, nodes, answers[index])
-        found[entry.request_id] = _error(wrong) if wrong else _verdict(entry, answers[index])
-    return found
+        verdicts[entry.request_id] = _error(wrong) if wrong else _verdict(entry, answers[index])
+    return verdicts
 
 
 def made_trees(
@@ -74,13 +74,13 @@ def following_entries(entries: Sequence[StepEntry], verdicts: Mapping[str, Verdi
 
     There are none if any verdict is not OK: the grant ends there.
     """
-    found = []
+    entries_after = []
     for entry in entries:
         verdict = verdicts[entry.request_id]
         if verdict.status is not EntryStatus.OK:
             return []
-        found.append(replace(entry, base_len=verdict.held_len, delta=(verdict.bonus,)))
-    return found
+        entries_after.append(replace(entry, base_len=verdict.cached_len, delta=(verdict.bonus,)))
+    return entries_after
 
 
 def _contradiction(

@@ -20,7 +20,7 @@ from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.sampling_codec import encode_constraint, encode_sampling
 from specinfer.wire.tree_codec import encode_tree
 
-_LEAST_AND_MOST = {
+_RANGES = {
     "vocab_size": (1, 2**24),
     "max_context_len": (1, 2**31),
     "max_requests": (1, 2**20),
@@ -34,24 +34,24 @@ _LEAST_AND_MOST = {
 
 The maximum is far beyond any machine; it bounds the planner's computations.
 """
-_MOST_COSTS = 1024
+_MAX_COSTS = 1024
 
 
-def check_description(found: verifier_pb2.DescribeVerifierReply) -> None:
+def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
     """Check the limits from which a gateway plans.
 
     Raises:
         IncompatibleError: naming the field, if one is missing or makes no sense.
     """
-    for name, (least, most) in _LEAST_AND_MOST.items():
-        value = getattr(found, name)
-        if not least <= value <= most:
-            raise IncompatibleError(f"the verifier says {name} = {value}: must be from {least} to {most}")
-    if not found.pass_costs:
+    for name, (lowest, highest) in _RANGES.items():
+        value = getattr(description, name)
+        if not lowest <= value <= highest:
+            raise IncompatibleError(f"the verifier says {name} = {value}: must be from {lowest} to {highest}")
+    if not description.pass_costs:
         raise IncompatibleError("the verifier does not tell what its passes take (pass_costs is empty)")
-    if len(found.pass_costs) > _MOST_COSTS or any(cost.tokens < 1 for cost in found.pass_costs):
+    if len(description.pass_costs) > _MAX_COSTS or any(cost.tokens < 1 for cost in description.pass_costs):
         raise IncompatibleError(
-            f"the verifier says {len(found.pass_costs)} pass_costs: must be at most {_MOST_COSTS}, each of a "
+            f"the verifier says {len(description.pass_costs)} pass_costs: must be at most {_MAX_COSTS}, each of a "
             "token or more"
         )
 
@@ -154,7 +154,7 @@ class VerifierClient:
         if order.references:
             add_references(request.entries, order.references)
         nodes = [order.plans[e.request_id].node_budget for e in entries if e.request_id in order.plans]
-        tokens = sum(nodes) + sum([e.most_read + len(trees.get(e.request_id, ())) for e in entries])
+        tokens = sum(nodes) + sum([e.max_read + len(trees.get(e.request_id, ())) for e in entries])
         granted_s = order.grant.microseconds / 1e6 if order.grant is not None else 0.0
         patience_s = self._hung_s + granted_s + _SLOW * self._pass_curve.at(max(1, tokens))
         started = time.perf_counter()
@@ -186,18 +186,22 @@ class VerifierClient:
 
         Steps after an unsound one are dropped.
         """
-        found: list[Verdicts] = []
+        answers: list[Verdicts] = []
         parts: list[verifier_pb2.VerifyReply | verifier_pb2.GrantedStep] = [reply, *reply.more]
         for part in parts:
-            if found:
-                entries, trees, wanted = following_entries(entries, found[-1].by_request), {}, NOTHING_WANTED
+            if answers:
+                entries, trees, wanted = (
+                    following_entries(entries, answers[-1].by_request),
+                    {},
+                    NOTHING_WANTED,
+                )
                 if not entries:
                     break
             made, broken = made_trees(entries, trees, part.entries, self._vocab_size)
             verdicts = sound_verdicts(entries, made, part.entries, self._vocab_size, wanted) | broken
             drafts = part.drafts if part.HasField("drafts") else None
-            found.append(Verdicts(verdicts, made, min(part.compute_us / 1e6, waited_s), drafts))
-        return found
+            answers.append(Verdicts(verdicts, made, min(part.compute_us / 1e6, waited_s), drafts))
+        return answers
 
     def _encode(
         self,
@@ -231,11 +235,11 @@ class VerifierClient:
 
         Another process first: a lease is for one process, so its fences are not ours.
         """
-        told = (
+        identity = (
             ("instance", reply.instance_id, self.instance_id),
             ("model", reply.model_fingerprint, self.model_fingerprint),
         )
-        for what, theirs, expected in told:
+        for what, theirs, expected in identity:
             if expected and theirs and theirs != expected:
                 raise ServiceChangedError(f"verifier: {what} {theirs} answers instead of {expected}")
         if reply.fenced:

@@ -23,9 +23,9 @@ from specinfer.errors import SettingError, UnavailableError
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 """Timeout of an answer. A slow disk delays Redis for seconds."""
-_MOST_KEPT = 4
+_MAX_KEPT = 4
 """Maximum idle connections for scripts. A session uses one at a time."""
-_MOST_CONNECTIONS = 64
+_MAX_CONNECTIONS = 64
 """Maximum connections of a gateway.
 
 A thousand requests at once wait for one. redis-py's usual pool refuses the 101st, as if Redis were
@@ -72,7 +72,7 @@ class RedisConnection:
                 url,
                 decode_responses=True,
                 socket_timeout=_TIMEOUT_S,
-                max_connections=_MOST_CONNECTIONS,
+                max_connections=_MAX_CONNECTIONS,
                 timeout=_TIMEOUT_S,
                 **options,
             )
@@ -120,7 +120,7 @@ class RedisConnection:
                 await connection.send_packed_command(connection.pack_command(*words), check_health=False)
                 return await connection.read_response()
         finally:
-            if redis is self.redis and len(self._kept) < _MOST_KEPT:
+            if redis is self.redis and len(self._kept) < _MAX_KEPT:
                 self._kept.append(connection)
             else:
                 await pool.release(connection)
@@ -136,18 +136,18 @@ class RedisConnection:
         asked = self.redis
         try:
             try:
-                found = await ask(asked)
+                answer = await ask(asked)
             except (RedisError, OSError) as error:
                 if not is_no_primary(error):
                     raise
                 _heed_cancellation()
                 self._leave(asked, error)
-                found = await ask(self.redis)
+                answer = await ask(self.redis)
         except (RedisError, OSError) as error:
             _heed_cancellation()
             raise UnavailableError(f"Redis does not answer: {redis_reason(error)}") from error
         _heed_cancellation()
-        return found
+        return answer
 
     def _leave(self, asked: Redis, error: Exception) -> None:
         """Make new connections, unless another command has done so."""

@@ -87,7 +87,7 @@ class EmbeddedStore(RequestStore):
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
         """Make new tokens and ends durable; see `RequestStore.append`."""
-        found = dict[str, Written]()
+        written = dict[str, Written]()
         items = unite(progress)
         while items:
             together = {item.request_id: item for item in reversed(items)}  # the first of each request
@@ -95,9 +95,9 @@ class EmbeddedStore(RequestStore):
                 self._change(item, names, adoptions.get(name, 0), model) for name, item in together.items()
             ]
             self._write([line for change in changes for line in change.lines])
-            found |= {change.request_id: self._apply(change) for change in changes}
+            written |= {change.request_id: self._apply(change) for change in changes}
             items = [item for item in items if together[item.request_id] is not item]
-        return found
+        return written
 
     async def restore(
         self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
@@ -105,11 +105,11 @@ class EmbeddedStore(RequestStore):
         """Return OK: nothing is lost while the process lives."""
         return Written.OK
 
-    async def adopt(self, most: int, models: Sequence[str]) -> list[Record]:
+    async def adopt(self, max_count: int, models: Sequence[str]) -> list[Record]:
         """Adopt the oldest unowned requests, up to a maximum."""
         now = self._clock()
         waiting = [e for e in self._entries.values() if self._is_waiting(e) and e.model in ("", *models)]
-        chosen = sorted(waiting, key=lambda entry: entry.created)[:most]
+        chosen = sorted(waiting, key=lambda entry: entry.created)[:max_count]
         for entry in chosen:
             entry.owned, entry.adoption = True, entry.adoption + 1
         return [entry.record(now) for entry in chosen]
@@ -144,7 +144,7 @@ class EmbeddedStore(RequestStore):
     async def listen(self, request_id: str) -> None:
         """Return: there is no other gateway that could want to know."""
 
-    async def abandon(self, patience_s: float, why: str) -> int:
+    async def abandon(self, patience_s: float, reason: str) -> int:
         """End requests after their deadline or patience; forget old ones."""
         now, ended = self._clock(), 0
         for name, entry in list(self._entries.items()):
@@ -155,7 +155,7 @@ class EmbeddedStore(RequestStore):
             elif self._is_waiting(entry) and deadline is not None and entry.created + deadline < now:
                 ended += self._end(entry, Ending(FinishReason.DEADLINE))
             elif self._is_waiting(entry) and entry.unowned_since < now - patience_s:
-                ended += self._end(entry, Ending(FinishReason.ERROR, why))
+                ended += self._end(entry, Ending(FinishReason.ERROR, reason))
         if self._journal is not None:
             self._journal.shorten()
         return ended
@@ -186,14 +186,14 @@ class EmbeddedStore(RequestStore):
 
     async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
         """Return the news of requests of which so much is known."""
-        found: dict[str, Glimpse | FaultError | None] = {}
+        glimpses: dict[str, Glimpse | FaultError | None] = {}
         for name, known in positions.items():
             start = known.tokens
             if (entry := self._entries.get(name)) is None:
-                found[name] = None
+                glimpses[name] = None
             else:
-                found[name] = Glimpse(entry.tokens[start:], entry.logprobs[start:], entry.ending)
-        return found
+                glimpses[name] = Glimpse(entry.tokens[start:], entry.logprobs[start:], entry.ending)
+        return glimpses
 
     def take_cancelled(self) -> list[str]:
         """Return owned requests that somebody wants cancelled."""
@@ -218,9 +218,11 @@ class EmbeddedStore(RequestStore):
             return False
         if caller.max_concurrent and len(self._open.get(caller.name, ())) >= caller.max_concurrent:
             raise ExhaustedError(f"key {caller.name}: {caller.max_concurrent} requests are unfinished")
-        most = caller.tokens_per_minute
-        if most and self._rate(caller.name) >= most:
-            raise ExhaustedError(f"key {caller.name}: over {most} tokens per minute", retry_after_s=10.0)
+        max_tokens = caller.tokens_per_minute
+        if max_tokens and self._rate(caller.name) >= max_tokens:
+            raise ExhaustedError(
+                f"key {caller.name}: over {max_tokens} tokens per minute", retry_after_s=10.0
+            )
         return True
 
     def _rate(self, caller: str) -> int:

@@ -56,7 +56,7 @@ class LeaseStore:
     def __init__(self, connection: RedisConnection, gateway_id: str, lease_s: float) -> None:
         self._connection, self.gateway_id, self.lease_s = connection, gateway_id, lease_s
 
-    async def renew(self, report: GatewayReport, held: Sequence[VerifierLease]) -> Renewal:
+    async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
         """Renew the gateway's lease and those of its verifiers.
 
         Raises:
@@ -68,7 +68,7 @@ class LeaseStore:
             self._milliseconds,
             json.dumps(asdict(report)),
             secrets.token_hex(8),
-            *_pairs(held),
+            *_pairs(leases),
         )
         reports = [_report(text) for text in alive]
         return Renewal(epoch, reports, list(cancels), list(lost))
@@ -78,13 +78,13 @@ class LeaseStore:
         fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._milliseconds)
         return str(holder) if holder else VerifierLease(instance_id, int(fence))
 
-    async def give_up(self, lease: VerifierLease) -> None:
+    async def release(self, lease: VerifierLease) -> None:
         """Let others drive a verifier."""
         await self._connection.run("yield", lease.instance_id, self.gateway_id, lease.fence)
 
-    async def leave(self, held: Sequence[VerifierLease]) -> None:
+    async def leave(self, leases: Sequence[VerifierLease]) -> None:
         """Free all leases of this gateway, as it ends."""
-        await self._connection.run("leave", self.gateway_id, *_pairs(held))
+        await self._connection.run("leave", self.gateway_id, *_pairs(leases))
 
     @property
     def _milliseconds(self) -> int:
@@ -98,8 +98,8 @@ def _report(text: str) -> GatewayReport:
     return GatewayReport(**{**said, "models": tuple(said.get("models", ()))})
 
 
-def _pairs(held: Sequence[VerifierLease]) -> list[str]:
-    return [text for lease in held for text in (lease.instance_id, str(lease.fence))]
+def _pairs(leases: Sequence[VerifierLease]) -> list[str]:
+    return [text for lease in leases for text in (lease.instance_id, str(lease.fence))]
 
 
 class EmbeddedLeases(LeaseStore):
@@ -111,7 +111,7 @@ class EmbeddedLeases(LeaseStore):
         self.gateway_id, self.lease_s = store.gateway_id, lease_s
         self._store, self._fence = store, 0
 
-    async def renew(self, report: GatewayReport, held: Sequence[VerifierLease]) -> Renewal:
+    async def renew(self, report: GatewayReport, leases: Sequence[VerifierLease]) -> Renewal:
         """Return the requests to cancel.
 
         Raises:
@@ -125,8 +125,8 @@ class EmbeddedLeases(LeaseStore):
         self._fence += 1
         return VerifierLease(instance_id, self._fence)
 
-    async def give_up(self, lease: VerifierLease) -> None:
+    async def release(self, lease: VerifierLease) -> None:
         """Return: nobody else wants it."""
 
-    async def leave(self, held: Sequence[VerifierLease]) -> None:
+    async def leave(self, leases: Sequence[VerifierLease]) -> None:
         """Return: there is nobody to leave anything to."""

@@ -57,8 +57,8 @@ async def _read_new(redis: Redis, positions: Mapping[str, Known]) -> list[Any]:
             pipe.hmget(request_key(request_id), "state", "end")
             pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
             pipe.getrange(logprobs_key(request_id), start * logprobs_width(top), -1)
-        found: list[Any] = await pipe.execute()
-    return found
+        replies: list[Any] = await pipe.execute()
+    return replies
 
 
 async def _read(redis: Redis, request_id: str) -> list[Any]:
@@ -67,5 +67,5 @@ async def _read(redis: Redis, request_id: str) -> list[Any]:
         pipe.get(tokens_key(request_id))
         pipe.get(logprobs_key(request_id))
         pipe.time()
-        found: list[Any] = await pipe.execute()
-    return found
+        replies: list[Any] = await pipe.execute()
+    return replies

@@ -134,10 +134,10 @@ class RequestStore(RequestReader):
         items = [encode_progress(item, names, adoptions.get(item.request_id, 0)) for item in united]
         limits = (OPEN_TTL_S, self._retention_s)
         words = await self._connection.run("append", self.gateway_id, *limits, model, json.dumps(items))
-        found: dict[str, Written] = {}
+        written: dict[str, Written] = {}
         for item, word in zip(united, words, strict=True):
-            found[item.request_id] = Written(word)
-        return found
+            written[item.request_id] = Written(word)
+        return written
 
     async def restore(
         self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
@@ -166,12 +166,12 @@ class RequestStore(RequestReader):
         )
         return Written(word)
 
-    async def adopt(self, most: int, models: Sequence[str]) -> list[Record]:
+    async def adopt(self, max_count: int, models: Sequence[str]) -> list[Record]:
         """Adopt up to so many requests that no gateway owns.
 
         They began with one of these models, or not yet.
         """
-        ids = await self._connection.run("adopt", self.gateway_id, most, *models)
+        ids = await self._connection.run("adopt", self.gateway_id, max_count, *models)
         return [record for record in [await self._load_or_end(request_id) for request_id in ids] if record]
 
     async def _load_or_end(self, request_id: str) -> Record | None:
@@ -229,9 +229,9 @@ class RequestStore(RequestReader):
         """Note that a client reads a request at this gateway, until `leave`."""
         await self._connection.run("listen", request_id, self.gateway_id)
 
-    async def abandon(self, patience_s: float, why: str) -> int:
+    async def abandon(self, patience_s: float, reason: str) -> int:
         """End requests after their deadline or patience; return their number."""
-        ends = Ending(FinishReason.ERROR, why).to_json(), Ending(FinishReason.DEADLINE).to_json()
+        ends = Ending(FinishReason.ERROR, reason).to_json(), Ending(FinishReason.DEADLINE).to_json()
         return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
     async def discard(self, request_id: str) -> None:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from http_svc.body.conversation import Conversation, Turns
 from http_svc.body.fields import (
     FIRST,
-    MOST_TOKENS,
+    MAX_TOKENS,
     Ignored,
     NotTrue,
     Strict,
@@ -25,9 +25,9 @@ from http_svc.body.fields import (
 from http_svc.body.forms import ResponseFormat, StructuredOutputs
 from http_svc.body.neutral import NeutralFields
 
-MOST_BIASES, MOST_REFERENCES = 1024, 64
+MAX_BIASES, MAX_REFERENCES = 1024, 64
 """Entries of `logit_bias`, references."""
-MOST_STOP_IDS = 256
+MAX_STOP_IDS = 256
 """Token ids at which an answer ends."""
 NO_LIMIT = -1
 """Value of a limit for all tokens the context has room for."""
@@ -83,7 +83,7 @@ class Body(NeutralFields):
     structured_outputs: StructuredOutputs | None = None
     """vLLM's; the text must have this form."""
     speculation: Literal["tree", "sequence", "off"] | None = None
-    references: Annotated[list[Text], FIRST, at_most(MOST_REFERENCES)] | None = None
+    references: Annotated[list[Text], FIRST, at_most(MAX_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
     no_training: bool | None = None
     """Speculators must not train on it, like with the header `X-No-Training`."""
@@ -94,8 +94,8 @@ class Body(NeutralFields):
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys), at_most(MOST_BIASES)] = None
-    stop_token_ids: Annotated[list[TokenId], FIRST, at_most(MOST_STOP_IDS)] | None = None
+    logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys), at_most(MAX_BIASES)] = None
+    stop_token_ids: Annotated[list[TokenId], FIRST, at_most(MAX_STOP_IDS)] | None = None
     """vLLM's; the answer ends after one of them."""
     ignore_eos: bool | None = None
     """vLLM's; the answer continues after the model's end token."""
@@ -143,11 +143,11 @@ class ChatBody(Conversation, Body):
     @model_validator(mode="after")
     def _check_limits(self) -> "ChatBody":
         if None not in (limits := (self.max_tokens, self.max_completion_tokens)) and len(set(limits)) > 1:
-            why = "{field}: max_completion_tokens is the same, and has another value"
-            raise PydanticCustomError("twice", why, {"field": "max_tokens"})
+            reason = "{field}: max_completion_tokens is the same, and has another value"
+            raise PydanticCustomError("twice", reason, {"field": "max_tokens"})
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
-            why = "{field}: response_format asks for a form, too; give one"
-            raise PydanticCustomError("twice", why, {"field": "structured_outputs"})
+            reason = "{field}: response_format asks for a form, too; give one"
+            raise PydanticCustomError("twice", reason, {"field": "structured_outputs"})
         self._check_form()
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("alone", "{field}: only with logprobs", {"field": "top_logprobs"})
@@ -173,7 +173,7 @@ class CompletionBody(Body):
         | Annotated[list[Text], FIRST]
         | Annotated[list[int], FIRST]
         | Annotated[list[Annotated[list[int], FIRST]], FIRST],
-        at_most(MOST_TOKENS),
+        at_most(MAX_TOKENS),
     ]
 
     best_of: Annotated[None, only(1)] = None

@@ -9,16 +9,16 @@ from http_svc.body.fields import FIRST, Schema, Strict, Text, at_most
 from http_svc.body.messages import Message
 from http_svc.body.tools import ChosenTool, Function, Tool, usable_only
 
-MOST_MESSAGES, MOST_TOOLS = 1024, 128
+MAX_MESSAGES, MAX_TOOLS = 1024, 128
 """Messages of a conversation, tools."""
-Turns = Annotated[list[Message], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
+Turns = Annotated[list[Message], Field(min_length=1), FIRST, at_most(MAX_MESSAGES)]
 
 
 class Conversation(Strict):
     """Fields of the model's input."""
 
     messages: Turns | None = None
-    tools: Annotated[list[Tool], FIRST, at_most(MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], FIRST, at_most(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     """False: an answer has one call at most."""
@@ -41,8 +41,8 @@ class Conversation(Strict):
     @model_validator(mode="after")
     def _check_end(self) -> "Conversation":
         if self.continue_final_message and self.add_generation_prompt:
-            why = "{field}: excludes add_generation_prompt"
-            raise PydanticCustomError("excluded", why, {"field": "continue_final_message"})
+            reason = "{field}: excludes add_generation_prompt"
+            raise PydanticCustomError("excluded", reason, {"field": "continue_final_message"})
         self._check_tools()
         return self
 
@@ -67,20 +67,20 @@ class Conversation(Strict):
     @property
     def variables(self) -> dict[str, Any]:
         """The caller's variables of the chat template."""
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
-            found["reasoning_effort"] = self.reasoning_effort
+            variables["reasoning_effort"] = self.reasoning_effort
             if self.reasoning_effort == "none":
-                found["enable_thinking"] = False
+                variables["enable_thinking"] = False
         if self.enable_thinking is not None:
-            found["enable_thinking"] = self.enable_thinking
-        return found | (self.chat_template_kwargs or {})
+            variables["enable_thinking"] = self.enable_thinking
+        return variables | (self.chat_template_kwargs or {})
 
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
-            why = "{field}: two functions have the same name"
-            raise PydanticCustomError("twice", why, {"field": "tools"})
+            reason = "{field}: two functions have the same name"
+            raise PydanticCustomError("twice", reason, {"field": "tools"})
         if self.tool_choice not in (None, "none", "auto") and not self.callable:
-            why = "{field}: needs a function of tools"
-            raise PydanticCustomError("no_tool", why, {"field": "tool_choice"})
+            reason = "{field}: needs a function of tools"
+            raise PydanticCustomError("no_tool", reason, {"field": "tool_choice"})

@@ -37,8 +37,8 @@ class Neutral:
         Raises:
             PydanticCustomError: if it would change something.
         """
-        taken = [one for one in self.values if value == one and type(value) in _SAME[type(one)]]
-        if value is not None and not taken:
+        equal = [one for one in self.values if value == one and type(value) in _SAME[type(one)]]
+        if value is not None and not equal:
             raise PydanticCustomError("unsupported", "not supported")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -77,7 +77,7 @@ def _without_point(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_without_point)]
 """A whole number, however it is written."""
 TokenId = Annotated[Whole, Field(ge=0, lt=2**32)]
-MOST_TOKENS = 2**18
+MAX_TOKENS = 2**18
 """Token ids of a prompt, more than a context has."""
 _DEEPEST = 64
 """Levels of an object that is passed on."""
@@ -109,13 +109,13 @@ Schema = Annotated[dict[str, Any], AfterValidator(writable)]
 """A JSON schema, or another object that is passed on."""
 
 
-def at_most(most: int) -> BeforeValidator:
+def at_most(limit: int) -> BeforeValidator:
     """Return a validator of a maximum length, which runs before elements' checks."""
 
     def check(value: Any) -> Any:
-        if isinstance(value, list | dict) and len(value) > most:
+        if isinstance(value, list | dict) and len(value) > limit:
             raise PydanticCustomError(
-                "too_long", "at most {most} of them, not {found}", {"most": most, "found": len(value)}
+                "too_long", "at most {most} of them, not {found}", {"most": limit, "found": len(value)}
             )
         return value
 

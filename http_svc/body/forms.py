@@ -9,7 +9,7 @@ from http_svc.body.fields import FIRST, Ignored, Schema, Strict, Text, at_most
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """The schema of `json_object`."""
-MOST_TEXTS = 2**14
+MAX_TEXTS = 2**14
 """Texts of a choice."""
 
 
@@ -35,8 +35,8 @@ class ResponseFormat(Strict):
     def _check(self) -> "ResponseFormat":
         given = self.json_schema is not None
         if self.type == "json_schema" and given == (self.content is not None):
-            why = "{field}: needed with type json_schema, or schema instead"
-            raise PydanticCustomError("mismatch", why, {"field": "response_format.json_schema"})
+            reason = "{field}: needed with type json_schema, or schema instead"
+            raise PydanticCustomError("mismatch", reason, {"field": "response_format.json_schema"})
         if self.type != "json_schema" and given:
             raise PydanticCustomError(
                 "mismatch",
@@ -44,8 +44,8 @@ class ResponseFormat(Strict):
                 {"field": "response_format.json_schema"},
             )
         if self.type == "text" and self.content is not None:
-            why = "{field}: only with type json_object or json_schema"
-            raise PydanticCustomError("mismatch", why, {"field": "response_format.schema"})
+            reason = "{field}: only with type json_object or json_schema"
+            raise PydanticCustomError("mismatch", reason, {"field": "response_format.schema"})
         return self
 
     @property
@@ -61,7 +61,7 @@ class StructuredOutputs(Strict):
 
     json_schema: Schema | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
-    choice: Annotated[list[Text], FIRST, at_most(MOST_TEXTS)] | None = None
+    choice: Annotated[list[Text], FIRST, at_most(MAX_TEXTS)] | None = None
     grammar: Text | None = None
     json_object: bool | None = None
 
@@ -69,6 +69,6 @@ class StructuredOutputs(Strict):
     def _check(self) -> "StructuredOutputs":
         fields = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None)
         if sum(value is not None for value in fields) != 1:
-            why = "{field}: must have one of json, regex, choice, grammar and json_object"
-            raise PydanticCustomError("not_one", why, {"field": "structured_outputs"})
+            reason = "{field}: must have one of json, regex, choice, grammar and json_object"
+            raise PydanticCustomError("not_one", reason, {"field": "structured_outputs"})
         return self

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from http_svc.body.fields import FIRST, Ignored, Strict, Text, Unsupported, at_most, known_only
 from http_svc.body.tools import ToolCall
 
-MOST_PARTS, MOST_CALLS = 1024, 128
+MAX_PARTS, MAX_CALLS = 1024, 128
 """Parts of a message, calls of a turn."""
 
 
@@ -24,8 +24,8 @@ class Message(Strict):
     """A turn of a conversation. Unknown fields of earlier answers are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], FIRST, at_most(MOST_PARTS)] | None = None
-    tool_calls: Annotated[list[ToolCall], FIRST, at_most(MOST_CALLS)] | None = None
+    content: Text | Annotated[list[TextPart], FIRST, at_most(MAX_PARTS)] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST, at_most(MAX_CALLS)] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     """Thoughts of an earlier answer."""

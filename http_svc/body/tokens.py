@@ -6,7 +6,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.conversation import Conversation
-from http_svc.body.fields import FIRST, MOST_TOKENS, NotTrue, Strict, Text, TokenId, at_most
+from http_svc.body.fields import FIRST, MAX_TOKENS, NotTrue, Strict, Text, TokenId, at_most
 
 
 class TokenizeBody(Conversation):
@@ -23,8 +23,8 @@ class TokenizeBody(Conversation):
         if (self.prompt is None) == (not self.messages):
             raise PydanticCustomError("not_one", "{field}: give it or messages", {"field": "prompt"})
         if self.messages and self.add_special_tokens:
-            why = "{field}: the chat template has them; only with prompt"
-            raise PydanticCustomError("excluded", why, {"field": "add_special_tokens"})
+            reason = "{field}: the chat template has them; only with prompt"
+            raise PydanticCustomError("excluded", reason, {"field": "add_special_tokens"})
         return self
 
 
@@ -32,4 +32,4 @@ class DetokenizeBody(Strict):
     """`POST /detokenize`."""
 
     model: Text | None = None
-    tokens: Annotated[list[TokenId], FIRST, at_most(MOST_TOKENS)]
+    tokens: Annotated[list[TokenId], FIRST, at_most(MAX_TOKENS)]

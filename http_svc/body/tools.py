@@ -93,10 +93,10 @@ def _completed(text: str) -> str:
     Other texts stay, for the gateway's error.
     """
     try:
-        found = from_json(text, allow_partial="trailing-strings")
+        value = from_json(text, allow_partial="trailing-strings")
     except _NO_JSON:
         return text
-    return json.dumps(found, ensure_ascii=False) if isinstance(found, dict) else text
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else text
 
 
 class CalledFunction(Lenient):

@@ -127,8 +127,8 @@ class AnswerReader:
 
 def combined(deltas: Iterable[Delta]) -> Delta:
     """Return several deltas as one."""
-    found: Delta = {}
+    whole: Delta = {}
     for delta in deltas:
         for name, value in delta.items():
-            found[name] = found[name] + value if name in found else value
-    return found
+            whole[name] = whole[name] + value if name in whole else value
+    return whole

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from http_svc.calls.heads import SPACE
-from http_svc.calls.reader import MOST_CALLS
+from http_svc.calls.reader import MAX_CALLS
 
 _TEXT = r'"(\\(["\\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1F])*"'
 _NAME, _TYPE, _ARGUMENTS = '"name"', '"type"', '"(arguments|parameters)"'
@@ -18,7 +18,7 @@ def object_rules(names: Sequence[str], several: bool) -> list[str]:
     """
     calls = " | ".join([f"FUNCTION_{i} NEXT_ARGUMENTS args_{i}" for i in range(len(names))])
     functions = " | ".join([f"FUNCTION_{i}" for i in range(len(names))])
-    more = f" (BETWEEN json_call){{0,{MOST_CALLS - 1}}}" if several else ""
+    more = f" (BETWEEN json_call){{0,{MAX_CALLS - 1}}}" if several else ""
     return [
         f"json_calls: json_call{more}",
         f"json_call: (FIRST_NAME | FIRST_TYPE TYPE NEXT_NAME) ({calls}) CLOSED",

@@ -80,8 +80,8 @@ def _resolved(part: Any, schema: Mapping[str, Any]) -> Any:
         return part
     _, _, path = reference.partition("#/")
     table, _, name = path.partition("/")
-    found = schema.get(table)
-    return found.get(name, part) if isinstance(found, Mapping) else part
+    definitions = schema.get(table)
+    return definitions.get(name, part) if isinstance(definitions, Mapping) else part
 
 
 def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:

@@ -12,7 +12,7 @@ from http_svc.body.tools import Function
 from http_svc.calls.any_object import object_rules
 from http_svc.calls.elements import ELEMENT_TEXT, are_elements, element_rules
 from http_svc.calls.heads import JSON_MIDDLE, JSON_NEAR_OPENING, JSON_OPENING, SPACE
-from http_svc.calls.reader import MOST_CALLS
+from http_svc.calls.reader import MAX_CALLS
 from http_svc.tool_schemas import followed
 from specinfer.chat.forms import BY_NAME, HERMES, JSON, PYTHON_TAG, CallForm
 
@@ -90,7 +90,7 @@ def _section(wanted: Wanted) -> list[str]:
         for i, one in enumerate(wanted.functions)
     ]
     either = " | ".join([f"call_{i}" for i in range(len(calls))])
-    more = f"({wanted.text(form.between)} call){{0,{MOST_CALLS - 1}}}" if wanted.several else ""
+    more = f"({wanted.text(form.between)} call){{0,{MAX_CALLS - 1}}}" if wanted.several else ""
     blank = '" "?' if form.begin.startswith(" ") else ""
     section = f"section: {blank} {wanted.text(form.begin.lstrip(' '))} call {more} {wanted.text(form.end)}"
     return [*rules, *calls, f"call: {either}", section]
@@ -101,15 +101,15 @@ def _strict(wanted: Wanted) -> list[str]:
 
     JSON without the form's mark is a call only where the answer may be any object.
     """
-    calls, others = [f"{_python(wanted)} {wanted.text(wanted.form.mark)} section LINE?"], []
+    calls, more_rules = [f"{_python(wanted)} {wanted.text(wanted.form.mark)} section LINE?"], []
     rules = ["LINE: /[ \\n]{1,4}/"]
     if not wanted.must_call and wanted.any_object:
         calls = [*(calls if wanted.form.mark else ()), f"{_python(wanted)} json_calls LINE?"]
-        others = ["other_object"]
+        more_rules = ["other_object"]
         rules += object_rules([one.name for one in wanted.functions], wanted.several)
     elif not wanted.must_call:
-        others = [wanted.other]
-    return [f"start: {_thought(wanted)} answer", f"answer: {' | '.join([*calls, *others])}", *rules]
+        more_rules = [wanted.other]
+    return [f"start: {_thought(wanted)} answer", f"answer: {' | '.join([*calls, *more_rules])}", *rules]
 
 
 def _free(wanted: Wanted) -> list[str]:

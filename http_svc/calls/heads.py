@@ -73,10 +73,8 @@ def _any(texts: Sequence[str]) -> str:
 
 
 def _whole(before: str, after: str, number: int) -> str:
-    behind = "" if before == ELEMENT else r"(?=[ \t\r\n]*\{)"
-    return (
-        f"{''.join(_spaced(before))}(?P<name_{number}>{_NAME}{{1,64}}){''.join(_spaced(after, True))}{behind}"
-    )
+    lookahead = "" if before == ELEMENT else r"(?=[ \t\r\n]*\{)"
+    return f"{''.join(_spaced(before))}(?P<name_{number}>{_NAME}{{1,64}}){''.join(_spaced(after, True))}{lookahead}"
 
 
 HEAD = re.compile(
@@ -130,9 +128,9 @@ END = re.compile(rf'{SPACE}(?:,{SPACE}"id"{SPACE}:{SPACE}"[^"]*"{SPACE})?\}}')
 """The end of a JSON call after its arguments."""
 
 
-def name_of(found: "re.Match[str]") -> tuple[str, str]:
+def name_of(match: "re.Match[str]") -> tuple[str, str]:
     """Return the name in a head, and the text before it."""
     number, name = next(
-        (number, name) for number in range(len(_HEADS)) if (name := found[f"name_{number}"]) is not None
+        (number, name) for number in range(len(_HEADS)) if (name := match[f"name_{number}"]) is not None
     )
     return name, _HEADS[number][0]

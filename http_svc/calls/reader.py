@@ -20,7 +20,7 @@ from http_svc.calls.heads import (
 )
 from specinfer.chat.turns import call_id_of
 
-MOST_CALLS = 32
+MAX_CALLS = 32
 """Maximum calls of an answer."""
 _UNDECIDED_MOST = 2048
 """Maximum undecided characters: endless white space is no call."""
@@ -86,7 +86,7 @@ class CallReader:
         self._call: _Call | None = None
         """The call that is being read."""
         self._object = _ObjectEnd()
-        self._behind_call = False
+        self._after_call = False
         self.ended = False
         """True if reading is over: a repeated call, or too many."""
 
@@ -102,23 +102,23 @@ class CallReader:
             self._called = begins_calls(self._text, self._form)
         if not self._called:
             return [] if self._called is None else self._take_words(len(self._text))
-        found = list[Delta]()
+        deltas = list[Delta]()
         while self._text and not self.ended:
-            before = len(self._text), self._call, self._behind_call
+            before = len(self._text), self._call, self._after_call
             if self._call is not None:
-                found += self._read_arguments(self._call)
-            elif self._behind_call:
+                deltas += self._read_arguments(self._call)
+            elif self._after_call:
                 self._read_closer()
             else:
-                found += self._read_words()
-            if (len(self._text), self._call, self._behind_call) == before:
+                deltas += self._read_words()
+            if (len(self._text), self._call, self._after_call) == before:
                 break
-        return found
+        return deltas
 
     def end(self) -> list[Delta]:
         """Return what was still undecided when the answer ended."""
         text, self._text = self._text, ""
-        if self.ended or self._behind_call or self._call is not None:
+        if self.ended or self._after_call or self._call is not None:
             return self._cut_off() if self._call is not None and not self.ended else []
         return [{"content": text}] if text else []
 
@@ -150,7 +150,7 @@ class CallReader:
 
     def _begin(self, start: int, end: int, call: _Call) -> list[Delta]:
         words, self._text = self._text[:start], self._text[end:].lstrip()
-        if len(self._calls) == MOST_CALLS:
+        if len(self._calls) == MAX_CALLS:
             self.ended = True
         else:
             self._call, self._object = call, _ObjectEnd()
@@ -183,12 +183,15 @@ class CallReader:
     def _read_elements(self, call: _Call) -> bool:
         """Read elements' arguments as JSON; return whether they are complete."""
         kinds = self._form.kinds.get(call.name, {})
-        while (found := next_parameter(self._text)) is not None:
-            name, value = found["name"], read_value(found["value"], kinds.get(found["name"], frozenset()))
+        while (parameter := next_parameter(self._text)) is not None:
+            name, value = (
+                parameter["name"],
+                read_value(parameter["value"], kinds.get(parameter["name"], frozenset())),
+            )
             call.arguments += (
                 f"{', ' if call.arguments else '{'}{json.dumps(name, ensure_ascii=False)}: {value}"
             )
-            self._text = self._text[found.end() :]
+            self._text = self._text[parameter.end() :]
         end = ELEMENT_END.match(self._text)
         if end is not None:
             call.arguments, self._text = (call.arguments or "{") + "}", self._text[end.end() :]
@@ -201,7 +204,7 @@ class CallReader:
         return []
 
     def _finish(self) -> None:
-        self._call, self._behind_call = None, True
+        self._call, self._after_call = None, True
 
     def _may_repeat(self, call: _Call) -> bool:
         """Return whether the arguments so far are an earlier call's prefix."""
@@ -232,4 +235,4 @@ class CallReader:
             return
         self._text = self._text[closer.end() :]
         if self._text and CLOSING.match(self._text) is None:
-            self._behind_call = False
+            self._after_call = False

@@ -15,14 +15,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 class Connections:
     """Open connections, up to a maximum: new ones replace idle ones."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_count: int) -> None:
+        self._max_count = max_count
         self._open: OrderedDict[BoundedConnection, None] = OrderedDict()
         """The one that did nothing for longest first."""
 
     def add(self, connection: "BoundedConnection") -> None:
         """Add a new connection, or close it if all others have calls."""
-        if len(self._open) >= self._most:
+        if len(self._open) >= self._max_count:
             free = next((each for each in self._open if each.conn.our_state is h11.IDLE), connection)
             self._open.pop(free, None)
             free.transport.abort()
@@ -88,7 +88,7 @@ class BoundedConnection(H11Protocol):
             self._late = None
 
 
-def bounded(head_s: float, most: int) -> type[BoundedConnection]:
+def bounded(head_s: float, max_count: int) -> type[BoundedConnection]:
     """Return the class of connections with these bounds: uvicorn makes them itself."""
-    bounds = {"head_s": head_s, "others": Connections(most)}
+    bounds = {"head_s": head_s, "others": Connections(max_count)}
     return type(BoundedConnection.__name__, (BoundedConnection,), bounds)

@@ -120,16 +120,18 @@ class Guard:
         identity = scope["state"]["request_id"]
         if len(identity) > _LONGEST_ID or not (identity.isascii() and identity.isprintable()):
             scope["state"]["request_id"] = new_request_id()
-            why = f"X-Request-Id: must be printable ASCII of at most {_LONGEST_ID} characters"
-            return ApiError(400, why, "invalid_value", "X-Request-Id")
+            reason = f"X-Request-Id: must be printable ASCII of at most {_LONGEST_ID} characters"
+            return ApiError(400, reason, "invalid_value", "X-Request-Id")
         host = headers.get("host", "")
         if scope["path"] not in _OBSERVED and not self._hosts.allow(host):
-            why = f"Host = {host[:_SHOWN]!r}: not a name of this service (allowed_hosts)"
-            return ApiError(421, why, "wrong_host", "Host")
-        most = self._settings.max_calls
-        dear = scope["method"] == "POST" or scope["path"].startswith("/v1/")
-        if self._running >= most and dear:
-            return ApiError(503, f"max_calls = {most}: so many calls run", "overloaded", retry_after_s=1.0)
+            reason = f"Host = {host[:_SHOWN]!r}: not a name of this service (allowed_hosts)"
+            return ApiError(421, reason, "wrong_host", "Host")
+        max_calls = self._settings.max_calls
+        expensive = scope["method"] == "POST" or scope["path"].startswith("/v1/")
+        if self._running >= max_calls and expensive:
+            return ApiError(
+                503, f"max_calls = {max_calls}: so many calls run", "overloaded", retry_after_s=1.0
+            )
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > bounds.MAX_BODY_BYTES:
             return self._too_large(length)

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from http_svc.body.bodies import ChatBody, Limit
-from http_svc.body.conversation import MOST_MESSAGES, MOST_TOOLS
+from http_svc.body.conversation import MAX_MESSAGES, MAX_TOOLS
 from http_svc.body.fields import (
     FIRST,
     Ignored,
@@ -22,7 +22,7 @@ from http_svc.body.fields import (
     known_only,
     only,
 )
-from http_svc.body.messages import MOST_PARTS
+from http_svc.body.messages import MAX_PARTS
 from http_svc.body.names import chat_names
 from http_svc.body.tools import Name, usable_only
 from http_svc.errors import ApiError, api_error, invalid_body
@@ -39,7 +39,7 @@ class Part(Lenient):
     text: Text
 
 
-Parts = Text | Annotated[list[Part], FIRST, at_most(MOST_PARTS)]
+Parts = Text | Annotated[list[Part], FIRST, at_most(MAX_PARTS)]
 
 
 class Item(Lenient):
@@ -108,8 +108,8 @@ class TextFormat(Strict):
     @model_validator(mode="after")
     def _check_schema(self) -> "TextFormat":
         if (self.type == "json_schema") != (self.content is not None):
-            why = "{field}: needed with type json_schema, and only there"
-            raise PydanticCustomError("mismatch", why, {"field": "text.format.schema"})
+            reason = "{field}: needed with type json_schema, and only there"
+            raise PydanticCustomError("mismatch", reason, {"field": "text.format.schema"})
         return self
 
 
@@ -135,7 +135,7 @@ class ResponsesBody(Strict):
         return usable_only(data)
 
     model: Text
-    input: Text | Annotated[list[Item], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
+    input: Text | Annotated[list[Item], Field(min_length=1), FIRST, at_most(MAX_MESSAGES)]
     instructions: Text | None = None
     max_output_tokens: Limit = None
     temperature: float | None = Field(None, ge=0, le=2)
@@ -143,7 +143,7 @@ class ResponsesBody(Strict):
     stream: bool | None = None
     stream_options: StreamEvents | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FlatFunction], FIRST, at_most(MOST_TOOLS)] | None = None
+    tools: Annotated[list[FlatFunction], FIRST, at_most(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
     parallel_tool_calls: bool | None = None
     speculation: Literal["tree", "sequence", "off"] | None = None
@@ -233,11 +233,14 @@ def item_error(error: SpecInferError, chat: ChatBody) -> ApiError:
 
     A turn is made of several items or none of the caller's, so its place among turns is left out.
     """
-    found = api_error(error, item_names(chat), partial(name_function, functions=chat.callable))
-    told = found.content["error"]
-    if str(told["param"]).startswith("input["):
-        told["param"], told["message"] = "input", re.sub(r"^input\[\d+\]", "input", str(told["message"]))
-    return found
+    reply = api_error(error, item_names(chat), partial(name_function, functions=chat.callable))
+    content = reply.content["error"]
+    if str(content["param"]).startswith("input["):
+        content["param"], content["message"] = (
+            "input",
+            re.sub(r"^input\[\d+\]", "input", str(content["message"])),
+        )
+    return reply
 
 
 def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:

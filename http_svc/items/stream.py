@@ -56,5 +56,10 @@ async def item_events(
 
 
 def _failure(error: ApiError) -> dict[str, Any]:
-    told = error.content["error"]
-    return {"type": "error", "code": told["code"], "message": told["message"], "param": told["param"]}
+    content = error.content["error"]
+    return {
+        "type": "error",
+        "code": content["code"],
+        "message": content["message"],
+        "param": content["param"],
+    }

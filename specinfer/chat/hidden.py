@@ -96,16 +96,16 @@ def _seen(name: str) -> Callable[..., Any]:
 
     def method(self: HiddenText, *args: Any, **options: Any) -> Any:
         hider = self._hider
-        found = inner(
+        result = inner(
             self,
             *[_plain(value, hider) for value in args],
             **{key: _plain(value, hider) for key, value in options.items()},
         )
-        if isinstance(found, str):
-            return HiddenText(found, hider)
-        if isinstance(found, list | tuple):
-            return type(found)([HiddenText(part, hider) for part in found])
-        return found
+        if isinstance(result, str):
+            return HiddenText(result, hider)
+        if isinstance(result, list | tuple):
+            return type(result)([HiddenText(part, hider) for part in result])
+        return result
 
     return method
 

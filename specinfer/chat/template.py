@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from specinfer.chat.forms import ChatForm, marks_of_thoughts, taught_form
 from specinfer.chat.hidden import Hider
 from specinfer.chat.turns import takes_text, variants, with_text_arguments
-from specinfer.chat.words import Message, told_in_words
+from specinfer.chat.words import Message, with_common_roles
 from specinfer.errors import IncompatibleError, InvalidInputError
 
 Stored: TypeAlias = str | Sequence[Mapping[str, str]] | Mapping[str, str] | None
@@ -102,7 +102,7 @@ class ChatTemplate:
         if end is ChatEnd.CONTINUED:
             turns = [*turns[:-1], {**turns[-1], "content": f"{turns[-1]['content']}{_MARK}"}]
         if "tools" not in self.texts[name]:
-            turns, functions = told_in_words(turns, functions), []
+            turns, functions = with_common_roles(turns, functions), []
         elif self._takes_text(name):
             turns = with_text_arguments(turns)
         values = given | {"tools": functions or None, "add_generation_prompt": end is ChatEnd.OPENED}
@@ -123,8 +123,8 @@ class ChatTemplate:
             except TemplateError as error:
                 refusal = refusal or InvalidInputError("chat", roles, str(error))
             except Exception as error:  # noqa: BLE001  it is the template's code, which may raise anything
-                why = f"the model's chat template fails: {type(error).__name__}: {error}"
-                refusal = refusal or InvalidInputError("chat", roles, why)
+                reason = f"the model's chat template fails: {type(error).__name__}: {error}"
+                refusal = refusal or InvalidInputError("chat", roles, reason)
         assert refusal is not None
         raise refusal
 
@@ -214,17 +214,19 @@ def stored_templates(directory: Path, config: Mapping[str, Any]) -> Stored:
     Args:
         config: content of `tokenizer_config.json`.
     """
-    path, others = directory / "chat_template.jinja", directory / "additional_chat_templates"
-    found = {other.stem: other.read_text(encoding="utf-8-sig") for other in sorted(others.glob("*.jinja"))}
+    path, more_templates = directory / "chat_template.jinja", directory / "additional_chat_templates"
+    templates = {
+        other.stem: other.read_text(encoding="utf-8-sig") for other in sorted(more_templates.glob("*.jinja"))
+    }
     if path.is_file():
-        found[_DEFAULT] = path.read_text(encoding="utf-8-sig")
-    if found:
-        return found
-    beside = directory / "chat_template.json"
+        templates[_DEFAULT] = path.read_text(encoding="utf-8-sig")
+    if templates:
+        return templates
+    json_file = directory / "chat_template.json"
     stored: Stored = config.get("chat_template")
     return (
-        json.loads(beside.read_bytes()).get("chat_template")
-        if stored is None and beside.is_file()
+        json.loads(json_file.read_bytes()).get("chat_template")
+        if stored is None and json_file.is_file()
         else stored
     )
 
@@ -293,5 +295,5 @@ _BEYOND_ASCII = re.compile("[^\x00-\x7f\udc00-\udfff]")
 """Characters to escape. Hidden ones are excluded."""
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]

@@ -11,7 +11,7 @@ _INSTRUCTIONS = (
 )
 
 
-def told_in_words(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
+def with_common_roles(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
     """Return the conversation with common roles only.
 
     Functions are described in the system's turn, calls are the assistant's text. Consecutive results are one
@@ -20,12 +20,12 @@ def told_in_words(messages: Sequence[Message], tools: Sequence[Message]) -> list
     turns = list[Message]()
     after_result = False
     for message in messages:
-        told = _in_words(message)
-        if after_result and told["role"] == "user":
+        turn = _in_words(message)
+        if after_result and turn["role"] == "user":
             between = "\n" if message["role"] == "tool" else "\n\n"
-            turns[-1] = {**told, "content": f"{turns[-1]['content']}{between}{told['content']}"}
+            turns[-1] = {**turn, "content": f"{turns[-1]['content']}{between}{turn['content']}"}
         else:
-            turns.append(told)
+            turns.append(turn)
         after_result = message["role"] == "tool"
     return _with_functions(turns, tools)
 
@@ -34,10 +34,10 @@ def _with_functions(turns: list[Message], tools: Sequence[Message]) -> list[Mess
     if not tools:
         return turns
     functions = "\n".join([_json(tool.get("function", tool)) for tool in tools])
-    told = _INSTRUCTIONS.format(functions=functions)
+    instructions = _INSTRUCTIONS.format(functions=functions)
     if turns and turns[0]["role"] == "system":
-        return [{"role": "system", "content": f"{turns[0]['content']}\n\n{told}"}, *turns[1:]]
-    return [{"role": "system", "content": told}, *turns]
+        return [{"role": "system", "content": f"{turns[0]['content']}\n\n{instructions}"}, *turns[1:]]
+    return [{"role": "system", "content": instructions}, *turns]
 
 
 def _in_words(message: Message) -> Message:

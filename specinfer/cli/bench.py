@@ -95,12 +95,12 @@ async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> l
     order, and each is compared with incremental decoding in the same turns.
     """
     await warm_up(client, plan)
-    found = []
+    reports = []
     for batch in plan.batches:
         turns = await take_turns(client, plan, batch, advance)
         plain = turns.get("incremental")
-        found += [summarise(mode, batch, of_mode, plain) for mode, of_mode in turns.items()]
-    return found
+        reports += [summarise(mode, batch, of_mode, plain) for mode, of_mode in turns.items()]
+    return reports
 
 
 async def warm_up(client: BenchClient, plan: BenchPlan) -> None:
@@ -130,10 +130,10 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
     there would be less than five turns.
     """
     size = 1 if batch == 1 else max(batch, min(3 * batch, len(prompts) // 5))
-    found = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-    if len(found) > 1 and len(found[-1]) < batch:
-        found[-2:] = [[*found[-2], *found[-1]]]
-    return found
+    batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+    if len(batches) > 1 and len(batches[-1]) < batch:
+        batches[-2:] = [[*batches[-2], *batches[-1]]]
+    return batches
 
 
 async def _take_turn(
@@ -175,9 +175,9 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
     accepted = sum(a.summary.stats.accepted for a in answers)
     same = speedups = speedup = None
     if plain is not None:
-        others = [answer for turn in plain for answer in turn.answers]
-        same = sum(_common_prefix(a, b) for a, b in zip(answers, others, strict=True))
-        speedups = [own.rate / other.rate for own, other in zip(turns, plain, strict=True)]
+        plain_answers = [answer for turn in plain for answer in turn.answers]
+        same = sum(_common_prefix(a, b) for a, b in zip(answers, plain_answers, strict=True))
+        speedups = [speculating.rate / other.rate for speculating, other in zip(turns, plain, strict=True)]
         speedup = new_tokens / seconds * sum(t.seconds for t in plain) / sum(t.new_tokens for t in plain)
     return BenchRun(
         mode=mode,

@@ -46,15 +46,17 @@ def _line(finding: Finding) -> str:
     return f"{finding.outcome:8}{finding.rule}" + (f": {finding.detail}" if finding.detail else "")
 
 
-MOST_SIZES = 8
+MAX_SIZES = 8
 """Sizes of passes that are shown."""
 
 
-def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply) -> list[tuple[str, str]]:
+def explanation(
+    options: LocalOptions, description: verifier_pb2.DescribeVerifierReply
+) -> list[tuple[str, str]]:
     """Return (name, choice and reason) of the decisions, in order."""
     return [
-        ("weights", told.weights),
-        ("passes", f"{passes_words(told)} (measured when the verifier started)"),
+        ("weights", description.weights),
+        ("passes", f"{passes_words(description)} (measured when the verifier started)"),
         ("speculators", pool_words(options)),
         (
             "each step",
@@ -64,12 +66,12 @@ def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply)
     ]
 
 
-def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:
+def passes_words(description: verifier_pb2.DescribeVerifierReply) -> str:
     """Describe passes: milliseconds by tokens, and relative to one token."""
-    costs = sorted((cost.tokens, cost.microseconds / 1000) for cost in told.pass_costs)
+    costs = sorted((cost.tokens, cost.microseconds / 1000) for cost in description.pass_costs)
     if not costs:
         return "not measured"
-    shown = [costs[0], *(cost for cost in costs[1:] if cost[0] & (cost[0] - 1) == 0)][:MOST_SIZES]
+    shown = [costs[0], *(cost for cost in costs[1:] if cost[0] & (cost[0] - 1) == 0)][:MAX_SIZES]
     first = shown[0][1]
     return ", ".join(f"{n} tokens {ms:.1f} ms ({ms / first:.1f}x)" for n, ms in shown)
 

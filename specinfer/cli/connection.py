@@ -25,12 +25,12 @@ def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
     with grpc.insecure_channel(address, direct()) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         try:
-            told: verifier_pb2.DescribeVerifierReply = stub.Describe(
+            description: verifier_pb2.DescribeVerifierReply = stub.Describe(
                 verifier_pb2.DescribeVerifierRequest(), timeout=_TIMEOUT_S
             )
         except grpc.RpcError as error:
             raise UnavailableError(f"the verifier at {address} does not answer") from error
-    return told
+    return description
 
 
 def check_gateways(addresses: str) -> None:

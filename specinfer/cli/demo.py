@@ -99,8 +99,8 @@ def choose(memory: int, disk: int) -> DemoModels:
     )
 
 
-def _small(why: str) -> DemoModels:
-    return DemoModels(DEFAULT_MODEL, AUTO_DRAFT, f"{DEFAULT_MODEL}: for {PAIR[0]} with its draft {why}")
+def _small(reason: str) -> DemoModels:
+    return DemoModels(DEFAULT_MODEL, AUTO_DRAFT, f"{DEFAULT_MODEL}: for {PAIR[0]} with its draft {reason}")
 
 
 async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
@@ -132,16 +132,16 @@ async def compare_modes(
     client: AsyncClient, max_new_tokens: int, advance: Callable[[str], None]
 ) -> list[DemoRun]:
     """Answer every prompt in every mode, in turns."""
-    found: dict[str, list[Answer]] = {mode: [] for mode in MODES}
+    by_mode: dict[str, list[Answer]] = {mode: [] for mode in MODES}
     for turn in range(ROUNDS):
         for prompt in PROMPTS:
             for mode in list(MODES)[:: -1 if turn % 2 else 1]:
                 answer = await client.generate(
                     prompt, max_new_tokens=max_new_tokens, speculation=MODES[mode], ignore_eos=True
                 )
-                found[mode].append(answer)
+                by_mode[mode].append(answer)
                 advance(mode)
-    return [DemoRun(mode, answers) for mode, answers in found.items()]
+    return [DemoRun(mode, answers) for mode, answers in by_mode.items()]
 
 
 def print_comparison(runs: Sequence[DemoRun], title: str) -> None:
@@ -170,7 +170,7 @@ def speedup(run: DemoRun, plain: DemoRun) -> float:
 
 
 def _ratios(run: DemoRun, plain: DemoRun) -> list[float]:
-    return [own / other for own, other in zip(run.rates, plain.rates, strict=True)]
+    return [rate / other for rate, other in zip(run.rates, plain.rates, strict=True)]
 
 
 def sentence(runs: Sequence[DemoRun]) -> str:
@@ -199,9 +199,9 @@ def demo(
 ) -> None:
     """Start everything, stream answers, compare trees with plain decoding, and stop."""
     if model is None:
-        model, suitable, why = choose(available_memory(), _free_disk())
+        model, suitable, reason = choose(available_memory(), _free_disk())
         draft = draft or suitable
-        output.print(why, markup=False, highlight=False)
+        output.print(reason, markup=False, highlight=False)
     draft = draft or AUTO_DRAFT
     for name in (model, draft):
         if name in known_models():

@@ -71,20 +71,20 @@ def exact(
         questions += [Question(text, max_tokens, temperature, seed) for seed, text in enumerate(texts, 1)]
     with progress_bar() as bar:
         task = bar.add_task("asking", total=_ROUNDS * len(questions))
-        found = check(plain, speculating, questions, concurrency, model, lambda: bar.advance(task))
+        compared = check(plain, speculating, questions, concurrency, model, lambda: bar.advance(task))
     if json_output:
-        typer.echo(json.dumps([{**asdict(one), "wrong": one.is_wrong(tie)} for one in found]))
+        typer.echo(json.dumps([{**asdict(one), "wrong": one.is_wrong(tie)} for one in compared]))
     else:
-        for line in report(found, tie):
+        for line in report(compared, tie):
             output.print(line, markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(exit_code(found, tie))
+    raise typer.Exit(exit_code(compared, tie))
 
 
-def report(found: Sequence[Compared], tie: float) -> list[str]:
+def report(compared: Sequence[Compared], tie: float) -> list[str]:
     """Return the lines that are shown."""
     lines = []
-    for kind in dict.fromkeys(one.kind for one in found):
-        these = [one for one in found if one.kind == kind]
+    for kind in dict.fromkeys(one.kind for one in compared):
+        these = [one for one in compared if one.kind == kind]
         same = sum(one.difference is None for one in these)
         repeated = sum(one.unrepeated is None for one in these)
         tokens = sum(one.tokens for one in these)
@@ -99,14 +99,14 @@ def report(found: Sequence[Compared], tie: float) -> list[str]:
 
 def _line(one: Compared, tie: float) -> str:
     assert one.difference is not None
-    found = one.difference
+    difference = one.difference
     gap = ""
-    if found.gap is not None:
-        gap = f", {abs(found.gap):.3f} nats {'more' if found.gap < 0 else 'less'} probable"
+    if difference.gap is not None:
+        gap = f", {abs(difference.gap):.3f} nats {'more' if difference.gap < 0 else 'less'} probable"
     verdict = "differs" if one.is_wrong(tie) else "a tie, or plain decoding does not repeat itself"
     return (
-        f"  prompt {one.prompt + 1}, {found.unit} {found.position + 1}: plain {found.plain!r}, "
-        f"with speculation {found.other!r}{gap}: {verdict}"
+        f"  prompt {one.prompt + 1}, {difference.unit} {difference.position + 1}: plain {difference.plain!r}, "
+        f"with speculation {difference.other!r}{gap}: {verdict}"
     )
 
 

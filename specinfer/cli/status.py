@@ -210,12 +210,12 @@ async def _watch(connection: Connection, show: Show, interval_s: float, count: i
     before: Look | None = None
     async with connection.client() as client:
         for number in itertools.count(1):
-            found = await _look(client, may_fail=number > 1)
-            if isinstance(found, Look):
-                show(Interval(before, found).rows())
-                before = found
+            status = await _look(client, may_fail=number > 1)
+            if isinstance(status, Look):
+                show(Interval(before, status).rows())
+                before = status
             else:
-                show([("gateway", f"does not answer: {found}")])
+                show([("gateway", f"does not answer: {status}")])
             if number == count:
                 return
             await asyncio.sleep(interval_s)

@@ -131,7 +131,7 @@ class AsyncClient:
             except SpecInferError:
                 raise  # a stream that was lost can be taken up again
             except BaseException:  # cancelled, or `on_text` failed: nobody waits for the rest
-                self._abandon_beside(stream.request_id)
+                self._abandon_in_background(stream.request_id)
                 raise
 
     async def cancel(self, request_id: str) -> None:
@@ -153,7 +153,7 @@ class AsyncClient:
             async with asyncio.timeout(_ABANDON_TIMEOUT_S):
                 await self.cancel(request_id)
 
-    def _abandon_beside(self, request_id: str) -> None:
+    def _abandon_in_background(self, request_id: str) -> None:
         task = asyncio.get_running_loop().create_task(self.abandon(request_id))
         self._abandoning.add(task)
         task.add_done_callback(self._abandoning.discard)

@@ -61,14 +61,14 @@ def number(name: str, value: Any) -> None:
         raise InvalidInputError(name, value, "must be a number")
 
 
-_LEAST = 2.0**-126
+_MIN_FLOAT = 2.0**-126
 """Less is 0 as a float of a message."""
 
 
 def positive(name: str, value: Any) -> None:
     """Reject 0: in the message it means "not set"."""
     number(name, value)
-    if abs(value) < _LEAST:
+    if abs(value) < _MIN_FLOAT:
         raise InvalidInputError(name, value, "must be above 0")
 
 
@@ -237,14 +237,14 @@ def check_names(options: Mapping[str, Any]) -> None:
 def shows_options(function: Function) -> Function:
     """Show each option in a function's `help` and `inspect.signature`."""
     signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     hints, kind = get_type_hints(RequestOptions), inspect.Parameter.KEYWORD_ONLY
     shown = [
         inspect.Parameter(name, kind, default=option.default, annotation=hints[name])
         for name, option in known_options().items()
     ]
     documented = cast(Any, function)
-    documented.__signature__ = signature.replace(parameters=[*own, *shown])
+    documented.__signature__ = signature.replace(parameters=[*parameters, *shown])
     documented.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{option_docs()}"
     return function
 

@@ -157,8 +157,8 @@ class Resume:
             raise self._broken(reply, "text without tokens")
         return False
 
-    def _broken(self, reply: generation_pb2.GenerateReply, why: str) -> BrokenStreamError:
-        return BrokenStreamError(self._request_id, reply.position, self.position, why)
+    def _broken(self, reply: generation_pb2.GenerateReply, reason: str) -> BrokenStreamError:
+        return BrokenStreamError(self._request_id, reply.position, self.position, reason)
 
     def failed(self, failure: Failure, now: float) -> Retry:
         """Return the next step after a failed call: the next address.

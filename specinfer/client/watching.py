@@ -29,16 +29,16 @@ async def watch_steps(
         RequestFailedError: if no gateway watches, or none does any more.
         UnavailableError: if the client is closed.
     """
-    told: _Told = asyncio.Queue()
+    replies: _Told = asyncio.Queue()
     message = generation_pb2.WatchRequest(request_id=request_id)
     stubs = [gateways.stub(index) for index in range(len(gateways.addresses))]
     calls = [stub.Watch(message, metadata=metadata) for stub in stubs]
-    tasks = [asyncio.create_task(_read(index, call, told)) for index, call in enumerate(calls)]
-    timer = asyncio.get_running_loop().call_later(_START_S, told.put_nowait, (-1, None))
+    tasks = [asyncio.create_task(_read(index, call, replies)) for index, call in enumerate(calls)]
+    timer = asyncio.get_running_loop().call_later(_START_S, replies.put_nowait, (-1, None))
     tellers, began = _Tellers(len(calls)), False
     try:
         while True:
-            news = await told.get()
+            news = await replies.get()
             if gateways.closed:
                 raise UnavailableError(CLOSED)
             step = tellers.note(*news)
@@ -57,16 +57,16 @@ async def watch_steps(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read(index: int, call: Any, told: _Told) -> None:
+async def _read(index: int, call: Any, replies: _Told) -> None:
     """Queue the replies of a gateway, then its failure."""
     try:
         while isinstance(reply := await call.read(), Reply):
-            told.put_nowait((index, reply))
-        told.put_nowait((index, CUT_SHORT))
+            replies.put_nowait((index, reply))
+        replies.put_nowait((index, CUT_SHORT))
     except grpc.aio.AioRpcError as error:
-        told.put_nowait((index, Failure.of(error)))
+        replies.put_nowait((index, Failure.of(error)))
     except asyncio.CancelledError:  # gRPC raises it if the client was closed
-        told.put_nowait((index, Failure(grpc.StatusCode.CANCELLED, CLOSED)))
+        replies.put_nowait((index, Failure(grpc.StatusCode.CANCELLED, CLOSED)))
         raise
 
 

@@ -20,7 +20,7 @@ from specinfer.system.threads import LAST, give_way
 
 TOO_SLOW, TOO_DEEP = "slow", "deep"
 """Ends of a child: too slow, or dead by stack overflow."""
-MOST_SAID = 300
+MAX_REASON_LENGTH = 300
 """Maximum characters of an answer, which may quote the whole constraint.
 
 Lines of more than 4096 bytes from several processes would get mixed up.
@@ -59,8 +59,13 @@ def _compile_and_exit(compiler: Compiler, asked: Mapping[str, Any]) -> None:
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # its signal ends the process
         give_way(LAST)
         constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
-        why = answer(compiler, constraint)
-        _say({"id": asked["id"], "why": why if len(why) <= MOST_SAID else f"{why[:MOST_SAID]}..."})
+        reason = answer(compiler, constraint)
+        _say(
+            {
+                "id": asked["id"],
+                "why": reason if len(reason) <= MAX_REASON_LENGTH else f"{reason[:MAX_REASON_LENGTH]}...",
+            }
+        )
     finally:
         os._exit(0)
 
@@ -98,8 +103,8 @@ def part_of(compiler: Compiler, constraint: Constraint) -> str:
     if not isinstance(schema, dict):
         return ""
     pointer, part = "", schema
-    while (found := next(_refused(compiler, part, schema), None)) is not None:
-        pointer, part = f"{pointer}/{found[0]}", found[1]
+    while (refused := next(_refused(compiler, part, schema), None)) is not None:
+        pointer, part = f"{pointer}/{refused[0]}", refused[1]
     return f" (at #{pointer})" if pointer else ""
 
 

@@ -64,9 +64,9 @@ class Checker:
             task = self._asked[constraint] = asyncio.create_task(self._ask(constraint))
             task.add_done_callback(lambda task: self._answered(constraint, task))
         # a caller that leaves does not end what others may wait for
-        why = await asyncio.shield(self._asked[constraint])
-        if why:
-            raise constraint.error(why)
+        reason = await asyncio.shield(self._asked[constraint])
+        if reason:
+            raise constraint.error(reason)
 
     def knows(self, constraint: Constraint) -> bool:
         """Return whether this constraint was checked already."""

@@ -26,12 +26,12 @@ _REGEX = re.compile(r"\n    (?P<mark> *)\^+\s*\nerror: (?P<why>[^\n]*)")
 
 def explain(constraint: Constraint, message: str) -> str:
     """Return the message as one line."""
-    if constraint.kind is ConstraintKind.REGEX and (found := _REGEX.search(message)):
-        return f"at character {len(found['mark']) + 1}: {found['why']}"
-    if constraint.kind is ConstraintKind.GRAMMAR and (found := _LARK.search(message)):
-        return f"at line {found['line']}, column {found['column']}: {found['why']}"
-    found = _LARK.match(message)
-    return found["why"] if found else message.strip().partition("\n")[0]
+    if constraint.kind is ConstraintKind.REGEX and (match := _REGEX.search(message)):
+        return f"at character {len(match['mark']) + 1}: {match['why']}"
+    if constraint.kind is ConstraintKind.GRAMMAR and (match := _LARK.search(message)):
+        return f"at line {match['line']}, column {match['column']}: {match['why']}"
+    match = _LARK.match(message)
+    return match["why"] if match else message.strip().partition("\n")[0]
 
 
 _REMEMBERED = 128
@@ -63,7 +63,7 @@ class Compiler:
         self._digits = DigitTokens(self._tokenizer, vocab_size)
         self._thread = background_threads(1, "constraints")
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
-        self._dear: OrderedDict[Constraint, None] = OrderedDict()
+        self._expensive: OrderedDict[Constraint, None] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Matcher:
         """Compile in this thread, without keeping the result.
@@ -102,15 +102,15 @@ class Compiler:
             wait([future], patience_s)
         return future.result().copy() if future.done() else None
 
-    def note_dear(self, constraint: Constraint) -> None:
-        """Note that a constraint is too dear to match drafts to."""
-        self._dear[constraint] = None
-        while len(self._dear) > _REMEMBERED:
-            self._dear.popitem(last=False)
+    def note_expensive(self, constraint: Constraint) -> None:
+        """Note that a constraint is too expensive to match drafts to."""
+        self._expensive[constraint] = None
+        while len(self._expensive) > _REMEMBERED:
+            self._expensive.popitem(last=False)
 
-    def is_dear(self, constraint: Constraint) -> bool:
+    def is_expensive(self, constraint: Constraint) -> bool:
         """Return whether that was noted of a constraint."""
-        return constraint in self._dear
+        return constraint in self._expensive
 
     def close(self) -> None:
         """End the thread."""

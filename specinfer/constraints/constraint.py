@@ -61,6 +61,6 @@ class Constraint:
         """The constraint's field in a request."""
         return f"constraint.{self.kind}"
 
-    def error(self, why: str) -> InvalidInputError:
-        """Return the error of a faulty source, `why` with the position."""
-        return InvalidInputError(self.field, self.source, why)
+    def error(self, reason: str) -> InvalidInputError:
+        """Return the error of a faulty source, `reason` with the position."""
+        return InvalidInputError(self.field, self.source, reason)

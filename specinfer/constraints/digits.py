@@ -7,7 +7,7 @@ import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
-MOST_DIGITS = 32
+MAX_DIGITS = 32
 """Maximum consecutive digits, enough for 64-bit numbers. A number has three rows."""
 _DIGITS = frozenset(b"0123456789")
 _QUOTE, _BACKSLASH, _LINE_BREAK = b'"\\\n'
@@ -70,7 +70,7 @@ class DigitRows:
     @property
     def full(self) -> bool:
         """True if the last row may get no more digits."""
-        return self._place.digits >= MOST_DIGITS
+        return self._place.digits >= MAX_DIGITS
 
     def read(self, token: int) -> None:
         """Read the next token."""
@@ -99,5 +99,5 @@ class DigitRows:
         """
         if not self.full:
             return mask
-        others = mask & self.tokens.others
-        return others if others.any() else mask
+        other_tokens = mask & self.tokens.others
+        return other_tokens if other_tokens.any() else mask

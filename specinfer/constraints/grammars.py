@@ -68,8 +68,8 @@ _SHOWN = 40
 
 def _guidance(schema: Any) -> Mapping[str, Any]:
     """Return a schema's own llguidance settings, which must not be overruled."""
-    own = schema.get("x-guidance") if isinstance(schema, dict) else None
-    return own if isinstance(own, dict) else {}
+    guidance = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return guidance if isinstance(guidance, dict) else {}
 
 
 def _parse(constraint: Constraint) -> Any:
@@ -83,7 +83,7 @@ def _parse(constraint: Constraint) -> Any:
         raise constraint.error(f"{what[:_SHOWN]}: no number of JSON")
 
     def number(digits: str) -> float:
-        return found if math.isfinite(found := float(digits)) else refuse(digits)
+        return value if math.isfinite(value := float(digits)) else refuse(digits)
 
     try:
         parsed = json.loads(constraint.source, parse_constant=refuse, parse_float=number)

@@ -7,8 +7,8 @@
     masks.read([5])     token 5 is committed
 
 Most masks take less than a millisecond; those of an ambiguous grammar take fifty. Budgets are per request and
-step. A request whose masks cost more than its budget is *dear* (expensive) until later steps have compensated
-for it. Masks of dear requests are made one after another in a thread of their own, and no step waits for
+step. A request whose masks cost more than its budget is expensive until later steps have compensated
+for it. Masks of expensive requests are made one after another in a thread of their own, and no step waits for
 them. Invariant: whether a mask is ready affects when a token comes, never which.
 """
 
@@ -25,18 +25,18 @@ from specinfer.system.threads import LAST, background_threads
 
 BUDGET_S = 0.002
 """Processor time for the masks of a request in each step."""
-MOST_OVER_S = 10.0
+MAX_OVER_S = 10.0
 """Maximum processor seconds beyond a request's budgets; then it ends."""
 THREADS = 2
-"""Number of threads for masks of requests that are not dear."""
-_VERY_DEAR = 20
+"""Number of threads for masks of requests that are not expensive."""
+_VERY_EXPENSIVE = 20
 
 
 class MaskLateError(SpecInferError):
     """A mask is not ready, and no step may wait for it."""
 
 
-class Behind(NamedTuple):
+class MaskState(NamedTuple):
     """State after a path: its matcher, and its mask unless complete."""
 
     matcher: Matcher
@@ -46,14 +46,14 @@ class Behind(NamedTuple):
 class MaskThreads:
     """Threads for the masks of all requests of an engine."""
 
-    def __init__(self, budget_s: float = BUDGET_S, most_over_s: float = MOST_OVER_S) -> None:
+    def __init__(self, budget_s: float = BUDGET_S, max_over_s: float = MAX_OVER_S) -> None:
         """Create threads with a budget per request and step."""
-        self.budget_s, self.most_over_s = budget_s, most_over_s
+        self.budget_s, self.max_over_s = budget_s, max_over_s
         self.until = 0.0
         """Time of `time.monotonic` up to which the present step waits for masks."""
         self.seconds = 0.0
         """Processor time of all masks since the start."""
-        self.put_off = self.cut = 0
+        self.deferred = self.cut = 0
         """Entries deferred for masks; verdicts cut before a late mask."""
         self._counting = threading.Lock()
         self._shared = background_threads(THREADS, "masks")
@@ -63,13 +63,13 @@ class MaskThreads:
         """Limit the present step's wait for all masks, from now on."""
         self.until = time.monotonic() + seconds
 
-    def open(self, constraint: Constraint, matcher: Matcher, dear: bool = False) -> "RequestMasks":
-        """Return a request's masks; `dear` if its constraint is expensive."""
-        return RequestMasks(self, constraint, matcher, 2 * self.budget_s if dear else 0.0)
+    def open(self, constraint: Constraint, matcher: Matcher, expensive: bool = False) -> "RequestMasks":
+        """Return a request's masks; `expensive` if its constraint is expensive."""
+        return RequestMasks(self, constraint, matcher, 2 * self.budget_s if expensive else 0.0)
 
-    def submit(self, dear: bool, work: Callable[[], Behind | None]) -> "Future[Behind | None]":
+    def submit(self, expensive: bool, work: Callable[[], MaskState | None]) -> "Future[MaskState | None]":
         """Begin to make a mask."""
-        return (self._alone if dear else self._shared).submit(work)
+        return (self._alone if expensive else self._shared).submit(work)
 
     def count(self, seconds: float) -> None:
         """Count the time of a mask."""
@@ -89,42 +89,42 @@ class RequestMasks:
         self._threads, self.constraint = threads, constraint
         self._base, self._unread = matcher, tuple[int, ...]()
         """Matcher of the oldest useful state, and the committed tokens after it."""
-        self._behind: dict[tuple[int, ...], Future[Behind | None]] = {}
-        """State after each path from the base; None if given up."""
+        self._states: dict[tuple[int, ...], Future[MaskState | None]] = {}
+        """State after each path from the base; None if cancelled."""
         self._debt_s = debt_s
         self._counting = threading.Lock()
 
     @property
-    def dear(self) -> bool:
+    def expensive(self) -> bool:
         """True while its masks have cost more than its budgets."""
         return self._debt_s > self._threads.budget_s
 
     @property
-    def very_dear(self) -> bool:
-        """True if other requests with its constraint will be dear, too."""
-        return self._debt_s > _VERY_DEAR * self._threads.budget_s
+    def very_expensive(self) -> bool:
+        """True if other requests with its constraint will be expensive, too."""
+        return self._debt_s > _VERY_EXPENSIVE * self._threads.budget_s
 
-    def want(self, path: Sequence[int], ahead: bool = False) -> "Future[Behind | None]":
-        """Start the mask after a path; `ahead` gives up beyond the budget."""
+    def want(self, path: Sequence[int], ahead: bool = False) -> "Future[MaskState | None]":
+        """Start the mask after a path; `ahead` cancels it beyond the budget."""
         key = (*self._unread, *path)
-        known = self._behind.get(key)
-        if known is not None and (ahead or not _given_up(known)):
+        known = self._states.get(key)
+        if known is not None and (ahead or not _cancelled(known)):
             return known
         matcher, rest = self._nearest(key)
-        future = self._threads.submit(self.dear, lambda: self._make(matcher, rest, ahead))
-        self._behind[key] = future
+        future = self._threads.submit(self.expensive, lambda: self._make(matcher, rest, ahead))
+        self._states[key] = future
         return future
 
     def made(self, path: Sequence[int]) -> bool:
         """Return whether the mask after a path is made.
 
-        It waits for the mask of a request that is not dear.
+        It waits for the mask of a request that is not expensive.
         """
         future = self.want(path)
         left = self._threads.until - time.monotonic()
-        if not future.done() and left > 0 and not self.dear:
+        if not future.done() and left > 0 and not self.expensive:
             wait([future], left)
-        return future.done() and not _given_up(future)
+        return future.done() and not _cancelled(future)
 
     def mask(self, path: Sequence[int]) -> Bool | None:
         """Return the mask [V] after a path; None after the text's end.
@@ -141,23 +141,23 @@ class RequestMasks:
     def read(self, tokens: Sequence[int]) -> None:
         """Read tokens that were committed."""
         self._unread = (*self._unread, *tokens)
-        state = self._behind.get(self._unread)
+        state = self._states.get(self._unread)
         if state is None or not _sound(state):
             return
-        found = state.result()
-        assert found is not None
+        mask_state = state.result()
+        assert mask_state is not None
         read, self._unread = self._unread, ()
-        self._base = found.matcher
-        behind, self._behind = self._behind, {}  # a new one: keys of both kinds may be equal, as in "ll"
-        for key, future in behind.items():
+        self._base = mask_state.matcher
+        previous, self._states = self._states, {}  # a new one: keys of both kinds may be equal, as in "ll"
+        for key, future in previous.items():
             if key[: len(read)] == read:
-                self._behind[key[len(read) :]] = future
+                self._states[key[len(read) :]] = future
             else:
                 future.cancel()
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel masks that have not begun. They may be wanted again."""
-        for future in self._behind.values():
+        for future in self._states.values():
             future.cancel()
 
     def end_step(self) -> None:
@@ -181,25 +181,25 @@ class RequestMasks:
         self._count(matcher.seconds)
         return len(tokens) if matcher.finished else None
 
-    def _state(self, path: Sequence[int]) -> Behind:
-        found = self._behind[(*self._unread, *path)].result()
-        assert found is not None, "a state that was given up is of no use"
-        return found
+    def _state(self, path: Sequence[int]) -> MaskState:
+        state = self._states[(*self._unread, *path)].result()
+        assert state is not None, "a cancelled state is of no use"
+        return state
 
     def _nearest(self, key: tuple[int, ...]) -> tuple[Matcher, tuple[int, ...]]:
         """Copy the matcher nearest to a path; return it and the rest."""
-        parent = self._behind.get(key[:-1]) if key else None
-        if parent is not None and _sound(parent) and (found := parent.result()) is not None:
-            return found.matcher.copy(), key[-1:]
+        parent = self._states.get(key[:-1]) if key else None
+        if parent is not None and _sound(parent) and (state := parent.result()) is not None:
+            return state.matcher.copy(), key[-1:]
         return self._base.copy(), key
 
-    def _make(self, matcher: Matcher, path: Sequence[int], ahead: bool) -> Behind | None:
+    def _make(self, matcher: Matcher, path: Sequence[int], ahead: bool) -> MaskState | None:
         """Read a path and make the mask after it, in a thread."""
         if ahead and self._debt_s >= self._threads.budget_s:
             return None
         before = matcher.seconds
         try:
-            return _behind(matcher, path)
+            return _states(matcher, path)
         except ConstraintError as error:
             raise self._named(error) from error
         except Exception:
@@ -219,36 +219,36 @@ class RequestMasks:
 
     def _check_debt(self) -> None:
         threads = self._threads
-        if self._debt_s > threads.most_over_s:
+        if self._debt_s > threads.max_over_s:
             budget = f"the budget of {threads.budget_s * 1000:g} ms in each step"
-            why = f"took {threads.most_over_s:g} s of the processor beyond {budget}"
-            raise ConstraintError(f"{self.constraint.field}: too complex: its masks {why}")
+            reason = f"took {threads.max_over_s:g} s of the processor beyond {budget}"
+            raise ConstraintError(f"{self.constraint.field}: too complex: its masks {reason}")
 
 
-def wait_for_any(masks: Sequence["Future[Behind | None]"], seconds: float) -> None:
+def wait_for_any(masks: Sequence["Future[MaskState | None]"], seconds: float) -> None:
     """Wait until one of these masks is made."""
     wait(masks, seconds, FIRST_COMPLETED)
 
 
-def _behind(matcher: Matcher, path: Sequence[int]) -> Behind:
+def _states(matcher: Matcher, path: Sequence[int]) -> MaskState:
     for token in path:
         if matcher.finished:
             break
         matcher.read([token])
     if matcher.finished:
-        return Behind(matcher, None)
+        return MaskState(matcher, None)
     mask = matcher.mask()
     if not mask.any():
         raise ConstraintError("needs text of which the model has no tokens")
-    return Behind(matcher, mask)
+    return MaskState(matcher, mask)
 
 
-def _given_up(future: "Future[Behind | None]") -> bool:
-    """Return whether a mask was given up; one that failed was not."""
+def _cancelled(future: "Future[MaskState | None]") -> bool:
+    """Return whether a mask was cancelled; one that failed was not."""
     if future.cancelled():
         return True
     return future.done() and future.exception() is None and future.result() is None
 
 
-def _sound(future: "Future[Behind | None]") -> bool:
-    return future.done() and not _given_up(future) and future.exception() is None
+def _sound(future: "Future[MaskState | None]") -> bool:
+    return future.done() and not _cancelled(future) and future.exception() is None

@@ -15,7 +15,7 @@ _CHANGED = re.compile(r'\d{16}|"format"\s*:\s*"(?:date-time|time|duration)"')
 """Parts of schemas that have something to rewrite."""
 _TIMES = ("date-time", "time", "duration")
 """Formats with digits that nothing bounds."""
-_MOST_OF_TIME = 64
+_MAX_OF_TIME = 64
 """Characters of a text of such a format."""
 _NUMBERED = re.compile(r"%json\s*(?=[\[{])")
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -23,7 +23,7 @@ _VALUES = ("const", "enum")
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value has schemas by names of the caller's."""
 _NO_SCHEMAS = ("default", "examples", "x-guidance")
-_LEAST, _GREATEST = -(2**63), 2**63 - 1
+_MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
 
 
 class InexactNumberError(ValueError):
@@ -53,14 +53,14 @@ def exact_grammar(source: str) -> str:
     if not _CHANGED.search(source):
         return source
     written, read = list[str](), 0
-    for found in _NUMBERED.finditer(source):
-        if found.end() < read:
+    for match in _NUMBERED.finditer(source):
+        if match.end() < read:
             continue  # within the schema before
         try:
-            _, end = json.JSONDecoder().raw_decode(source, found.end())
+            _, end = json.JSONDecoder().raw_decode(source, match.end())
         except ValueError:
             continue  # the grammar's parser reports the position
-        written += [source[read : found.end()], _exact_part(source, found.end(), end)]
+        written += [source[read : match.end()], _exact_part(source, match.end(), end)]
         read = end
     return "".join([*written, source[read:]])
 
@@ -94,7 +94,7 @@ def _exact(schema: Any, place: str, lenient: bool) -> Any:
                 raise InexactNumberError(f"{changed} (at {where}): whole numbers up to 2**53 are exact")
         elif key in (*_LOWER, *_UPPER) and _is_whole(value):
             kept[key] = _inner_bound(value, key in _LOWER)
-        elif key == "multipleOf" and _is_whole(value) and _held(value) != value:
+        elif key == "multipleOf" and _is_whole(value) and _as_kept(value) != value:
             if not lenient:
                 raise InexactNumberError(f"{value} (at {where}): whole numbers up to 2**53 are exact")
         else:
@@ -106,28 +106,28 @@ def _with_end(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with a maximum length of time formats."""
     if schema.get("format") not in _TIMES:
         return schema
-    own = schema.get("maxLength", _MOST_OF_TIME)
-    return schema | {"maxLength": min(own, _MOST_OF_TIME)} if isinstance(own, int) else schema
+    max_length = schema.get("maxLength", _MAX_OF_TIME)
+    return schema | {"maxLength": min(max_length, _MAX_OF_TIME)} if isinstance(max_length, int) else schema
 
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _held(number: int) -> int:
+def _as_kept(number: int) -> int:
     """Return what llguidance makes of a whole number."""
     try:
-        return max(_LEAST, min(_GREATEST, int(float(number))))
+        return max(_MIN_INT, min(_MAX_INT, int(float(number))))
     except OverflowError:
-        return _GREATEST if number > 0 else _LEAST
+        return _MAX_INT if number > 0 else _MIN_INT
 
 
 def _inner_bound(bound: int, lower: bool) -> int:
     """Return the nearest bound that llguidance keeps, on the inner side."""
-    held = _held(bound)
-    if (held >= bound) if lower else (held <= bound):
-        return held
-    return int(math.nextafter(float(held), math.inf if lower else -math.inf))
+    kept = _as_kept(bound)
+    if (kept >= bound) if lower else (kept <= bound):
+        return kept
+    return int(math.nextafter(float(kept), math.inf if lower else -math.inf))
 
 
 def _changed_number(value: Any) -> int | None:
@@ -136,4 +136,4 @@ def _changed_number(value: Any) -> int | None:
     for each in inner:
         if (changed := _changed_number(each)) is not None:
             return changed
-    return value if _is_whole(value) and _held(value) != value else None
+    return value if _is_whole(value) and _as_kept(value) != value else None

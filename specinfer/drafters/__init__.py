@@ -158,7 +158,7 @@ class DrafterOptions:
         Raises:
             SettingError: naming the option that is not known, or whose value cannot be read.
         """
-        found: dict[str, str | int | float | bool] = {}
+        values: dict[str, str | int | float | bool] = {}
         for flag, text in flags.items():
             name = flag.replace("-", "_")
             if name not in cls.__dataclass_fields__:
@@ -166,10 +166,10 @@ class DrafterOptions:
             default = cls.__dataclass_fields__[name].default
             kind: Any = type(default)
             try:
-                found[name] = _BOOLEANS[text] if isinstance(default, bool) else kind(text)
+                values[name] = _BOOLEANS[text] if isinstance(default, bool) else kind(text)
             except (KeyError, ValueError) as error:
                 raise SettingError(flag, text, f"must be {kind.__name__}") from error
-        return cls(**found)  # type: ignore[arg-type]  # each has the type of its default
+        return cls(**values)  # type: ignore[arg-type]  # each has the type of its default
 
 
 class Drafter(Protocol):

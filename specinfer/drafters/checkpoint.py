@@ -77,8 +77,8 @@ def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
         target = _target_of(directory, options.target)
         draft = load_draft(directory, target)
     if not isinstance(draft, kind):
-        found = f"has {KIND} = {draft.algorithm!r}, this drafter reads {kind.algorithm!r}"
-        raise SettingError("model", options.model, found)
+        mismatch = f"has {KIND} = {draft.algorithm!r}, this drafter reads {kind.algorithm!r}"
+        raise SettingError("model", options.model, mismatch)
     config, tokenizer = load_config(target), Tokenizer.load(target)
     description = DrafterDescription(
         options.model, tokenizer.vocab_size, tokenizer.fingerprint(), config.max_positions

@@ -12,7 +12,7 @@ from specinfer.drafters import Features
 from specinfer.drafters.search import References
 from specinfer.hidden_states import States
 
-MOST_BYTES = 2**24
+MAX_BYTES = 2**24
 """Maximum bytes of hidden states per request.
 
 A drafter that does not read its states in time loses the oldest.
@@ -37,8 +37,8 @@ class FeatureBuffer:
             kept.append(states)
         else:
             self._kept = kept = States(start, states)
-        most = max(1, MOST_BYTES // max(states[0].nbytes, 1))
-        kept.drop(kept.stop - most)
+        max_rows = max(1, MAX_BYTES // max(states[0].nbytes, 1))
+        kept.drop(kept.stop - max_rows)
 
     def take(self, drafter: int, places: Sequence[int]) -> Features | None:
         """Return a drafter's new states of these layers."""
@@ -77,7 +77,7 @@ class Contexts:
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def held_len(self, request_id: str) -> int:
+    def cached_len(self, request_id: str) -> int:
         """Return the number of a request's cached tokens."""
         context = self._contexts.get(request_id)
         return len(context.tokens) if context else 0

@@ -102,8 +102,8 @@ def fitting_drafts(model: str) -> list[KnownModel]:
     if not candidates:
         return []
     directory = resolve_model(model)
-    most, own = weights_bytes(directory) / _SMALLER, tokenizer_facts(directory).fingerprint
-    fitting = [k for k in candidates if k.tokenizer == own and k.megabytes * 1e6 <= most]
+    max_bytes, fingerprint = weights_bytes(directory) / _SMALLER, tokenizer_facts(directory).fingerprint
+    fitting = [k for k in candidates if k.tokenizer == fingerprint and k.megabytes * 1e6 <= max_bytes]
     return sorted(fitting, key=lambda known: known.megabytes)
 
 

@@ -18,7 +18,7 @@ from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.loading import hold
+from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.weights.families import EMBEDDING, open_weights
@@ -56,9 +56,9 @@ class EagleRunner:
             raise SettingError("executor", options.executor, "an EAGLE layer runs in native or torch")
         dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
         whole = {**weights.tensors, EMBEDDING: weights.embedding}
-        backend, held = hold(weights.config, whole, options)
+        backend, in_format = backend_and_weights(weights.config, whole, options)
         if backend.name == "native":
-            return cls(NativeEagle(weights, held, dtype, blocks, options.kv_type), blocks)
+            return cls(NativeEagle(weights, in_format, dtype, blocks, options.kv_type), blocks)
         return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
 
     def rows_ahead(self, shape: GrowthShape, limits: TreeLimits) -> int:
@@ -99,16 +99,16 @@ class _Passes:
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Return logits of segments' last context rows, if wanted, or nodes."""
         batch = flatten(segments)
-        found = self._model.run(batch, torch.cat([self._hidden(segment) for segment in segments]))
+        outputs = self._model.run(batch, torch.cat([self._hidden(segment) for segment in segments]))
         for segment, part in zip(segments, batch.rows, strict=True):
-            own = found[part.start : part.stop]
+            rows = outputs[part.start : part.stop]
             if segment.delta:
-                self._outs[id(segment.sequence)] = [own[-1]]
+                self._outs[id(segment.sequence)] = [rows[-1]]
                 self._cache.append(segment.sequence, segment.delta)
             else:
-                self._outs[id(segment.sequence)].extend(own)
+                self._outs[id(segment.sequence)].extend(rows)
             self._cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
-        logits = self._model.logits(found[batch.logit_rows])
+        logits = self._model.logits(outputs[batch.logit_rows])
         return [logits[start:stop] for start, stop in batch.logit_spans]
 
     def _hidden(self, segment: Segment) -> torch.Tensor:
@@ -137,14 +137,16 @@ class EagleDrafter(FeatureRowsDrafter):
         eagle, config, embedding = trained.draft, trained.config, trained.draft.embedding
         if embedding is None:
             embedding = open_weights(trained.target, config)[EMBEDDING]
-        own = eagle.shape or config
-        shape_of_layer = replace(own, layers=1, vocab_size=len(eagle.token_ids), tied_embeddings=False)
+        layer_config = eagle.shape or config
+        shape_of_layer = replace(
+            layer_config, layers=1, vocab_size=len(eagle.token_ids), tied_embeddings=False
+        )
         weights = EagleWeights(shape_of_layer, eagle.tensors, embedding, eagle.norm_before_residual)
         runner = EagleRunner.build(weights, runner_options(options))
         description = replace(
             trained.description,
             feature_layers=eagle.layers,
             feature_size=config.hidden_size,
-            max_context_len=min(config.max_positions, own.max_positions),
+            max_context_len=min(config.max_positions, layer_config.max_positions),
         )
         return cls(runner, description, shape, eagle.token_ids)

@@ -15,7 +15,7 @@ from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, S
 from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.statuses import EntryStatus
 from specinfer.system.log_lines import LogPace
-from specinfer.tree import TokenTree, TreeLimits, most_depth
+from specinfer.tree import TokenTree, TreeLimits, depth_limit
 
 log = logging.getLogger(__name__)
 _NAME = "warm-up"
@@ -60,36 +60,36 @@ class SpeculatorEngine:
         jobs: dict[int, DraftJob] = {}
         for index, entry in enumerate(entries):
             try:
-                taken = self._take(entry)
+                decoded = self._take(entry)
             except Exception as error:  # whatever it is, the others are served
                 log.exception("an entry failed")
                 self.release([entry.request_id])
-                why = FaultError("internal error", error).for_logs
-                taken = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, why)
-            if isinstance(taken, DraftJob):
-                jobs[index] = taken
+                reason = FaultError("internal error", error).for_logs
+                decoded = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, reason)
+            if isinstance(decoded, DraftJob):
+                jobs[index] = decoded
             else:
-                outcomes[index] = taken
-        for index, found in self._ask_all(entries, jobs).items():
+                outcomes[index] = decoded
+        for index, drafts in self._ask_all(entries, jobs).items():
             job = jobs[index]
             outcomes[index] = DraftOutcome(
-                job.request_id, EntryStatus.OK, drafts=tuple(found), held_len=len(job.context)
+                job.request_id, EntryStatus.OK, drafts=tuple(drafts), cached_len=len(job.context)
             )
         return [outcomes[index] for index in range(len(entries))]
 
     def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
         """Add an entry to its request's context; return job or error."""
         name = entry.request_id
-        if entry.base_len == 0 and self._contexts.held_len(name):
+        if entry.base_len == 0 and self._contexts.cached_len(name):
             self.release([name])  # it starts over, whatever was cached
-        held = self._contexts.held_len(name)
+        cached_len = self._contexts.cached_len(name)
         try:
             check_entry(entry, self.description, self.max_nodes, len(self.drafters))
         except InvalidInputError as error:
-            return DraftOutcome(name, EntryStatus.ERROR, error.for_logs, held_len=held)
-        if held != entry.base_len:
+            return DraftOutcome(name, EntryStatus.ERROR, error.for_logs, cached_len=cached_len)
+        if cached_len != entry.base_len:
             self.release([name])
-            return DraftOutcome(name, EntryStatus.RESYNC, held_len=held)
+            return DraftOutcome(name, EntryStatus.RESYNC, cached_len=cached_len)
         context = self._contexts.append(name, entry.delta, entry.cache_scope)
         if entry.features:
             shape = len(self.description.feature_layers), self.description.feature_size
@@ -125,7 +125,7 @@ class SpeculatorEngine:
         self.drafters[place] = drafter
 
     @property
-    def held_requests(self) -> int:
+    def cached_requests(self) -> int:
         """Requests with a context."""
         return len(self._contexts)
 
@@ -135,21 +135,23 @@ class SpeculatorEngine:
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
             started = time.perf_counter()
-            own: dict[int, DraftJob] = {}
+            own_jobs: dict[int, DraftJob] = {}
             for index in asked:
-                found = self._own(jobs[index], speculator, entries[index].target_top_k)
-                if isinstance(found, SpecInferError):
-                    drafts[index].append((speculator, found))
-                elif found is not None:
-                    own[index] = found
-            results = self._run(speculator, list(own.values()))
-            for index, result in zip(own, results, strict=True):
+                own_job = self._own_job(jobs[index], speculator, entries[index].target_top_k)
+                if isinstance(own_job, SpecInferError):
+                    drafts[index].append((speculator, own_job))
+                elif own_job is not None:
+                    own_jobs[index] = own_job
+            results = self._run(speculator, list(own_jobs.values()))
+            for index, result in zip(own_jobs, results, strict=True):
                 if isinstance(result, SpecInferError) or len(result) > 1:
                     drafts[index].append((speculator, result))
             self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
         return drafts
 
-    def _own(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob | FaultError | None:
+    def _own_job(
+        self, job: DraftJob, speculator: int, top_k: TargetTopK | None
+    ) -> DraftJob | FaultError | None:
         """Return a drafter's job; None if the context is too long.
 
         Its depth is limited by the drafter's positions. With None, it forgets the request, while others
@@ -160,13 +162,13 @@ class SpeculatorEngine:
         except Exception as error:  # its draft only
             log.exception("what the target said could not be read")
             return FaultError("internal error", error)
-        most = self.drafters[speculator].description.max_context_len
-        if not most:
+        max_len = self.drafters[speculator].description.max_context_len
+        if not max_len:
             return job
-        if len(job.context) > most:
+        if len(job.context) > max_len:
             self.drafters[speculator].release(job.request_id)
             return None
-        depth = min(job.limits.depth, most_depth(0, len(job.context), most))
+        depth = min(job.limits.depth, depth_limit(0, len(job.context), max_len))
         return replace(job, limits=replace(job.limits, depth=depth))
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
@@ -176,8 +178,8 @@ class SpeculatorEngine:
         """
         description = self.drafters[speculator].description
         if description.target_top_k and top_k is not None:
-            own = top_k.top_k[:, : description.target_top_k]
-            job = replace(job, target_top_k=replace(top_k, top_k=own))
+            rows = top_k.top_k[:, : description.target_top_k]
+            job = replace(job, target_top_k=replace(top_k, top_k=rows))
         wanted = description.feature_layers
         if not wanted:
             return job
@@ -193,10 +195,10 @@ class SpeculatorEngine:
             return []
         drafter = self.drafters[speculator]
         try:
-            found = drafter.draft(jobs)
-            if len(found) != len(jobs):
-                raise RuntimeError(f"{len(found)} drafts for {len(jobs)} requests")
-            return found
+            trees = drafter.draft(jobs)
+            if len(trees) != len(jobs):
+                raise RuntimeError(f"{len(trees)} drafts for {len(jobs)} requests")
+            return trees
         except (
             Exception
         ) as error:  # drafters are extensions: whatever they raise is their requests' matter only
@@ -262,6 +264,6 @@ def warm_up(engine: SpeculatorEngine) -> None:
                 log.warning("cannot draft ahead: %s", outcome.message)
                 engine.release([_NAME])
                 return
-            base, delta = outcome.held_len, _COMES
+            base, delta = outcome.cached_len, _COMES
     engine.release([_NAME])
     log.info("drafts were tried in %.0f ms", 1000 * (time.perf_counter() - started))

@@ -48,10 +48,10 @@ class DraftOutcome:
     message: str = ""
     drafts: tuple[Draft, ...] = ()
     """Drafts by speculator; speculators without a draft are left out."""
-    held_len: int = 0
+    cached_len: int = 0
 
 
-_MOST_TOKEN = 2**31 - 1
+_MAX_TOKEN = 2**31 - 1
 """Maximum token id: the target's vocabulary may exceed the drafters'."""
 
 
@@ -97,16 +97,16 @@ def _check_references(entry: DraftEntry, description: DrafterDescription) -> Non
         raise InvalidInputError("references", count, "no speculator of this service reads them")
     if entry.base_len:
         raise InvalidInputError("references", count, f"come with base_len 0, not {entry.base_len}")
-    vocab_size = description.vocab_size or _MOST_TOKEN + 1
+    vocab_size = description.vocab_size or _MAX_TOKEN + 1
     if largest >= vocab_size:
         raise InvalidInputError("references.token_ids", largest, f"not in the vocabulary of {vocab_size}")
 
 
-def _check_top_k(found: TargetTopK, k: int) -> None:
+def _check_top_k(top_k: TargetTopK, k: int) -> None:
     """Check the predictions for a service whose drafters read `k` per node."""
-    width = found.top_k.shape[1]
+    width = top_k.top_k.shape[1]
     if width != k:
         raise InvalidInputError("target_top_k", width, f"this service reads {k} per node")
-    largest = int(max(found.token_ids.max(), found.top_k.max()))
-    if largest > _MOST_TOKEN:
-        raise InvalidInputError("target_top_k", largest, f"no token id: at most {_MOST_TOKEN}")
+    largest = int(max(top_k.token_ids.max(), top_k.top_k.max()))
+    if largest > _MAX_TOKEN:
+        raise InvalidInputError("target_top_k", largest, f"no token id: at most {_MAX_TOKEN}")

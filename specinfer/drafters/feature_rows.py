@@ -37,7 +37,7 @@ class RowRunner(Protocol):
 
 
 @dataclass(slots=True)
-class _HeldContext:
+class _CachedContext:
     """State of one request."""
 
     sequence: KVSequence
@@ -64,7 +64,7 @@ class FeatureRowsDrafter:
         self._runner, self._shape = runner, shape
         self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         self._token_ids = token_ids.to(torch.int32)
-        self._held: dict[str, _HeldContext] = {}
+        self._cached: dict[str, _CachedContext] = {}
 
     @property
     def description(self) -> DrafterDescription:
@@ -73,9 +73,9 @@ class FeatureRowsDrafter:
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
-        held = self._held.pop(request_id, None)
-        if held is not None:
-            self._runner.cache.release(held.sequence)
+        cached = self._cached.pop(request_id, None)
+        if cached is not None:
+            self._runner.cache.release(cached.sequence)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Draft one tree per job, in order."""
@@ -99,35 +99,37 @@ class FeatureRowsDrafter:
 
     def _task(self, job: DraftJob) -> EagleTask | None:
         """Return the new rows and the tree's limits; None without new rows."""
-        held = self._arrived(job)
-        if held is None or held.waiting is None:
+        cached = self._arrived(job)
+        if cached is None or cached.waiting is None:
             return None
         # row j stores token j + 1, so the context has one row less than tokens
-        rows = min(held.waiting.stop, len(job.context) - 1) - held.rows
+        rows = min(cached.waiting.stop, len(job.context) - 1) - cached.rows
         if rows <= 0:
             return None
-        complete = held.rows + rows == len(job.context) - 1
+        complete = cached.rows + rows == len(job.context) - 1
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
-        self._runner.cache.reserve(held.sequence, rows + self._runner.rows_ahead(self._shape, limits))
-        delta = job.context[held.rows + 1 : held.rows + 1 + rows]
-        first = held.rows - held.waiting.start
-        states = torch.from_numpy(np.ascontiguousarray(held.waiting.states[first : first + rows]))
-        left = held.waiting.states[first + rows :]
-        held.waiting = Features(held.rows + rows, left) if len(left) else None
-        task = growth_task(self._shape, job, held.sequence, delta, limits, offset=held.start + 1)
+        self._runner.cache.reserve(cached.sequence, rows + self._runner.rows_ahead(self._shape, limits))
+        delta = job.context[cached.rows + 1 : cached.rows + 1 + rows]
+        first = cached.rows - cached.waiting.start
+        states = torch.from_numpy(np.ascontiguousarray(cached.waiting.states[first : first + rows]))
+        left = cached.waiting.states[first + rows :]
+        cached.waiting = Features(cached.rows + rows, left) if len(left) else None
+        task = growth_task(self._shape, job, cached.sequence, delta, limits, offset=cached.start + 1)
         return EagleTask(task, states.view(torch.bfloat16))
 
-    def _arrived(self, job: DraftJob) -> _HeldContext | None:
+    def _arrived(self, job: DraftJob) -> _CachedContext | None:
         """Return a request's state, including the job's hidden states."""
-        held, came = self._held.get(job.request_id), job.features
+        cached, came = self._cached.get(job.request_id), job.features
         if came is None or not len(came.states):
-            return held
-        if held is not None and held.waiting is not None and held.waiting.stop == came.start:
-            states = np.concatenate([held.waiting.states, came.states])
-            held.waiting = Features(held.waiting.start, states)
-        elif held is not None and held.waiting is None and held.rows == came.start:
-            held.waiting = came
+            return cached
+        if cached is not None and cached.waiting is not None and cached.waiting.stop == came.start:
+            states = np.concatenate([cached.waiting.states, came.states])
+            cached.waiting = Features(cached.waiting.start, states)
+        elif cached is not None and cached.waiting is None and cached.rows == came.start:
+            cached.waiting = came
         else:  # the first ones, or some after a gap
             self.release(job.request_id)
-            held = self._held[job.request_id] = _HeldContext(self._runner.cache.open(), came.start, came)
-        return held
+            cached = self._cached[job.request_id] = _CachedContext(
+                self._runner.cache.open(), came.start, came
+            )
+        return cached

@@ -187,12 +187,12 @@ def tensors_of_target(
     They are its final norm, its output head if shared, and its embeddings for a Markov head.
     """
     norm = ("weight", "bias") if config.layer_norm else ("weight",)
-    found = {f"{_NORM}.{part}": target[f"{_NORM}.{part}"] for part in norm}
+    tensors = {f"{_NORM}.{part}": target[f"{_NORM}.{part}"] for part in norm}
     if markov:
-        found[EMBEDDING] = target[EMBEDDING]
+        tensors[EMBEDDING] = target[EMBEDDING]
     if issubclass(kind, BlockwiseSource):
-        found[f"{_HEAD}.weight"] = output_head(config, target)[token_ids]
-    return found
+        tensors[f"{_HEAD}.weight"] = output_head(config, target)[token_ids]
+    return tensors
 
 
 def output_head(config: ModelConfig, target: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -30,7 +30,7 @@ _CANDIDATE_SCORE = 0.4
 """Prior probability of a known n-gram's token, until measured."""
 _WINDOW_SCORE = 0.05
 """Prior probability of a guess in the window, until measured."""
-_MOST_FIRST_TOKENS = 1 << 15
+_MAX_FIRST_TOKENS = 1 << 15
 """Maximum first tokens of n-grams in the pool. The oldest are dropped."""
 
 Ngram = tuple[int, ...]
@@ -63,10 +63,10 @@ class NgramPool:
         same.move_to_end(ngram[1:])
         if len(same) > self._candidates:
             same.popitem(last=False)
-        if len(self._by_first) > _MOST_FIRST_TOKENS:
+        if len(self._by_first) > _MAX_FIRST_TOKENS:
             self._by_first.popitem(last=False)
 
-    def behind(self, first: int) -> list[Ngram]:
+    def after(self, first: int) -> list[Ngram]:
         """Return the known continuations of a token, the latest first."""
         return list(reversed(self._by_first.get(first, {})))
 
@@ -153,15 +153,15 @@ class LookaheadDrafter:
             self._windows[job.request_id] = Window(self._shape, job.context)
             return
         predicted = predictions(job.target_top_k) if job.target_top_k is not None else {}
-        found = written(job.target_top_k, ngram) if job.target_top_k is not None else ()
-        for each in (*window.ngrams(predicted), *found):
+        ngrams = written(job.target_top_k, ngram) if job.target_top_k is not None else ()
+        for each in (*window.ngrams(predicted), *ngrams):
             pool.add(each)
         window.advance(predicted, len(job.context))
 
     def _tree(self, job: DraftJob) -> TokenTree:
         """Return a tree of known n-grams, then the window, within the limits."""
         growing = _Growing(job.context[-1], job.limits)
-        for ngram in self._pool(job.request_id).behind(job.context[-1]):
+        for ngram in self._pool(job.request_id).after(job.context[-1]):
             growing.add(ngram, _CANDIDATE_SCORE)
         if job.limits.width is None:
             for path in self._windows[job.request_id].paths():
@@ -169,18 +169,18 @@ class LookaheadDrafter:
         return growing.build()
 
 
-def predictions(found: TargetTopK) -> dict[Ngram, int]:
+def predictions(top_k: TargetTopK) -> dict[Ngram, int]:
     """Return the target's first choice after each path below the root."""
     paths: list[Ngram] = []
-    for token, parent in zip(found.token_ids.tolist(), found.parents.tolist(), strict=True):
+    for token, parent in zip(top_k.token_ids.tolist(), top_k.parents.tolist(), strict=True):
         paths.append((*paths[parent], token) if parent >= 0 else ())
-    return dict(zip(paths, found.top_k[:, 0].tolist(), strict=True))
+    return dict(zip(paths, top_k.top_k[:, 0].tolist(), strict=True))
 
 
-def written(found: TargetTopK, ngram: int) -> Iterator[Ngram]:
+def written(top_k: TargetTopK, ngram: int) -> Iterator[Ngram]:
     """Yield the target's text after each node, along nodes of the tree."""
-    tokens, choices = found.token_ids.tolist(), found.top_k[:, 0].tolist()
-    edges = zip(found.parents.tolist(), tokens, strict=True)
+    tokens, choices = top_k.token_ids.tolist(), top_k.top_k[:, 0].tolist()
+    edges = zip(top_k.parents.tolist(), tokens, strict=True)
     children = {edge: node for node, edge in enumerate(edges)}
     for start, token in enumerate(tokens):
         text = [token]

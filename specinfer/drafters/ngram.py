@@ -38,18 +38,18 @@ class NgramIndex:
                     self._ends.setdefault(tuple(context[end - length : end]), []).append(end)
         self.indexed = len(context)
 
-    def matches(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
+    def matches(self, context: Sequence[int], max_count: int) -> list[tuple[int, int]]:
         """Return (end, length) of matches: longest first, then latest."""
-        found: dict[int, int] = {}
+        lengths: dict[int, int] = {}
         for length in self._lengths:
             if length > len(context):
                 continue
             for end in reversed(self._ends.get(tuple(context[-length:]), ())):
                 if end != len(context):
-                    found.setdefault(end, length)
-                if len(found) == most:
-                    return list(found.items())
-        return list(found.items())
+                    lengths.setdefault(end, length)
+                if len(lengths) == max_count:
+                    return list(lengths.items())
+        return list(lengths.items())
 
 
 class NgramDrafter:
@@ -86,7 +86,7 @@ class NgramDrafter:
             return TokenTree.root_only(job.context[-1])
         branches = job.limits.width if job.limits.width is not None else self._branches
         branches = min(branches, self._branches)
-        matches = [Match(job.context, *found) for found in index.matches(job.context, branches)]
+        matches = [Match(job.context, *place) for place in index.matches(job.context, branches)]
         if job.references is not None:
             matches += job.references.matches(job.context, self._shortest)
             matches.sort(key=lambda match: -match.length)  # the request's own first among equals

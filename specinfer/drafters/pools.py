@@ -67,24 +67,24 @@ def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
     return pool
 
 
-def check_speculator(setting: str, flags: Flags, others: Collection[str] = ()) -> None:
+def check_speculator(setting: str, flags: Flags, known_names: Collection[str] = ()) -> None:
     """Check the flags of drafters before anything is loaded.
 
     Args:
         setting: name of the option that the flags are from.
         flags: of the drafters, with their methods under `drafter`.
-        others: flags that are no drafter's and are checked elsewhere.
+        known_names: flags that are no drafter's and are checked elsewhere.
 
     Raises:
         SettingError: naming the drafter that there is not, or the flag that cannot be read.
     """
-    own = {flag.replace("-", "_"): text for flag, text in flags.items()}
-    for name in own.pop("drafter").split("+"):
+    options = {flag.replace("-", "_"): text for flag, text in flags.items()}
+    for name in options.pop("drafter").split("+"):
         if name not in DRAFTERS:
             raise SettingError(setting, name, f"must be one of {', '.join(DRAFTERS)}")
-    if "model" in own:
-        resolve_model(own["model"])
-    DrafterOptions.read({flag: text for flag, text in own.items() if flag not in others})
+    if "model" in options:
+        resolve_model(options["model"])
+    DrafterOptions.read({flag: text for flag, text in options.items() if flag not in known_names})
 
 
 SERVICE_FLAGS = frozenset(
@@ -106,10 +106,10 @@ def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafte
     Raises:
         SettingError: naming the flag that cannot be read, or the drafter that is named twice.
     """
-    own = dict(flags)
-    methods = own.pop("drafter").split("+")
+    own_flags = dict(flags)
+    methods = own_flags.pop("drafter").split("+")
     if len(set(methods)) < len(methods):
         raise SettingError(setting, "+".join(methods), "each drafter may be named once")
     common = {**target, "target": target["model"]} if MODEL_DRAFTERS & set(methods) else {}
-    options = DrafterOptions.read({**common, **own})
+    options = DrafterOptions.read({**common, **own_flags})
     return {method: make_drafter(method, options) for method in methods}

@@ -60,7 +60,7 @@ class AdjacencyMatrix:
         self._predictions = fade * self._predictions + int(seen.sum())
         self._rows[token_ids] = top_k
 
-    def behind(self, token_id: int) -> list[int]:
+    def after(self, token_id: int) -> list[int]:
         """Return the target's predictions after a token, most probable first."""
         row: list[int] = self._rows[token_id].tolist() if token_id < len(self._rows) else []
         return row if row and row[0] != _UNSEEN else []
@@ -97,8 +97,8 @@ class RecyclingDrafter:
     def release(self, request_id: str) -> None:
         """Do nothing: no state of single requests is kept."""
 
-    def _learn(self, found: TargetTopK) -> None:
-        self._matrix.update(found.token_ids, found.top_k)
+    def _learn(self, top_k: TargetTopK) -> None:
+        self._matrix.update(top_k.token_ids, top_k.top_k)
 
 
 def best_first(matrix: AdjacencyMatrix, chances: Sequence[float], root: int, limits: TreeLimits) -> TokenTree:
@@ -112,7 +112,7 @@ def best_first(matrix: AdjacencyMatrix, chances: Sequence[float], root: int, lim
 
     def offer(parent: int, rank: int, above: float) -> None:
         """Offer a node's child of some rank; `above` is its path probability."""
-        children = matrix.behind(tokens[parent])
+        children = matrix.after(tokens[parent])
         probability = above * chances[rank] if rank < len(children) else 0.0
         narrow = limits.width is not None and rank >= limits.width
         if probability > 0 and probability >= limits.min_path_probability and not narrow:

@@ -43,7 +43,7 @@ class Refusals:
         """Note an answer of ERROR."""
         self._standing(request_id, speculator).refused = True
 
-    def put_off(self, request_id: str, speculator: int) -> None:
+    def defer(self, request_id: str, speculator: int) -> None:
         """Note an answer of EXHAUSTED."""
         standing = self._standing(request_id, speculator)
         standing.pause = min((1 << standing.vain) - 1, LONGEST_PAUSE)

@@ -21,7 +21,7 @@ from specinfer.prompts import read_lines, read_text
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
-_MOST_MATCHES = 64
+_MAX_MATCHES = 64
 """Maximum occurrences whose continuations are counted."""
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.35, 3: 0.5, 4: 0.6}
 _BEST_SCORE = 0.75
@@ -67,10 +67,10 @@ class RetrievalDrafter:
         if job.limits.empty:
             return TokenTree.root_only(job.context[-1])
         length, ends = self._array.longest_match(job.context, self._least)
-        step = max(1, len(ends) // _MOST_MATCHES)
+        step = max(1, len(ends) // _MAX_MATCHES)
         depth = job.limits.depth
         continuations = [
-            self._array.tokens[end : end + depth].tolist() for end in ends[::step][:_MOST_MATCHES]
+            self._array.tokens[end : end + depth].tolist() for end in ends[::step][:_MAX_MATCHES]
         ]
         prior = _SCORE_BY_LENGTH.get(length, _BEST_SCORE)
         return likely_tree(job.context[-1], continuations, job.limits, prior)

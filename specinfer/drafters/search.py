@@ -44,9 +44,9 @@ class SuffixArray:
         low, high = least, min(LONGEST_SORTED, len(context))
         while low <= high:  # if an end occurs, every shorter one does
             length = (low + high) // 2
-            found = self._range(context[len(context) - length :])
-            if len(found):
-                best, low = (length, found + length), length + 1
+            ranks = self._range(context[len(context) - length :])
+            if len(ranks):
+                best, low = (length, ranks + length), length + 1
             else:
                 high = length - 1
         return best
@@ -76,10 +76,10 @@ def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
     order = np.argsort(rank, kind="stable")
     length = 1
     while length < LONGEST_SORTED and len(tokens):
-        behind = np.full(len(rank), END - 1, np.int64)
-        behind[:-length] = rank[length:]
-        order = np.lexsort((behind, rank))
-        changes = (np.diff(rank[order]) != 0) | (np.diff(behind[order]) != 0)
+        next_rank = np.full(len(rank), END - 1, np.int64)
+        next_rank[:-length] = rank[length:]
+        order = np.lexsort((next_rank, rank))
+        changes = (np.diff(rank[order]) != 0) | (np.diff(next_rank[order]) != 0)
         fresh = np.empty(len(rank), np.int64)
         fresh[order] = np.concatenate([[0], np.cumsum(changes)])
         rank, length = fresh, 2 * length
@@ -88,7 +88,7 @@ def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
 
 LONGEST = 32
 """Maximum counted tokens of a match."""
-_MOST = 64
+_MAX_OCCURRENCES = 64
 """Maximum examined occurrences.
 
 They are the latest ones; in references they are spread evenly.
@@ -136,17 +136,17 @@ class Occurrences:
     def matches(self, context: Sequence[int]) -> Iterator[Match]:
         """Yield the latest occurrences of the context's end, except itself."""
         filed = self._ends.get(tuple(context[-self._shortest :]), ())
-        found = (
+        matches = (
             Match(text, end, _length(text, end, context)) for text, end in reversed(filed) if end < len(text)
         )
-        return islice(found, _MOST)
+        return islice(matches, _MAX_OCCURRENCES)
 
 
 def _length(text: Sequence[int], end: int, context: Sequence[int]) -> int:
     """Return how many tokens before `end` equal the context's last ones."""
-    most = min(LONGEST, end, len(context))
+    max_length = min(LONGEST, end, len(context))
     length = 0
-    while length < most and text[end - 1 - length] == context[-1 - length]:
+    while length < max_length and text[end - 1 - length] == context[-1 - length]:
         length += 1
     return length
 
@@ -168,5 +168,5 @@ class References:
         The text of a match ends at `END`.
         """
         length, ends = self._array.longest_match(context, least)
-        step = -(-len(ends) // _MOST) or 1
+        step = -(-len(ends) // _MAX_OCCURRENCES) or 1
         return [Match(self._tokens, end, length) for end in ends[::step].tolist()]

@@ -72,10 +72,12 @@ class SsmDrafter:
         directory = resolve_model(options.model)
         if is_draft_checkpoint(directory):
             return cls._trained(options, shape)
-        own = runner_options(options)
+        settings = runner_options(options)
         # transformers' models have whole heads
-        token_ids = drafted_tokens(directory, options.vocabulary) if planned_executor(directory, own) else ()
-        runner = load_trimmed(directory, own, token_ids)
+        token_ids = (
+            drafted_tokens(directory, options.vocabulary) if planned_executor(directory, settings) else ()
+        )
+        runner = load_trimmed(directory, settings, token_ids)
         description = DrafterDescription(
             options.model,
             load_config(directory).vocab_size,
@@ -155,7 +157,7 @@ _SMALL = 1.5
 """Factor of the draft vocabulary up to which heads are not trimmed."""
 
 
-def drafted_tokens(directory: Path, most: int) -> tuple[int, ...]:
+def drafted_tokens(directory: Path, max_count: int) -> tuple[int, ...]:
     """Return the tokens that a whole model drafts, ascending; empty for all.
 
     A tokenizer's first merges are those of the most frequent pairs, so its lowest ids are its most frequent tokens.
@@ -163,13 +165,13 @@ def drafted_tokens(directory: Path, most: int) -> tuple[int, ...]:
 
     Args:
         directory: of the model.
-        most: tokens to draft; 0: all.
+        max_count: tokens to draft; 0: all.
     """
     size = load_config(directory).vocab_size
-    if not most or size <= _SMALL * most:
+    if not max_count or size <= _SMALL * max_count:
         return ()
     added = {token for token in tokenizer_facts(directory).added_ids if token < size}
-    frequent = [token for token in range(most) if token not in added][: max(most - len(added), 0)]
+    frequent = [token for token in range(max_count) if token not in added][: max(max_count - len(added), 0)]
     return tuple(sorted({*frequent, *added}))
 
 
@@ -190,8 +192,8 @@ def growth_task(
 ) -> GrowthTask:
     """Return a job's task, with the drafter's seed or permitted noise."""
     if shape.draws(job.sampling):
-        own = replace(job.sampling, seed=job.draw_seed)
-        return GrowthTask(sequence, delta, limits, own, offset=offset)
+        sampling = replace(job.sampling, seed=job.draw_seed)
+        return GrowthTask(sequence, delta, limits, sampling, offset=offset)
     if job.sees_noise or job.sampling.greedy:
         return GrowthTask(sequence, delta, limits, job.sampling, offset=offset)
     return GrowthTask(sequence, delta, limits, GREEDY, blind=job.sampling.temperature, offset=offset)

@@ -28,35 +28,35 @@ from specinfer.tree.builder import point_tree
 
 _SHORTEST = 1
 _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
-"""Prior acceptance of the heaviest continuation, by matching tokens; then `_MOST_TRUST`."""
-_MOST_TRUST = 0.92
+"""Prior acceptance of the heaviest continuation, by matching tokens; then `_MAX_TRUST`."""
+_MAX_TRUST = 0.92
 _WEIGHT = 4.0
 """Factor of a match's weight for each further matching token."""
-_MOST_LEARNT = 1 << 18
+_MAX_LEARNT = 1 << 18
 """Maximum tokens of finished requests."""
 
 
 class FinishedTexts:
     """Texts of finished requests; the oldest are dropped."""
 
-    def __init__(self, most: int = _MOST_LEARNT) -> None:
-        self._most, self._held = most, 0
+    def __init__(self, max_tokens: int = _MAX_LEARNT) -> None:
+        self._max_tokens, self._tokens = max_tokens, 0
         self._texts: deque[Sequence[int]] = deque()
         self.occurrences = Occurrences(_SHORTEST)
 
     def add(self, text: Sequence[int]) -> None:
         """Add a finished request."""
         self._texts.append(text)
-        self._held += len(text)
+        self._tokens += len(text)
         self.occurrences.file(text)
-        while self._held > self._most and len(self._texts) > 1:
+        while self._tokens > self._max_tokens and len(self._texts) > 1:
             oldest = self._texts.popleft()
-            self._held -= len(oldest)
+            self._tokens -= len(oldest)
             self.occurrences.drop(oldest)
 
 
 @dataclass(slots=True)
-class _Own:
+class _RequestText:
     """A request's own text."""
 
     occurrences: Occurrences = field(default_factory=lambda: Occurrences(_SHORTEST))
@@ -74,7 +74,7 @@ class SuffixDrafter:
 
     def __init__(self, learn: bool = False) -> None:
         self._finished = FinishedTexts() if learn else None
-        self._own: dict[str, _Own] = {}
+        self._requests: dict[str, _RequestText] = {}
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "SuffixDrafter":
@@ -92,16 +92,16 @@ class SuffixDrafter:
 
     def release(self, request_id: str) -> None:
         """Forget a request; its text is learnt now if that is allowed."""
-        own = self._own.pop(request_id, None)
-        if own is not None and self._finished is not None:
-            self._finished.add(own.text)
+        request_text = self._requests.pop(request_id, None)
+        if request_text is not None and self._finished is not None:
+            self._finished.add(request_text.text)
 
     def _draft(self, job: DraftJob) -> TokenTree:
-        own = self._own.setdefault(job.request_id, _Own())
-        own.extend(job.context)
+        request_text = self._requests.setdefault(job.request_id, _RequestText())
+        request_text.extend(job.context)
         if job.limits.empty:
             return TokenTree.root_only(job.context[-1])
-        matches = list(own.occurrences.matches(job.context))
+        matches = list(request_text.occurrences.matches(job.context))
         if job.references is not None:
             matches += job.references.matches(job.context, _SHORTEST)
         if self._finished is not None:
@@ -136,19 +136,19 @@ def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> To
     if not limits.empty:
         offer(0, 1, matches, 1.0)
     while waiting and len(tokens) <= limits.nodes:
-        negative, _, taken = heapq.heappop(waiting)
+        negative, _, heaviest = heapq.heappop(waiting)
         node = len(tokens)
-        tokens.append(taken.token)
-        parents.append(taken.parent)
-        scores.append(taken.score)
-        if taken.depth < limits.depth:
-            offer(node, taken.depth + 1, taken.matches, -negative)
+        tokens.append(heaviest.token)
+        parents.append(heaviest.parent)
+        scores.append(heaviest.score)
+        if heaviest.depth < limits.depth:
+            offer(node, heaviest.depth + 1, heaviest.matches, -negative)
     return point_tree(tokens, parents, scores, range(1, len(tokens)))
 
 
 def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | None) -> list[_Branch]:
     """Return continuations `depth` tokens after matches, heaviest first."""
-    found: dict[int, _Branch] = {}
+    branches: dict[int, _Branch] = {}
     total = 0.0
     for match in matches:
         place = match.end + depth - 1
@@ -156,11 +156,11 @@ def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | No
         if token == END:
             continue
         weight = _WEIGHT**match.length
-        branch = found.setdefault(token, _Branch(parent, depth, token, 0.0, [], 0.0))
+        branch = branches.setdefault(token, _Branch(parent, depth, token, 0.0, [], 0.0))
         branch.matches.append(match)
         branch.weight += weight
         total += weight
-    for branch in found.values():
+    for branch in branches.values():
         longest = max([match.length for match in branch.matches]) + depth - 1
-        branch.score = branch.weight / total * (_TRUST[longest] if longest < len(_TRUST) else _MOST_TRUST)
-    return sorted(found.values(), key=lambda branch: -branch.weight)[:width]
+        branch.score = branch.weight / total * (_TRUST[longest] if longest < len(_TRUST) else _MAX_TRUST)
+    return sorted(branches.values(), key=lambda branch: -branch.weight)[:width]

@@ -115,12 +115,14 @@ class Host:
         started = self._clock()
         drafts, times, trees = self._draft(plan)
         drafted = self._clock()
-        own = self.pool.wanted(plan.entries)
-        self._keep_features(plan.asked, own)
-        jobs = [job_of(entry, trees.get(entry.request_id), plan.asked, own) for entry in plan.entries]
+        local_wanted = self.pool.wanted(plan.entries)
+        self._keep_features(plan.asked, local_wanted)
+        jobs = [
+            job_of(entry, trees.get(entry.request_id), plan.asked, local_wanted) for entry in plan.entries
+        ]
         outcomes = self.verifier.verify(jobs)
-        self._keep_outputs(outcomes, trees, own)
-        if plan.asked is not NOTHING_WANTED or own is not NOTHING_WANTED:
+        self._keep_outputs(outcomes, trees, local_wanted)
+        if plan.asked is not NOTHING_WANTED or local_wanted is not NOTHING_WANTED:
             kept = self.verifier.runner.features.layers
             outcomes = [as_asked(each, plan.asked, kept) for each in outcomes]
         done = self._clock()
@@ -185,42 +187,46 @@ class Host:
         A fault costs the step its drafts, not its tokens.
         """
         self.pool.counts = {}
-        own = [entry for entry in plan.entries if entry.request_id not in plan.verbatim]
+        drafted_entries = [entry for entry in plan.entries if entry.request_id not in plan.verbatim]
         trees = {name: plan.given[name] for name in plan.verbatim if name in plan.given}
         given = {name: tree for name, tree in plan.given.items() if name not in plan.verbatim}
-        if not own:
+        if not drafted_entries:
             return {}, [], trees
         try:
-            drafts, times = self.pool.draft(own, plan.speculators)
-            give_matchers([entry.state for entry in own], self.compiler)
-            merged = trees_to_verify(own, drafts, self.calibration, plan.keeps, given)
+            drafts, times = self.pool.draft(drafted_entries, plan.speculators)
+            give_matchers([entry.state for entry in drafted_entries], self.compiler)
+            merged = trees_to_verify(drafted_entries, drafts, self.calibration, plan.keeps, given)
         except Exception:
-            log.exception("drafting for %d requests failed; this step decodes plainly", len(own))
+            log.exception("drafting for %d requests failed; this step decodes plainly", len(drafted_entries))
             self.failed_drafts += 1
-            return {}, [], trees | {e.request_id: TokenTree.root_only(e.delta[-1]) for e in own if e.final}
+            return (
+                {},
+                [],
+                trees | {e.request_id: TokenTree.root_only(e.delta[-1]) for e in drafted_entries if e.final},
+            )
         return drafts, times, trees | merged
 
-    def _keep_features(self, asked: WantedOutputs, own: WantedOutputs) -> None:
+    def _keep_features(self, asked: WantedOutputs, local_wanted: WantedOutputs) -> None:
         """Let the model keep the hidden states that anybody reads."""
-        layers = sorted({*asked.features.layers, *own.features.layers})
+        layers = sorted({*asked.features.layers, *local_wanted.features.layers})
         self.verifier.runner.keep_features(layers)
 
     def _keep_outputs(
-        self, outcomes: Sequence[VerifyOutcome], trees: Mapping[str, TokenTree], own: WantedOutputs
+        self, outcomes: Sequence[VerifyOutcome], trees: Mapping[str, TokenTree], local_wanted: WantedOutputs
     ) -> None:
         """Keep the outputs of the target that the next drafts read."""
-        if own.features.since or own.top_k:
-            verdicts = {each.request_id: self._own_outputs(each, own) for each in outcomes}
-            self.pool.keep(own, trees, verdicts)
+        if local_wanted.features.since or local_wanted.top_k:
+            verdicts = {each.request_id: self._own_outputs(each, local_wanted) for each in outcomes}
+            self.pool.keep(local_wanted, trees, verdicts)
 
-    def _own_outputs(self, outcome: VerifyOutcome, own: WantedOutputs) -> VerdictEntry:
+    def _own_outputs(self, outcome: VerifyOutcome, local_wanted: WantedOutputs) -> VerdictEntry:
         """Return a verdict with the outputs for the process' own drafters."""
         name = outcome.request_id
-        since, span = own.features.since.get(name), NO_FEATURES
+        since, span = local_wanted.features.since.get(name), NO_FEATURES
         if since is not None and outcome.status is EntryStatus.OK:
             span = self.verifier.features(name, since, FEATURE_BYTES)
-            span = with_layers(span, self.verifier.runner.features.layers, own.features.layers)
-        k = own.top_k.get(name, 0)
+            span = with_layers(span, self.verifier.runner.features.layers, local_wanted.features.layers)
+        k = local_wanted.top_k.get(name, 0)
         return verdict_of(replace(outcome, top_k=tuple([row[:k] for row in outcome.top_k])), span)
 
     def _apply(self, step: HostStep) -> bool:
@@ -232,7 +238,7 @@ class Host:
             if verdict.status is not EntryStatus.OK or tree is None:
                 goes_on = False
                 continue
-            state.verifier_len = verdict.held_len
+            state.verifier_len = verdict.cached_len
             state.extend(verdict.tokens(tree))
             goes_on = goes_on and state.own_end is None and not verdict.finished
         return goes_on

@@ -10,12 +10,14 @@ from specinfer.verification.features import FeatureSpan, with_layers
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 
 
-def job_of(entry: StepEntry, tree: TokenTree | None, asked: WantedOutputs, own: WantedOutputs) -> VerifyJob:
+def job_of(
+    entry: StepEntry, tree: TokenTree | None, asked: WantedOutputs, local_wanted: WantedOutputs
+) -> VerifyJob:
     """Return the verifier's part of a step for one request.
 
     Args:
         asked: outputs of the target that the caller wants.
-        own: outputs that the drafters of this process read.
+        local_wanted: outputs that the drafters of this process read.
     """
     state, request, starts_over = entry.state, entry.state.request, entry.base_len == 0
     name = request.request_id
@@ -27,7 +29,7 @@ def job_of(entry: StepEntry, tree: TokenTree | None, asked: WantedOutputs, own: 
         state.sampling,
         request.logprobs,
         request.top_logprobs,
-        max(asked.top_k.get(name, 0), own.top_k.get(name, 0)),
+        max(asked.top_k.get(name, 0), local_wanted.top_k.get(name, 0)),
         asked.features.since.get(name),
         len(request.prompt) if starts_over else 0,
         request.constraint if starts_over else None,
@@ -56,7 +58,7 @@ def verdict_of(outcome: VerifyOutcome, features: FeatureSpan | None = None) -> V
         tuple(verdict.accepted) if verdict is not None else (),
         verdict.bonus if verdict is not None else 0,
         tuple(outcome.logprobs),
-        outcome.held_len,
+        outcome.cached_len,
         span.start,
         span.data,
         tuple(token for ids in outcome.top_k for token in ids),

@@ -25,7 +25,7 @@ from specinfer.tree import TokenTree, TreeLimits, check_draft
 log = logging.getLogger(__name__)
 FEATURE_BYTES = 2**24
 """Maximum bytes of a request's hidden states per message to a group."""
-_MOST_READ, _LEAST_READ = 1024, 16
+_MAX_READ, _MIN_READ = 1024, 16
 """Maximum context tokens that a group reads per step; minimum per request."""
 _NO_TREE = TreeLimits(0, 0)
 
@@ -54,9 +54,9 @@ class DrafterGroup:
     engine: SpeculatorEngine
     members: tuple[int, ...]
     """Numbers of its drafters in the pool, in engine order."""
-    held: dict[str, int] = field(default_factory=dict)
+    cached_len: dict[str, int] = field(default_factory=dict)
     """Context tokens in the engine's caches, by request."""
-    features_held: dict[str, int] = field(default_factory=dict)
+    features_len: dict[str, int] = field(default_factory=dict)
     """End positions of received hidden states, by request."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     failed: set[int] = field(default_factory=set)
@@ -114,7 +114,7 @@ class LocalPool:
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet
     ) -> tuple[dict[str, list[tuple[int, TokenTree]]], list[DraftTime]]:
         """Draft with chosen members; return trees by request, and groups' times."""
-        found: dict[str, list[tuple[int, TokenTree]]] = {}
+        by_request: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
         self.counts = {}
         # a first token does not wait for drafters that read its prompt
@@ -122,13 +122,15 @@ class LocalPool:
         for group in self._groups:
             for entry in entries:
                 if entry.drafts and (kept := group.latest.of(entry)):
-                    found.setdefault(entry.request_id, []).extend(kept)
+                    by_request.setdefault(entry.request_id, []).extend(kept)
             wanted = chosen & frozenset(group.members)
             if not wanted or not asked:
                 continue
-            most = max(_LEAST_READ, _MOST_READ // len(asked))
+            max_read = max(_MIN_READ, _MAX_READ // len(asked))
             jobs = {
-                e.request_id: job for e in asked if (job := self._entry(group, e, wanted, most)) is not None
+                e.request_id: job
+                for e in asked
+                if (job := self._entry(group, e, wanted, max_read)) is not None
             }
             if not jobs:
                 continue
@@ -140,13 +142,15 @@ class LocalPool:
                 trees = self._accept(group, jobs[outcome.request_id], outcome)
                 group.latest.note(by_name[outcome.request_id], trees)
                 if trees:
-                    found.setdefault(outcome.request_id, []).extend(trees)
-            own = {n: s for n, s in zip(group.members, group.engine.seconds, strict=True) if s}
+                    by_request.setdefault(outcome.request_id, []).extend(trees)
+            own_seconds = {n: s for n, s in zip(group.members, group.engine.seconds, strict=True) if s}
             read = tokens_read([len(job.delta) for job in jobs.values()])
             times.append(
-                DraftTime(frozenset(group.members), own, max(0.0, seconds - sum(own.values())), read)
+                DraftTime(
+                    frozenset(group.members), own_seconds, max(0.0, seconds - sum(own_seconds.values())), read
+                )
             )
-        return found, times
+        return by_request, times
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
         """Return the target's outputs to request for the members."""
@@ -167,16 +171,16 @@ class LocalPool:
         for group in self._groups:
             group.engine.release(request_ids)
             for name in request_ids:
-                group.held.pop(name, None)
-                group.features_held.pop(name, None)
+                group.cached_len.pop(name, None)
+                group.features_len.pop(name, None)
             group.latest.forget(request_ids)
 
     def _entry(
-        self, group: DrafterGroup, entry: StepEntry, wanted: SpeculatorSet, most: int
+        self, group: DrafterGroup, entry: StepEntry, wanted: SpeculatorSet, max_read: int
     ) -> DraftEntry | None:
         """Return a group's entry, if any member may draft.
 
-        At most `most` context tokens are read; drafts begin after all of them.
+        At most `max_read` context tokens are read; drafts begin after all of them.
         """
         state, name = entry.state, entry.request_id
         if not state.sampling.greedy and not state.drawn_for:
@@ -184,22 +188,22 @@ class LocalPool:
         wanted = frozenset(self._refusals.willing(name, wanted))
         if not wanted:
             return None
-        held = group.held.get(name, 0)
-        if held == len(state.tokens):
+        cached_len = group.cached_len.get(name, 0)
+        if cached_len == len(state.tokens):
             return None
-        if held == 0:
-            group.features_held[name] = 0
+        if cached_len == 0:
+            group.features_len[name] = 0
         start, features = self.outputs.features.take(
-            name, group.features_held[name], group.feature_layers, FEATURE_BYTES
+            name, group.features_len[name], group.feature_layers, FEATURE_BYTES
         )
-        group.features_held[name] = self.outputs.features.until(start, features, group.feature_layers)
-        delta = state.tokens[held : held + most]
+        group.features_len[name] = self.outputs.features.until(start, features, group.feature_layers)
+        delta = state.tokens[cached_len : cached_len + max_read]
         limits = replace(entry.limits, nodes=min(entry.limits.nodes, group.engine.max_nodes))
         return DraftEntry(
             name,
-            held,
+            cached_len,
             delta,
-            limits if held + len(delta) == len(state.tokens) else _NO_TREE,
+            limits if cached_len + len(delta) == len(state.tokens) else _NO_TREE,
             state.sampling,
             [place for place, number in enumerate(group.members) if number in wanted],
             draft_seed(state.sampling.seed, group.members[0]),
@@ -207,8 +211,8 @@ class LocalPool:
             features,
             start,
             self._top_k(name, group.target_top_k),
-            state.request.references if held == 0 and group.engine.description.reads_references else (),
-            state.request.caller if held == 0 else "",
+            state.request.references if cached_len == 0 and group.engine.description.reads_references else (),
+            state.request.caller if cached_len == 0 else "",
         )
 
     def _top_k(self, request_id: str, k: int) -> TargetTopK | None:
@@ -225,8 +229,8 @@ class LocalPool:
 
         A failed draft costs its request one step of that member.
         """
-        group.held[outcome.request_id] = outcome.held_len if outcome.status is EntryStatus.OK else 0
-        found: list[tuple[int, TokenTree]] = []
+        group.cached_len[outcome.request_id] = outcome.cached_len if outcome.status is EntryStatus.OK else 0
+        trees: list[tuple[int, TokenTree]] = []
         if outcome.status is EntryStatus.ERROR:  # refused as a whole
             for place in job.speculators:
                 self._refusals.refuse(job.request_id, group.members[place])
@@ -236,14 +240,14 @@ class LocalPool:
             if isinstance(draft, SpecInferError):
                 self._failed(number, group, draft.for_logs)
                 momentary = isinstance(draft, (ExhaustedError, FaultError))
-                note = self._refusals.put_off if momentary else self._refusals.refuse
+                note = self._refusals.defer if momentary else self._refusals.refuse
                 note(job.request_id, number)
                 continue
             self._refusals.served(job.request_id, number)
             if self._is_sound(group, place, job, draft):
                 self._count(number).nodes += len(draft) - 1
-                found.append((number, draft))
-        return found
+                trees.append((number, draft))
+        return trees
 
     def _is_sound(self, group: DrafterGroup, place: int, job: DraftEntry, tree: TokenTree) -> bool:
         """Return whether a job's tree is valid; count it if not."""
@@ -266,12 +270,12 @@ class LocalPool:
     def _count(self, number: int) -> MemberCounts:
         return self.counts.setdefault(number, MemberCounts())
 
-    def _failed(self, number: int, group: DrafterGroup, why: str) -> None:
+    def _failed(self, number: int, group: DrafterGroup, reason: str) -> None:
         self.failures += 1
         self._count(number).failed += 1
-        self._log(number, group, why)
+        self._log(number, group, reason)
 
-    def _log(self, number: int, group: DrafterGroup, why: str) -> None:
+    def _log(self, number: int, group: DrafterGroup, reason: str) -> None:
         if number not in group.failed:
             group.failed.add(number)
-            log.warning("a draft of %s failed, later ones are only counted: %s", self.names[number], why)
+            log.warning("a draft of %s failed, later ones are only counted: %s", self.names[number], reason)

@@ -129,10 +129,10 @@ class StepMachine:
         after the first are further steps of the host by the same plan.
         """
         started = time.perf_counter()
-        found = yield AskDrafts(plan)
-        assert isinstance(found, Drafted)
+        drafting = yield AskDrafts(plan)
+        assert isinstance(drafting, Drafted)
         drafted = time.perf_counter()
-        trees = {} if found.merged_by_host else self._merge(plan, found.drafts)
+        trees = {} if drafting.merged_by_host else self._merge(plan, drafting.drafts)
         merged = time.perf_counter()
         answer = yield AskVerdicts(plan, trees)
         assert not isinstance(answer, Drafted)
@@ -150,7 +150,7 @@ class StepMachine:
         times = step_times(StepTimes(began, started, drafted, merged, verified, done), answer)
         return [
             Committed(
-                _finished(plan.choice, entries, found if place == 0 else _NONE, each, when, progress),
+                _finished(plan.choice, entries, drafting if place == 0 else _NONE, each, when, progress),
                 progress,
             )
             for place, ((entries, progress), each, when) in enumerate(
@@ -195,34 +195,34 @@ def step_times(whole: StepTimes, steps: Sequence[Verified]) -> list[StepTimes]:
         merged = min(whole.merged + steps[0].draft_s, whole.verified)
         return [whole._replace(drafted=merged - (whole.merged - whole.drafted), merged=merged)]
     rest_s = max(0.0, whole.done - whole.began - sum([step.host_s for step in steps])) / len(steps)
-    found, began = list[StepTimes](), whole.began
+    times, began = list[StepTimes](), whole.began
     for step in steps:
         drafted, done = began + step.draft_s, began + step.host_s + rest_s
-        found.append(StepTimes(began, began, drafted, drafted, done, done))
+        times.append(StepTimes(began, began, drafted, drafted, done, done))
         began = done
-    return found
+    return times
 
 
 def _finished(
     choice: Choice,
     entries: Sequence[StepEntry],
-    found: Drafted,
+    drafted: Drafted,
     verified: Verified,
     times: StepTimes,
     progress: Sequence[Progress],
 ) -> FinishedStep:
     """Return all facts of a step, for learning and for reports."""
     proposed = dict(verified.proposed)
-    for drafts in found.drafts.values():
+    for drafts in drafted.drafts.values():
         for speculator, tree in drafts:
             proposed[speculator] = proposed.get(speculator, 0) + len(tree) - 1
     return FinishedStep(
         choice,
         entries,
-        found.drafts,
+        drafted.drafts,
         verified.trees,
         verified.verdicts,
-        [*found.times, *verified.draft_times],
+        [*drafted.times, *verified.draft_times],
         verified.pass_s,
         times,
         count_all([item.counts for item in progress if item.counts is not None], proposed),

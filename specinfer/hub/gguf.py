@@ -74,11 +74,11 @@ def derive(work: Path, path: Path, fingerprint: str) -> None:
     check_libraries()
     with progress(f"reading configuration and tokenizer of {path}") as report:
         if "torch" in sys.modules and path.stat().st_size < LARGE_FILE:
-            found = import_module(_DERIVE).convert_gguf(path, work, report)
+            converted = import_module(_DERIVE).convert_gguf(path, work, report)
         else:
             with apart(_DERIVE, str(path), str(work)) as wait:
-                found = json.loads(wait())
-    record = {"file": str(path), "fingerprint": fingerprint, "made_by": _maker(), **found}
+                converted = json.loads(wait())
+    record = {"file": str(path), "fingerprint": fingerprint, "made_by": _maker(), **converted}
     (work / RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -40,8 +40,8 @@ class LocalModel:
 def local_models() -> list[LocalModel]:
     """Return all models of the cache, by name."""
     pulled, derived = _directories(cache_directory() / "models"), _directories(derived_directories())
-    found = [_pulled(path) for path in pulled] + [_derived(path) for path in derived]
-    return sorted(found, key=lambda model: (model.name, model.directory))
+    models = [_pulled(path) for path in pulled] + [_derived(path) for path in derived]
+    return sorted(models, key=lambda model: (model.name, model.directory))
 
 
 def drafts_for(model: LocalModel, models: Sequence[LocalModel]) -> list[str]:
@@ -119,11 +119,11 @@ def _vocabulary(directory: Path) -> str:
 
 def _sizes(directory: Path) -> dict[str, int]:
     """Return the number of weights by type, from files' headers."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for path in directory.glob("*.safetensors"):
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, tensor in header.items():
             if name != "__metadata__":
-                found[tensor["dtype"]] = found.get(tensor["dtype"], 0) + prod(tensor["shape"])
-    return found
+                sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + prod(tensor["shape"])
+    return sizes

@@ -166,8 +166,8 @@ class AsyncLLM:
         self, request: Request, deltas: "asyncio.Queue[list[TextDelta] | None]"
     ) -> AsyncIterator[TextDelta]:
         try:
-            while (found := await deltas.get()) is not None:
-                for delta in found:
+            while (pieces := await deltas.get()) is not None:
+                for delta in pieces:
                     yield delta
         finally:
             if not request.finished:
@@ -221,9 +221,9 @@ class AsyncLLM:
         reader = self._readers.get(request)
         if reader is None:
             return
-        found = request.take()
-        if found:
-            _put(reader, found)
+        deltas = request.take()
+        if deltas:
+            _put(reader, deltas)
         if request.finished:
             del self._readers[request]
             _put(reader, None)

@@ -188,7 +188,7 @@ def assemble(
         sorted({layer for engine, _ in engines for layer in engine.description.feature_layers})
     )
     limits = _limits(verifier, options)
-    curve = curve or PassCurve(measure_passes(runner, most_tokens=limits.max_step_tokens))
+    curve = curve or PassCurve(measure_passes(runner, max_tokens=limits.max_step_tokens))
     budget = derive_budget(
         curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
     )
@@ -214,16 +214,16 @@ def _specs(
     if draft is None:
         draft = AUTO_DRAFT if speculators is None else NO_DRAFT
     group = draft_group(model, draft, options.offload != "none")
-    found: list[Flags | Function] = [group] if group else []
+    specs: list[Flags | Function] = [group] if group else []
     for spec in speculators or ():
-        found += (read_speculators([spec]) or {}).values() if isinstance(spec, str) else [spec]
-    return found
+        specs += (read_speculators([spec]) or {}).values() if isinstance(spec, str) else [spec]
+    return specs
 
 
 def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable[[], None]]:
     """Load the model, perhaps with several processes; return it with `close`."""
     layout = Layout(options.tensor_parallel_size, options.pipeline_parallel_size)
-    own = RunnerOptions(
+    runner_options = RunnerOptions(
         dtype=options.dtype,
         device=options.device,
         executor=options.executor,
@@ -234,12 +234,12 @@ def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable
     )
     if layout.ranks == 1:
         limit_threads()
-        return load_checked(directory, own), lambda: None
+        return load_checked(directory, runner_options), lambda: None
     if layout.stages > 1:
         log.info(
             "pipeline stages: a pass may round differently with its size: speculation may change close choices"
         )
-    ranks = LocalRanks(directory, own, layout)
+    ranks = LocalRanks(directory, runner_options, layout)
     return ranks.runner, ranks.close
 
 
@@ -291,14 +291,14 @@ def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[s
 
 def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:
     """Return the scheduler's limits within those of the verifier."""
-    own, cache = verifier.limits, verifier.runner.cache
+    limits, cache = verifier.limits, verifier.runner.cache
     return SchedulerLimits(
         max_batch=options.max_num_seqs,
-        max_context_len=own.max_context_len,
+        max_context_len=limits.max_context_len,
         max_waiting=_UNLIMITED,
-        tree_depth=own.max_nodes,
-        max_step_tokens=own.max_step_tokens,
+        tree_depth=limits.max_nodes,
+        max_step_tokens=limits.max_step_tokens,
         kv_capacity_tokens=cache.capacity_tokens,
         kv_block_tokens=cache.block_tokens,
-        max_tree_nodes=own.max_nodes - 1,
+        max_tree_nodes=limits.max_nodes - 1,
     )

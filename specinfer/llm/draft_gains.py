@@ -11,7 +11,7 @@ from specinfer.llm.sync import LLM
 
 PROMPTS, NEW_TOKENS = 8, 48
 """Number of held-out prompts, and tokens of each answer."""
-LEAST_GAIN = 1.02
+MIN_GAIN = 1.02
 """Minimum gain of a useful speculator, above a run's noise."""
 
 
@@ -68,15 +68,16 @@ def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: st
     return Gains(draft, median(rates["off"]), tuple(ratios))
 
 
-def advice(model: str, found: Sequence[Gains]) -> Iterator[str]:
+def advice(model: str, gains: Sequence[Gains]) -> Iterator[str]:
     """Yield the report's lines: every draft, and the recommendation."""
-    own, *others = found
-    yield f"end to end: {len(own.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each, one at a time, in turns"
-    yield from (each.line() for each in found)
-    better = max(others, key=lambda each: each.gain, default=own)
-    if own.gain < LEAST_GAIN and better.gain < LEAST_GAIN:
+    current, *alternatives = gains
+    prompts = f"{len(current.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each"
+    yield f"end to end: {prompts}, one at a time, in turns"
+    yield from (each.line() for each in gains)
+    better = max(alternatives, key=lambda each: each.gain, default=current)
+    if current.gain < MIN_GAIN and better.gain < MIN_GAIN:
         yield f"do not serve it: it brings nothing over plain decoding; specinfer serve --model {model} --draft none"
-    elif better.gain > own.gain:
+    elif better.gain > current.gain:
         yield f"do not serve it: {better.draft} brings more; specinfer serve --model {model} --draft {better.draft}"
     else:
-        yield f"serve it: specinfer serve --model {model} --draft {own.draft}"
+        yield f"serve it: specinfer serve --model {model} --draft {current.draft}"

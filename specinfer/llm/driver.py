@@ -59,7 +59,7 @@ class Request:
 
     def take(self) -> list[TextDelta]:
         """Return the new text and tokens since the last call, by answer."""
-        found = []
+        deltas = []
         for place, answer in enumerate(self.answers):
             characters, tokens = self._taken[place]
             output = answer.output
@@ -69,8 +69,8 @@ class Request:
                 self._ended.add(place)
             if ended or self._taken[place] != (characters, tokens):
                 text, ids = output.text[characters:], output.token_ids[tokens:]
-                found.append(TextDelta(text, ids, place, output.finish_reason))
-        return found
+                deltas.append(TextDelta(text, ids, place, output.finish_reason))
+        return deltas
 
 
 class Driver:
@@ -90,8 +90,10 @@ class Driver:
     def check_process(self) -> None:
         """Raise UnavailableError in a forked process."""
         if not self.own_process:
-            why = f"this LLM belongs to process {self._process}: its threads are not in a forked one"
-            raise UnavailableError(f"{why}; make one there, or start it by multiprocessing's method 'spawn'")
+            reason = f"this LLM belongs to process {self._process}: its threads are not in a forked one"
+            raise UnavailableError(
+                f"{reason}; make one there, or start it by multiprocessing's method 'spawn'"
+            )
 
     @property
     def busy(self) -> bool:

@@ -60,9 +60,9 @@ class Totals:
 
 def speculator_metrics(names: Sequence[str], counts: Mapping[int, MemberCounts]) -> list[Metric]:
     """Return each speculator's drafted nodes and failed drafts, by name."""
-    found = []
+    metrics = []
     for number, name in enumerate(names):
         of_it = counts.get(number, MemberCounts())
-        found.append(Metric(f"speculator_draft_tokens[{name}]", of_it.nodes))
-        found.append(Metric(f"speculator_failed_drafts[{name}]", of_it.failed + of_it.malformed))
-    return found
+        metrics.append(Metric(f"speculator_draft_tokens[{name}]", of_it.nodes))
+        metrics.append(Metric(f"speculator_failed_drafts[{name}]", of_it.failed + of_it.malformed))
+    return metrics

@@ -111,8 +111,8 @@ class CompletionBuilder:
 
     def _row(self, token: int, row: LogprobRow) -> dict[int, Logprob]:
         text = self._tokenizer.text_of_token
-        found = {token: Logprob(row.chosen, text(token))}
-        return found | {other: Logprob(value, text(other)) for other, value in row.top}
+        logprobs = {token: Logprob(row.chosen, text(token))}
+        return logprobs | {other: Logprob(value, text(other)) for other, value in row.top}
 
 
 def metrics_of(states: Sequence[RequestState]) -> RequestMetrics:

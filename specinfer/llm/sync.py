@@ -88,7 +88,7 @@ class LLM:
         each = cast("Sequence[Prompt]", [prompts] if is_one(prompts) else prompts)
         params = _for_each(sampling_params, len(each))
         requests = self._submit(
-            [partial(self._driver.submit, p, own) for p, own in zip(each, params, strict=True)]
+            [partial(self._driver.submit, p, sampling) for p, sampling in zip(each, params, strict=True)]
         )
         return self._finish(requests, use_tqdm)
 
@@ -113,7 +113,7 @@ class LLM:
         one = bool(messages) and isinstance(messages[0], Mapping)
         each = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if one else messages)
         shared = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
-        prompts: list[Prompt] = [{"messages": own, **shared} for own in each]
+        prompts: list[Prompt] = [{"messages": conversation, **shared} for conversation in each]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
@@ -196,11 +196,11 @@ class LLM:
         Raises:
             SpecInferError: if a fault ended it.
         """
-        while not (found := request.take()) and not request.finished:
+        while not (deltas := request.take()) and not request.finished:
             self._step()
-        if not found and request.error is not None:
+        if not deltas and request.error is not None:
             raise request.error
-        return found
+        return deltas
 
     def _leave(self, request: Request) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.cache.kv_types import AUTO_KV
 from specinfer.model.executor import Executor, TorchExecutor
 from specinfer.model.formats.base import Format
-from specinfer.model.formats.held import name_of
+from specinfer.model.formats.weights_in_format import name_of
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
@@ -64,8 +64,8 @@ class Backend:
 
     def stores(self, kv_type: str, dtype: torch.dtype) -> bool:
         """Return whether it can store keys and values so."""
-        own = "bf16" if dtype is torch.bfloat16 else AUTO_KV
-        return self.kv_types or kv_type in (AUTO_KV, own)
+        default_type = "bf16" if dtype is torch.bfloat16 else AUTO_KV
+        return self.kv_types or kv_type in (AUTO_KV, default_type)
 
 
 def _supports_native(config: ModelConfig, dtype: torch.dtype, device: str) -> str:

@@ -88,8 +88,8 @@ def flatten(segments: Sequence[Segment]) -> Batch:
         part, positions = _attention_rows(segment, start)
         batch.rows.append(part)
         batch.positions.extend(positions)
-        held = segment.sequence.cached + segment.sequence.nodes
-        batch.write_slots.extend(segment.sequence.slots(held, part.length))
+        cached = segment.sequence.cached + segment.sequence.nodes
+        batch.write_slots.extend(segment.sequence.slots(cached, part.length))
         first, wanted = start + len(segment.delta), len(batch.logit_rows)
         batch.logit_rows.extend(range(first - segment.want_last, part.stop))
         batch.logit_spans.append((wanted, len(batch.logit_rows)))
@@ -99,14 +99,14 @@ def flatten(segments: Sequence[Segment]) -> Batch:
 def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, list[int]]:
     sequence, delta = segment.sequence, len(segment.delta)
     assert not (delta and sequence.nodes), "a delta needs the earlier tree to be committed first"
-    held = sequence.cached
-    context = held + delta
+    cached = sequence.cached
+    context = cached + delta
     total = context + sequence.nodes + len(segment.nodes)
     depths, paths = _node_paths(segment)
-    visible = [*range(held + 1, context + 1), *([context] * len(paths))]
+    visible = [*range(cached + 1, context + 1), *([context] * len(paths))]
     extra: list[list[int]] = [[] for _ in range(delta)]
     extra.extend([context + node for node in path] for path in paths)
-    first = held + sequence.shift
+    first = cached + sequence.shift
     positions = [*range(first, first + delta), *(first + delta - 1 + depth for depth in depths)]
     stop = start + delta + len(paths)
     return AttentionRows(start, stop, total, sequence.blocks, visible, extra), positions

@@ -12,8 +12,13 @@ from specinfer.model.backends import Backend, Work, choose_backend, refusal
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
-from specinfer.model.formats.held import NOT_COUNTED, HeldFormats, HeldWeights, formats_of_parameters
 from specinfer.model.formats.registry import AUTO, find_format
+from specinfer.model.formats.weights_in_format import (
+    NOT_COUNTED,
+    WeightFormats,
+    WeightsInFormat,
+    formats_of_parameters,
+)
 from specinfer.model.offload.stores import open_store
 from specinfer.model.options import DTYPES, RunnerOptions, check_kv_type, check_numbers, check_options
 from specinfer.model.parallel.executor import parallel_executor
@@ -41,7 +46,7 @@ class LoadedModel(NamedTuple):
     """Number of blocks of the cache."""
     window: KVWindow | None = None
     """Window of the cache; None: all context tokens are kept."""
-    weights: HeldFormats = NOT_COUNTED
+    weights: WeightFormats = NOT_COUNTED
     """Formats of the weights in memory."""
     head: TrimmedHead | None = None
     """The head whose rows can be replaced; None: they cannot."""
@@ -102,8 +107,8 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
     executor = GenericExecutor(model, num_blocks, options.device)
     if executor.limit:
         log.warning("model_type = %r: %s", hf.model_type, executor.limit)
-    held = formats_of_parameters(model.parameters())
-    return LoadedModel(generic_config(hf, generation), executor, num_blocks, weights=held)
+    formats = formats_of_parameters(model.parameters())
+    return LoadedModel(generic_config(hf, generation), executor, num_blocks, weights=formats)
 
 
 def build_model(
@@ -128,19 +133,19 @@ def build_model(
     if ranks is not None:
         _check_shared(options)
     num_blocks = blocks_for(options.kv_tokens)
-    executor, held = _executor(config, weights, options, num_blocks, ranks)
-    head = _replaceable_head(weights, held, executor, options)
-    return LoadedModel(config, executor, num_blocks, window, held.formats(), head)
+    executor, in_format = _executor(config, weights, options, num_blocks, ranks)
+    head = _replaceable_head(weights, in_format, executor, options)
+    return LoadedModel(config, executor, num_blocks, window, in_format.formats(), head)
 
 
 def _replaceable_head(
-    weights: Weights, held: HeldWeights, executor: Executor, options: RunnerOptions
+    weights: Weights, in_format: WeightsInFormat, executor: Executor, options: RunnerOptions
 ) -> TrimmedHead | None:
     """Return the head if it is trimmed and in its file's format."""
     name = HEAD if HEAD in weights else EMBEDDING
     if not options.token_ids or not isinstance(weights, GgufWeights) or not isinstance(executor, HeadSetter):
         return None
-    as_stored = held.gives_blocks and held.format.name == AUTO and weights.in_blocks(name)
+    as_stored = in_format.gives_blocks and in_format.format.name == AUTO and weights.in_blocks(name)
     return TrimmedHead(weights, name, options.token_ids, executor.set_head) if as_stored else None
 
 
@@ -220,18 +225,24 @@ def _check_shared(options: RunnerOptions) -> None:
 
 def _executor(
     config: ModelConfig, weights: Weights, options: RunnerOptions, num_blocks: int, ranks: Ranks | None
-) -> tuple[Executor, HeldWeights]:
+) -> tuple[Executor, WeightsInFormat]:
     dtype = DTYPES[options.dtype]
     if ranks is not None:
-        held = HeldWeights(in_llama_names(config, weights), find_format(options.weights), "torch", dtype)
-        return parallel_executor(ranks, config, held, dtype, num_blocks, options.executor), held
-    backend, held = hold(config, weights, options)
+        in_format = WeightsInFormat(
+            in_llama_names(config, weights), find_format(options.weights), "torch", dtype
+        )
+        return parallel_executor(ranks, config, in_format, dtype, num_blocks, options.executor), in_format
+    backend, in_format = backend_and_weights(config, weights, options)
     store = open_store(options.offload, options.device, options.offload_directory)
-    work = Work(config, held, held.format, dtype, num_blocks, options.device, store, options.kv_type)
-    return backend.make(work), held
+    work = Work(
+        config, in_format, in_format.format, dtype, num_blocks, options.device, store, options.kv_type
+    )
+    return backend.make(work), in_format
 
 
-def hold(config: ModelConfig, weights: Weights, options: RunnerOptions) -> tuple[Backend, HeldWeights]:
+def backend_and_weights(
+    config: ModelConfig, weights: Weights, options: RunnerOptions
+) -> tuple[Backend, WeightsInFormat]:
     """Return the backend for a model, and the weights in its format.
 
     Raises:
@@ -247,4 +258,4 @@ def hold(config: ModelConfig, weights: Weights, options: RunnerOptions) -> tuple
     named = in_llama_names(config, weights)
     if options.token_ids:
         named = trimmed(named, options.token_ids)
-    return backend, HeldWeights(named, chosen, backend.name, dtype, asked)
+    return backend, WeightsInFormat(named, chosen, backend.name, dtype, asked)

@@ -18,7 +18,7 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
 from specinfer.model.executor import Executor, RecurrentExecutor, TorchExecutor
-from specinfer.model.formats.held import NOT_COUNTED, HeldFormats
+from specinfer.model.formats.weights_in_format import NOT_COUNTED, WeightFormats
 from specinfer.model.loading import build_model, wrap_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
@@ -41,7 +41,7 @@ class ModelRunner:
         executor: Executor,
         num_blocks: int,
         window: KVWindow | None = None,
-        weights: HeldFormats = NOT_COUNTED,
+        weights: WeightFormats = NOT_COUNTED,
         head: TrimmedHead | None = None,
     ) -> None:
         self.config, self._executor = config, executor
@@ -53,7 +53,7 @@ class ModelRunner:
         """Hidden states of all tokens in the cache, once `keep_features` was called."""
         states = executor.recurrent_states if isinstance(executor, RecurrentExecutor) else None
         self.cache = PagedKVCache(num_blocks, self.features, window, states)
-        self._told_of_reference = False
+        self._reference_logged = False
 
     @classmethod
     def wrap(
@@ -166,13 +166,15 @@ class ModelRunner:
         Raises:
             SettingError: if not.
         """
-        told = self.feature_layers
-        if layers and not told:
+        feature_layers = self.feature_layers
+        if layers and not feature_layers:
             raise SettingError(
                 "features", list(layers), f"the {self.executor_name} executor tells no hidden states"
             )
-        if list(layers) != sorted({layer for layer in layers if 0 <= layer <= told}):
-            raise SettingError("features", list(layers), f"must ascend from 0 to the model's {told} layers")
+        if list(layers) != sorted({layer for layer in layers if 0 <= layer <= feature_layers}):
+            raise SettingError(
+                "features", list(layers), f"must ascend from 0 to the model's {feature_layers} layers"
+            )
 
     @property
     def feature_layers(self) -> int:
@@ -227,8 +229,8 @@ class ModelRunner:
         """Return whether an executor grows these trees itself; log once if not."""
         if grower.can_grow(tasks, shape):
             return True
-        if not self._told_of_reference:
-            self._told_of_reference = True
+        if not self._reference_logged:
+            self._reference_logged = True
             log.warning(
                 "the %s executor does not grow such trees (proposal %s, expansion %s, beam %d): "
                 "they are grown level by level, which is slower",

@@ -34,9 +34,9 @@ def check_sizes(fields: Mapping[str, Any], least: int = 0) -> None:
         IncompatibleError: naming the one that no model can have.
     """
     for name, value in _sizes(fields, ""):
-        most = _LARGEST[name.rpartition(".")[2]]
-        if not least <= value <= most:
-            raise IncompatibleError(f"{name} = {value!r}: must be a whole number from {least} to {most}")
+        limit = _LARGEST[name.rpartition(".")[2]]
+        if not least <= value <= limit:
+            raise IncompatibleError(f"{name} = {value!r}: must be a whole number from {least} to {limit}")
 
 
 def _sizes(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -75,8 +75,8 @@ def sole_run(output: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise InvalidInputError("output", str(output), "another run writes it") from error
         except OSError as error:
-            why = f"{lock.name} beside it: {error.strerror or 'cannot be locked'}"
-            raise InvalidInputError("output", str(output), why) from error
+            reason = f"{lock.name} beside it: {error.strerror or 'cannot be locked'}"
+            raise InvalidInputError("output", str(output), reason) from error
         closing.callback(lock.unlink, missing_ok=True)
         yield
 
@@ -200,8 +200,8 @@ def _append(file: AppendFile, output: Path, line: bytes, patience_s: float, endi
             return
         except OSError as error:
             if ending.is_set() or time.monotonic() + _WRITE_AGAIN_S > until:
-                why = f"cannot be written: {error.strerror}; run the batch again to continue"
-                raise UnavailableError(f"output = {str(output)!r}: {why}") from error
+                reason = f"cannot be written: {error.strerror}; run the batch again to continue"
+                raise UnavailableError(f"output = {str(output)!r}: {reason}") from error
             if first:
                 log.warning("output = %s: cannot be written, trying again: %s", output, error.strerror)
             first = False

@@ -30,24 +30,24 @@ class Divergence:
 def first_divergence(plain: Completion, other: Completion) -> Divergence | None:
     """Return the first difference from plain decoding's answer, if any."""
     if plain.tokens and other.tokens:
-        for position, (own, its) in enumerate(zip_longest(plain.tokens, other.tokens, fillvalue="")):
-            if own != its:
-                return Divergence(position, own, its, _gap(plain, position, own, its))
-    for position, (own, its) in enumerate(zip_longest(plain.text, other.text, fillvalue="")):
-        if own != its:
-            own, its = plain.text[position:][:20], other.text[position:][:20]
-            return Divergence(position, own, its, unit="character")
+        for position, (token, its) in enumerate(zip_longest(plain.tokens, other.tokens, fillvalue="")):
+            if token != its:
+                return Divergence(position, token, its, _gap(plain, position, token, its))
+    for position, (token, its) in enumerate(zip_longest(plain.text, other.text, fillvalue="")):
+        if token != its:
+            token, its = plain.text[position:][:20], other.text[position:][:20]
+            return Divergence(position, token, its, unit="character")
     return None
 
 
-def _gap(plain: Completion, position: int, own: str, other: str) -> float | None:
+def _gap(plain: Completion, position: int, plain_token: str, other: str) -> float | None:
     if position >= len(plain.top):
         return None
     row = plain.top[position]
-    if own not in row or not row:
+    if plain_token not in row or not row:
         return None
     if other in row:
-        return row[own] - row[other]
+        return row[plain_token] - row[other]
     return None
 
 
@@ -67,22 +67,22 @@ class Compared:
 
     def is_wrong(self, tie: float) -> bool:
         """Return whether speculation changed this answer, beyond ties of this many nats."""
-        found = self.difference
-        if found is None or self.is_excused:
+        difference = self.difference
+        if difference is None or self.is_excused:
             return False
-        return found.gap is None or not abs(found.gap) <= tie  # also if it is no number
+        return difference.gap is None or not abs(difference.gap) <= tie  # also if it is no number
 
     @property
     def is_excused(self) -> bool:
         """True if plain decoding itself differs there or before."""
-        found, drifts = self.difference, self.unrepeated
-        if found is None or drifts is None:
+        difference, drifts = self.difference, self.unrepeated
+        if difference is None or drifts is None:
             return False
-        return drifts.unit == found.unit and drifts.position <= found.position
+        return drifts.unit == difference.unit and drifts.position <= difference.position
 
 
-def exit_code(found: Sequence[Compared], tie: float) -> int:
+def exit_code(compared: Sequence[Compared], tie: float) -> int:
     """Return 1 for changed answers, 3 if plain decoding never repeats."""
-    if any(one.is_wrong(tie) for one in found):
+    if any(one.is_wrong(tie) for one in compared):
         return 1
-    return 3 if all(one.is_excused for one in found) else 0
+    return 3 if all(one.is_excused for one in compared) else 0

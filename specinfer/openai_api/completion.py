@@ -95,5 +95,5 @@ def read_completion(answer: Any, place: str) -> Completion:
 
 
 def _row(token: str, logprob: float | None, top: Mapping[str, float] | None) -> Mapping[str, float]:
-    own = {} if logprob is None else {token: float(logprob)}
-    return {**{str(name): float(value) for name, value in (top or {}).items()}, **own}
+    row = {} if logprob is None else {token: float(logprob)}
+    return {**{str(name): float(value) for name, value in (top or {}).items()}, **row}

@@ -44,8 +44,8 @@ def sides(
     if off is None:
         _, owner = speculating.model()
         if owner not in SWITCHES:
-            why = f"no field is known that switches off speculation at a server of {owner or 'an unknown maker'}"
-            raise InvalidInputError("--off", None, f"{why}: give it as JSON, or --against another server")
+            reason = f"no field is known that switches off speculation at a server of {owner or 'an unknown maker'}"
+            raise InvalidInputError("--off", None, f"{reason}: give it as JSON, or --against another server")
         off = dict(SWITCHES[owner])
     return Side(speculating, off), Side(speculating)
 

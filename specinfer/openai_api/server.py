@@ -12,8 +12,8 @@ from typing import Any
 from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 
 _PATIENCE_S = 600.0
-_MOST_WORDS = 2000
-_MOST_BYTES = 1 << 28
+_MAX_WORDS = 2000
+_MAX_BYTES = 1 << 28
 """Maximum bytes of an answer, against endless ones."""
 
 
@@ -78,7 +78,7 @@ class ApiServer:
         reply = self.call(path, body)
         if reply.status != http.HTTPStatus.OK or isinstance(reply.content, str):
             words = reply.content if isinstance(reply.content, str) else json.dumps(reply.content)
-            shown = "".join(one if one.isprintable() else " " for one in words[:_MOST_WORDS])
+            shown = "".join(one if one.isprintable() else " " for one in words[:_MAX_WORDS])
             raise ServerRefusedError(f"{self.base_url}/{path}: status {reply.status}: {shown}")
         return reply.content
 
@@ -114,9 +114,9 @@ def _opener(host: str) -> urllib.request.OpenerDirector:
 
 
 def _read(answer: Any, url: str) -> bytes:
-    content: bytes = answer.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise UnavailableError(f"{url}: more than {_MOST_BYTES} bytes")
+    content: bytes = answer.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise UnavailableError(f"{url}: more than {_MAX_BYTES} bytes")
     if answer.length:  # of bytes that were announced and did not come
         raise http.client.IncompleteRead(content, answer.length)
     return content

@@ -112,7 +112,7 @@ class AcceptedTokens:
             share: the set's share.
         """
         everywhere, here = self._sums.get((asked, None)), self._sums.get((asked, batch_class))
-        found: list[Gain] = []
+        gains: list[Gain] = []
         total = 0.0
         for place in range(places):
             if like:
@@ -123,13 +123,13 @@ class AcceptedTokens:
                 )
             trees = like[place].trees / 2 if like else 0.0
             if everywhere is not None and place < len(everywhere.trees):
-                own = everywhere.trees[place]
-                trees += own
-                expected = (everywhere.accepted[place] + _PRIOR * expected) / (own + _PRIOR)
+                trees_at_place = everywhere.trees[place]
+                trees += trees_at_place
+                expected = (everywhere.accepted[place] + _PRIOR * expected) / (trees_at_place + _PRIOR)
             if here is not None and place < len(here.trees):
                 expected = (here.accepted[place] + _OTHER_CLASSES * expected) / (
                     here.trees[place] + _OTHER_CLASSES
                 )
             total += expected
-            found.append(Gain(expected, trees))
-        return found
+            gains.append(Gain(expected, trees))
+        return gains

@@ -135,8 +135,8 @@ class Calibration:
         if speculator not in self._records or len(tree) == 1:
             return tree
         belief = self._records[speculator].belief
-        found = [belief(_POINT, score) for score in tree.scores[1:].tolist()]
-        return replace(tree, scores=np.array([1.0, *found], np.float32))
+        beliefs = [belief(_POINT, score) for score in tree.scores[1:].tolist()]
+        return replace(tree, scores=np.array([1.0, *beliefs], np.float32))
 
     def reliability(self, speculator: int) -> tuple[Reliability, Reliability] | None:
         """Return the reliability of a speculator's scores, raw and corrected.

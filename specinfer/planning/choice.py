@@ -67,9 +67,9 @@ PLAIN = Choice()
 
 def fixed_choice(budget: NodeBudget, everybody: SpeculatorSet, batch: int, requests: int) -> Choice:
     """Return all speculators, with the budget's maximum of nodes."""
-    most = budget.of_step(batch, requests)
-    nodes = min(budget.per_request, max(1, most // requests))
-    return Choice(everybody, nodes, most, reason=Reason.NOT_ADAPTIVE)
+    max_nodes = budget.of_step(batch, requests)
+    nodes = min(budget.per_request, max(1, max_nodes // requests))
+    return Choice(everybody, nodes, max_nodes, reason=Reason.NOT_ADAPTIVE)
 
 
 def batch_size_class(batch: int) -> int:

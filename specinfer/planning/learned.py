@@ -39,9 +39,9 @@ Rows = tuple[Floats, Floats]
 Matches = Callable[[Mapping[str, int]], Sequence[int]]
 """Maps requests' context lengths to the lengths of their repeated ends (`Repeats`)."""
 
-MOST = 8
+MAX_REPEAT = 8
 """Tokens of a repeated end that are compared."""
-_LENGTHS = (2, 4, MOST)
+_LENGTHS = (2, 4, MAX_REPEAT)
 NAMES = ("one", "usual", *(f"match {length}" for length in _LENGTHS))
 """Features of a request and a speculator set.
 
@@ -51,15 +51,15 @@ occur in the earlier text.
 _FORMAT = 2
 _USUAL_NODES = 8
 """Nodes of the trees of which the table's expectation is taken."""
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 """Maximum queued steps of a request, as in the store's queue."""
-_DOUBT = 0.025
+_INITIAL_VARIANCE = 0.025
 """Diagonal of V, and of the initial P without trained weights."""
-_DOUBT_OF_TRAINED = 0.25
+_TRAINED_VARIANCE = 0.25
 """Diagonal of the initial P of trained weights, perhaps of other texts."""
 _RELAXATION = 2000.0
 """Steps after which 1/e of P is left."""
-_MOST_ERROR = 4.0
+_MAX_ERROR = 4.0
 """Tokens that an error counts for at most."""
 _TOKENS = 2.0
 """Variance of the accepted tokens of a tree."""
@@ -74,7 +74,7 @@ class Repeats:
         self._read = 1
 
     def match(self, tokens: Sequence[int], length: int) -> int:
-        """Return the length of the text's repeated end, at most `MOST`.
+        """Return the length of the text's repeated end, at most `MAX_REPEAT`.
 
         The end is that of tokens[:length]. The latest position of its last two tokens counts; 0 if these are
         new. `length` never falls between calls.
@@ -85,8 +85,10 @@ class Repeats:
         earlier = self._latest.get((tokens[length - 2], tokens[length - 1])) if length > 1 else None
         if earlier is None:
             return 0
-        most = min(MOST, earlier + 1)
-        return next((k for k in range(most) if tokens[earlier - k] != tokens[length - 1 - k]), most)
+        max_length = min(MAX_REPEAT, earlier + 1)
+        return next(
+            (k for k in range(max_length) if tokens[earlier - k] != tokens[length - 1 - k]), max_length
+        )
 
 
 class TextMatches:
@@ -105,9 +107,9 @@ class TextMatches:
 class LinearModel:
     """Weights of one speculator set, and how certain they are."""
 
-    def __init__(self, weights: Floats, doubt: float = _DOUBT_OF_TRAINED) -> None:
+    def __init__(self, weights: Floats, variance: float = _TRAINED_VARIANCE) -> None:
         self.weights = weights
-        self._variance = doubt * np.eye(len(weights))
+        self._variance = variance * np.eye(len(weights))
         """P."""
         self._refined = 0
         """Number of the step that refined it last."""
@@ -115,12 +117,12 @@ class LinearModel:
     @classmethod
     def usual(cls) -> "LinearModel":
         """Return the table's model."""
-        return cls(np.array([float(name == "usual") for name in NAMES]), _DOUBT)
+        return cls(np.array([float(name == "usual") for name in NAMES]), _INITIAL_VARIANCE)
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
         """Learn from the accepted tokens of [N, features] rows."""
         spread, self._refined = self._spread(step), step
-        errors = np.clip(accepted - rows @ self.weights, -_MOST_ERROR, _MOST_ERROR)
+        errors = np.clip(accepted - rows @ self.weights, -_MAX_ERROR, _MAX_ERROR)
         across = rows @ spread
         gain = np.linalg.solve(across @ rows.T + np.eye(len(rows)), across).T
         self.weights = self.weights + gain @ errors
@@ -134,7 +136,7 @@ class LinearModel:
     def _spread(self, step: int) -> Floats:
         """Return P at a step."""
         kept = (1 - 1 / _RELAXATION) ** (step - self._refined)
-        return kept * self._variance + (1 - kept) * _DOUBT * np.eye(len(NAMES))
+        return kept * self._variance + (1 - kept) * _INITIAL_VARIANCE * np.eye(len(NAMES))
 
 
 def set_name(names: Iterable[str]) -> str:
@@ -170,8 +172,8 @@ def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
     except OSError as error:
         raise SettingError(setting, str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"not what `specinfer train scheduler` writes: {error!r}"
-        raise SettingError(setting, str(path), why) from error
+        reason = f"not what `specinfer train scheduler` writes: {error!r}"
+        raise SettingError(setting, str(path), reason) from error
 
 
 def _model_of(content: Sequence[float]) -> LinearModel:
@@ -224,10 +226,10 @@ class LearnedPlanner(TablePlanner):
         features[:, 2:] = np.array(self._matches(wanting))[:, None] >= _LENGTHS
         self._features = features.sum(axis=0)
         self._waiting = {name: self._waiting.get(name, {}) for name in wanting}
-        for (name, context), own in zip(wanting.items(), features, strict=True):
+        for (name, context), row in zip(wanting.items(), features, strict=True):
             waiting = self._waiting[name]
-            waiting[context] = own
-            if len(waiting) > _MOST_WAITING:
+            waiting[context] = row
+            if len(waiting) > _MAX_WAITING:
                 del waiting[min(waiting)]
 
     def expected(
@@ -242,8 +244,8 @@ class LearnedPlanner(TablePlanner):
 
     def learn_tokens(self, report: StepReport) -> None:
         """Learn as the table does; refine the drafting sets' weights."""
-        for asked, found in self.lessons(report).items():
-            self.model(asked).refine(*found, self._planned)
+        for asked, lesson in self.lessons(report).items():
+            self.model(asked).refine(*lesson, self._planned)
         super().learn_tokens(report)
 
     def lessons(self, report: StepReport) -> dict[SpeculatorSet, Rows]:
@@ -255,17 +257,17 @@ class LearnedPlanner(TablePlanner):
         doublings = np.log2(1 + sizes)[:, None]
         sets = [asked for asked in self._shares.sets if asked <= report.choice.speculators]
         usual = [self._usual(asked, size) for asked in sets]
-        found: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
+        lessons: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
         for name, (tree, accepted) in report.outcomes.items():
             features = self._take_waiting(name, report.contexts.get(name, -1))
             if features is None:
                 continue
             for asked, scale in zip(sets, usual, strict=True):
-                rows, came = found.setdefault(asked, ([], []))
+                rows, came = lessons.setdefault(asked, ([], []))
                 needed = nodes_needed(tree, accepted, asked)
                 rows.append(doublings * (features * scale))
                 came.extend([bisect_right(needed, size) for size in sizes])
-        return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in found.items()}
+        return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in lessons.items()}
 
     def model(self, asked: SpeculatorSet) -> LinearModel:
         """Return the model of a set."""

@@ -21,7 +21,7 @@ from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.usage import USAGE_ERROR, usage_message
 
 PROGRAM = "specinfer train scheduler"
-_LEAST_ROWS = 200
+_MIN_ROWS = 200
 """Rows of a speculator set below which it keeps the table's weights."""
 _BLOCK, _BLOCKS = 50, 10
 """Steps per block; number of blocks. The last block is held out."""
@@ -58,8 +58,8 @@ def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep],
             try:
                 steps.append(_step_of(json.loads(line), names))
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-                why = f"line {number} is no recorded step: {error!r}"
-                raise SettingError(setting, str(path), why) from error
+                reason = f"line {number} is no recorded step: {error!r}"
+                raise SettingError(setting, str(path), reason) from error
     return steps, names
 
 
@@ -135,7 +135,7 @@ def fit(
         parts[asked][number // _BLOCK % _BLOCKS == _BLOCKS - 1].append(rows)
     models, errors = dict[str, LinearModel](), dict[str, list[float]]()
     for asked, (taught, judging) in parts.items():
-        if sum(len(rows) for rows, _ in taught) < _LEAST_ROWS:
+        if sum(len(rows) for rows, _ in taught) < _MIN_ROWS:
             continue
         name = set_name(names[speculator] for speculator in asked)
         model = models[name] = _fitted(_together(taught))
@@ -154,8 +154,8 @@ def _fitted(lessons: Rows) -> LinearModel:
     return LinearModel(start + np.linalg.solve(mean, rows.T @ (accepted - rows @ start) / len(rows)))
 
 
-def _together(found: Sequence[Rows]) -> Rows:
-    return np.concatenate([rows for rows, _ in found]), np.concatenate([came for _, came in found])
+def _together(parts: Sequence[Rows]) -> Rows:
+    return np.concatenate([rows for rows, _ in parts]), np.concatenate([came for _, came in parts])
 
 
 def train_scheduler(
@@ -168,8 +168,8 @@ def train_scheduler(
     steps, names = read_steps("recording", recording)
     models, errors = fit(steps, names)
     if not models:
-        why = f"{len(steps)} steps are too few: no speculators drafted {_LEAST_ROWS} trees"
-        raise SettingError("recording", ", ".join(map(str, recording)), why)
+        reason = f"{len(steps)} steps are too few: no speculators drafted {_MIN_ROWS} trees"
+        raise SettingError("recording", ", ".join(map(str, recording)), reason)
     save_weights(out, models, {"steps": len(steps)})
     for name, (learned, measured) in errors.items():
         typer.echo(f"{name}: squared error {learned:.3f}, table {measured:.3f}")

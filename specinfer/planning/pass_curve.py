@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specinfer.scheduling.limits import NodeBudget
 
-_LEAST_S = 1e-6
+_MIN_S = 1e-6
 """Minimum seconds of a measured pass."""
 _ROW = 1e-4
 """Minimum price of a further token, relative to a one-token pass."""
@@ -29,7 +29,7 @@ class PassCurve:
         if not ordered:
             raise ValueError("a curve needs a point")
         self._sizes, measured = np.array(ordered, float).T
-        level = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
+        level = np.minimum.accumulate(np.maximum(measured, _MIN_S)[::-1])[::-1]
         self._seconds = level + _ROW * level[0] * (self._sizes - self._sizes[0])
         self.between = lru_cache(maxsize=256)(self._between)
         """Map (first, last) to seconds of passes over first to last tokens.
@@ -80,14 +80,14 @@ def derive_budget(
     per_request = min(per_request, max_tree_nodes)
     if not per_step:
         batches = [1 << i for i in range(max_batch.bit_length())] + [max_batch]
-        most = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
-        per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in most if nodes > 0)])
+        max_nodes = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
+        per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in max_nodes if nodes > 0)])
     return NodeBudget(
         per_request, per_step, max_step_tokens, tuple(curve.between(1, max_step_tokens).tolist())
     )
 
 
-def _best(curve: PassCurve, batch: int, most: int) -> int:
-    tokens = batch * (1 + np.log2(1 + np.arange(most + 1) / batch))
-    seconds = curve.at(batch) + curve.between(batch, batch + most)
+def _best(curve: PassCurve, batch: int, max_nodes: int) -> int:
+    tokens = batch * (1 + np.log2(1 + np.arange(max_nodes + 1) / batch))
+    seconds = curve.at(batch) + curve.between(batch, batch + max_nodes)
     return int(np.argmax(tokens / seconds))

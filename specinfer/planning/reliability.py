@@ -15,7 +15,7 @@ _MEMORY = 4000
 
 Older texts thus matter less.
 """
-LEAST = 100
+MIN_CANDIDATES = 100
 """Candidates below which nothing is said."""
 
 
@@ -55,7 +55,7 @@ class Reliability:
     def calibration_error(self) -> float | None:
         """Expected calibration error; None with too few candidates."""
         total = sum(self._counts)
-        if total < LEAST:
+        if total < MIN_CANDIDATES:
             return None
         gaps = np.subtract(self._accepted, self._promised).reshape(_GROUPS, -1).sum(1)
         return float(np.abs(gaps).sum() / total)
@@ -66,7 +66,7 @@ class Reliability:
         accepted = np.array(self._accepted)
         rejected = np.array(self._counts) - accepted
         pairs = accepted.sum() * rejected.sum()
-        if sum(self._counts) < LEAST or pairs <= 0:
+        if sum(self._counts) < MIN_CANDIDATES or pairs <= 0:
             return None
         below = np.cumsum(rejected) - 0.5 * rejected
         return float((accepted * below).sum() / pairs)

@@ -59,7 +59,7 @@ class StepReport:
     """Seconds of the whole step, drafts for the next one included."""
 
     @property
-    def brought(self) -> int:
+    def new_tokens(self) -> int:
         """Tokens of all requests."""
         outcomes = (*self.outcomes.values(), *self.chains.values())
         return self.batch + sum([len(accepted) for _, accepted in outcomes])

@@ -45,7 +45,7 @@ _TRUSTED = 2000.0
 It may then take half its seconds. When new values come, only the latest old one is kept: all may have been
 disturbed.
 """
-_LEAST_S = 1e-6
+_MIN_S = 1e-6
 
 
 class Estimate(NamedTuple):
@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
     seconds: float
     error: float
     """Relative standard error."""
-    least: float
+    min_seconds: float
     """Seconds if it turns out well."""
     measured: bool
 
@@ -175,7 +175,7 @@ class StepSeconds:
         if not len(row):
             row.batch = batch
         scale = self._curve.at(row.batch) / self._curve.at(batch)
-        value = scale * max(seconds, _LEAST_S) / self.pace
+        value = scale * max(seconds, _MIN_S) / self.pace
         known = scale * self._curve.at(tokens)
         usual = max(row.rest + known, value / _FURTHEST)
         row.add(value, step, known)
@@ -198,31 +198,31 @@ class StepSeconds:
     ) -> None:
         """Count seconds of a pass and drafts, for estimates of unmeasured rows."""
         pace = self.pace
-        self._passes.add(max(pass_s, _LEAST_S) / pace / self._curve.at(tokens), step)
+        self._passes.add(max(pass_s, _MIN_S) / pace / self._curve.at(tokens), step)
         for draft in drafts:
             if draft.read:
                 continue
             for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
-                found = self._drafts.setdefault(key, {})
-                found.setdefault((batch, nodes), RowSeconds()).add(seconds / pace, step)
+                rows = self._drafts.setdefault(key, {})
+                rows.setdefault((batch, nodes), RowSeconds()).add(seconds / pace, step)
 
     def estimate(
         self, batch: int, requests: int, asked: SpeculatorSet, sizes: Sequence[int]
     ) -> list[Estimate]:
         """Estimate seconds of steps with these nodes per request, in rising order."""
         pace, rows = self.pace, self._rows.get((batch_size_class(batch), asked), {})
-        found: list[Estimate] = []
+        estimates: list[Estimate] = []
         for nodes in sizes:
             row = rows.get(nodes)
             if row is None:
                 seconds, error = self._guess(batch, requests, asked, nodes, rows)
-                found.append(Estimate(pace * seconds, error, pace * seconds * (1 - error), False))
+                estimates.append(Estimate(pace * seconds, error, pace * seconds * (1 - error), False))
                 continue
             seconds = row.value * self._curve.at(batch) / self._curve.at(row.batch)
             error = min(_NOISE / sqrt(row.weight_at(self._step)), _GUESS)
-            least = seconds * (1 - error) * 0.5 ** (row.age_at(self._step) / _TRUSTED)
-            found.append(Estimate(pace * seconds, error, pace * least, len(row) >= 2))
-        return found
+            min_seconds = seconds * (1 - error) * 0.5 ** (row.age_at(self._step) / _TRUSTED)
+            estimates.append(Estimate(pace * seconds, error, pace * min_seconds, len(row) >= 2))
+        return estimates
 
     def _guess(
         self, batch: int, requests: int, asked: SpeculatorSet, nodes: int, rows: Mapping[int, RowSeconds]
@@ -272,19 +272,19 @@ class StepSeconds:
             return 0.0
         longest = 0.0
         for service in self._services:
-            own = asked & service
-            if not own:
+            drafting = asked & service
+            if not drafting:
                 continue
-            parts = [self._part(key, batch, nodes) for key in (service, *own)]
+            parts = [self._part(key, batch, nodes) for key in (service, *drafting)]
             known = [part for part in parts if part is not None]
             longest = max(longest, sum(known) if known else _DRAFT_PART * self._curve.at(1))
         return longest
 
     def _part(self, key: object, batch: int, nodes: int) -> float | None:
         """Return the seconds of one speculator, or of one service's messages."""
-        found = self._drafts.get(key)
-        if not found:
+        drafts = self._drafts.get(key)
+        if not drafts:
             return None
-        b, n = min(found, key=lambda at: (abs(log2(at[0] / batch)), abs(log2(at[1] / nodes))))
-        value = found[b, n].value
+        b, n = min(drafts, key=lambda at: (abs(log2(at[0] / batch)), abs(log2(at[1] / nodes))))
+        value = drafts[b, n].value
         return value * sqrt(batch / b) * log2(1 + nodes) / log2(1 + n)

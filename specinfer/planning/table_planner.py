@@ -24,7 +24,7 @@ _WORTH = 0.01
 """Minimum relative gain of a trial."""
 _CREDIT = 3.0
 """Initial credit of trials, in steps."""
-_MOST_CREDIT = 12.0
+_MAX_CREDIT = 12.0
 """Maximum credit of trials, in steps."""
 _REPEATED = 4
 """Steps for which a choice is valid at constant load."""
@@ -56,7 +56,7 @@ class TableRow(NamedTuple):
     seconds: float
     time_error: float
     """Relative standard error of the seconds."""
-    least_s: float
+    min_s: float
     """Seconds if they turn out well."""
     measured: bool
     variance: float
@@ -69,7 +69,7 @@ class TableRow(NamedTuple):
 
     def speed_at_best(self, best: "TableRow") -> float:
         """Return the speed if what is not known turns out well."""
-        return (self.tokens + _OPTIMISM * self._error(best)) / self.least_s
+        return (self.tokens + _OPTIMISM * self._error(best)) / self.min_s
 
     def fear(self, best: "TableRow", errors: float) -> float:
         """Return the pessimistic speed, so many standard errors worse."""
@@ -159,8 +159,8 @@ class TablePlanner:
         size = batch_size_class(batch)
         (plain_s,) = self.seconds.estimate(batch, requests, frozenset(), [0])
         plain = TableRow(frozenset(), 0, float(batch), *plain_s, 0.0)
-        most = self.budget.of_step(batch, requests)
-        each = min(self.budget.per_request, most // requests)
+        max_nodes = self.budget.of_step(batch, requests)
+        each = min(self.budget.per_request, max_nodes // requests)
         places = each.bit_length()
         if not places:
             return plain, []
@@ -170,14 +170,16 @@ class TablePlanner:
         rows: list[TableRow] = []
         for asked in self._shares.sets:
             gains = self.gains(asked, size, places, whole)
-            least_s = plain.seconds
+            min_s = plain.seconds
             estimates = self.seconds.estimate(batch, requests, asked, sizes)
             expected = self.expected(asked, size, gains)
             for nodes, (accepted, variance), estimate in zip(sizes, expected, estimates, strict=True):
                 tokens = batch + accepted
-                least_s = max(least_s, estimate.seconds)
-                more_s = least_s + tokens * reading_s - estimate.seconds
-                estimate = estimate._replace(seconds=estimate.seconds + more_s, least=estimate.least + more_s)
+                min_s = max(min_s, estimate.seconds)
+                more_s = min_s + tokens * reading_s - estimate.seconds
+                estimate = estimate._replace(
+                    seconds=estimate.seconds + more_s, min_seconds=estimate.min_seconds + more_s
+                )
                 rows.append(TableRow(asked, nodes, tokens, *estimate, variance))
         return plain, rows
 
@@ -227,8 +229,8 @@ class TablePlanner:
         if not plain.measured:
             return plain, Reason.FIRST_PLAIN, self._burst(plain)
         largest = max([_FIRST_NODES, *(2 * row.nodes for row in known)])
-        others = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
-        trial = max(others, key=lambda row: row.speed_at_best(best), default=None)
+        alternatives = [row for row in rows if row is not best and (row.measured or row.nodes <= largest)]
+        trial = max(alternatives, key=lambda row: row.speed_at_best(best), default=None)
         if trial is not None and self._affordable(batch, trial, best):
             return trial, Reason.PROBE_ALL if trial.asked else Reason.PROBE_PLAIN, self._burst(trial)
         return best, Reason.FASTEST if best.asked else Reason.PLAIN_IS_FASTER, _REPEATED
@@ -242,20 +244,20 @@ class TablePlanner:
         first, last, per = _SHARES
         steps, self._earned = self._step - self._earned, self._step
         age = self._ages[size] = self._ages.get(size, 0) + steps
-        self._credit = min(self._credit + steps / min(first + age / per, last), _MOST_CREDIT)
+        self._credit = min(self._credit + steps / min(first + age / per, last), _MAX_CREDIT)
 
     def _affordable(self, batch: int, trial: TableRow, best: TableRow) -> bool:
         """Pay for a trial if it may gain; return whether it can."""
         gain = trial.speed_at_best(best) / best.speed - 1
         if gain <= _WORTH:
             return False
-        least = max(trial.fear(best, _OPTIMISM), batch / trial.seconds)
-        cost = self._burst(trial) * max(1 - least / best.speed, 0.0) * trial.seconds
+        min_seconds = max(trial.fear(best, _OPTIMISM), batch / trial.seconds)
+        cost = self._burst(trial) * max(1 - min_seconds / best.speed, 0.0) * trial.seconds
         if trial.asked and not best.asked:
             cost += self.texts.unread * self._read_s * self.seconds.pace
         cost /= best.seconds
-        paid = min(cost, _MOST_CREDIT)
-        if paid > self._credit or cost > min(_HORIZON * gain, _DEAREST * _MOST_CREDIT):
+        paid = min(cost, _MAX_CREDIT)
+        if paid > self._credit or cost > min(_HORIZON * gain, _DEAREST * _MAX_CREDIT):
             return False
         self._credit -= paid
         return True
@@ -277,8 +279,8 @@ class TablePlanner:
             self._read_s = reading_s / reading / self.seconds.pace
         elif row == self._before and not cold:
             resident = sum([draft.total_s for draft in report.drafts if draft.resident])
-            others = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
-            seconds = report.pass_s + report.overhead_s + resident + others
+            remote_s = max([draft.total_s for draft in report.drafts if not draft.resident], default=0.0)
+            seconds = report.pass_s + report.overhead_s + resident + remote_s
             if self.seconds.observe(batch, asked, nodes, report.tokens, seconds, self._step):
                 self._ages.clear()
             self.seconds.observe_parts(batch, nodes, report.tokens, report.pass_s, report.drafts, self._step)

@@ -37,10 +37,10 @@ def nodes_needed(tree: TokenTree, accepted: Sequence[int], asked: SpeculatorSet)
 
 def _proposed_by(tree: TokenTree, asked: SpeculatorSet) -> set[int]:
     """Return the nodes to which these speculators alone lead."""
-    own = {child for p in tree.proposals if p.speculator in asked for child in p.children}
+    proposed = {child for p in tree.proposals if p.speculator in asked for child in p.children}
     kept = {0}
     for node, parent in enumerate(tree.parents.tolist()):
-        if node in own and parent in kept:
+        if node in proposed and parent in kept:
             kept.add(node)
     return kept - {0}
 
@@ -105,4 +105,4 @@ class Shares:
 
 def _own_prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:
     """Return the length of a path's prefix proposed by a set."""
-    return next((length for length, found in enumerate(path) if not found & asked), len(path))
+    return next((length for length, proposers in enumerate(path) if not proposers & asked), len(path))

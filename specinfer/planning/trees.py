@@ -22,7 +22,7 @@ from specinfer.tree import (
 from specinfer.tree.cut import Keeps
 
 T = TypeVar("T")
-MATCHING_S, MATCHING_LEAST_S = 0.01, 0.001
+MATCHING_S, MATCHING_MIN_S = 0.01, 0.001
 """Maximum processor seconds of constraints per step; minimum of expensive ones."""
 
 
@@ -35,26 +35,26 @@ def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> 
     if compiler is None:
         return
     constrained = [state for state in states if state.request.constraint is not None]
-    _take_dearest(constrained, compiler)
+    _drop_most_expensive(constrained, compiler)
     for state in constrained:
         constraint = state.request.constraint
         assert constraint is not None
         if state.matcher is not None or state.request.speculation is Speculation.OFF:
             continue
-        if not compiler.is_dear(constraint):
+        if not compiler.is_expensive(constraint):
             try:
                 state.matcher = compiler.ready(constraint)
             except InvalidInputError:  # recorded by a gateway that knew more kinds
                 continue
 
 
-def _take_dearest(states: Sequence[RequestState], compiler: Compiler) -> None:
+def _drop_most_expensive(states: Sequence[RequestState], compiler: Compiler) -> None:
     """Take the matchers away that made a step too long."""
     spent = [(state.matcher.seconds, state) for state in states if isinstance(state.matcher, Matcher)]
     total = sum([seconds for seconds, _ in spent])
     for seconds, state in sorted(spent, key=lambda pair: -pair[0]):
-        if total > MATCHING_S and seconds > MATCHING_LEAST_S and state.request.constraint is not None:
-            compiler.note_dear(state.request.constraint)
+        if total > MATCHING_S and seconds > MATCHING_MIN_S and state.request.constraint is not None:
+            compiler.note_expensive(state.request.constraint)
             state.matcher = None
         elif isinstance(state.matcher, Matcher):
             state.matcher.seconds = 0.0
@@ -83,16 +83,16 @@ def trees_to_verify(
     trees: dict[str, TokenTree] = {}
     drafted: list[StepEntry] = []
     for entry in final:
-        found: list[tuple[int | None, TokenTree]] = [
+        parts: list[tuple[int | None, TokenTree]] = [
             (index, calibration.correct(index, tree)) for index, tree in drafts.get(entry.request_id, ())
         ]
-        if (others := given.get(entry.request_id)) is not None:
-            found.append((None, others))
+        if (client_tree := given.get(entry.request_id)) is not None:
+            parts.append((None, client_tree))
         if entry.state.request.speculation is Speculation.SEQUENCE:
-            found = found[:1]
-        if found:
+            parts = parts[:1]
+        if parts:
             drafted.append(entry)
-        tree = merge_trees(found) if found else TokenTree.root_only(entry.delta[-1])
+        tree = merge_trees(parts) if parts else TokenTree.root_only(entry.delta[-1])
         trees[entry.request_id] = _constrained(entry, tree, without_forbidden)
     limits = [entry.limits.nodes + 1 - _reserved(entry) for entry in drafted]
     whole = [trees[entry.request_id] for entry in drafted]

@@ -64,20 +64,20 @@ def describe(
     )
 
 
-def encode_draft(speculator: int, found: TokenTree | SpecInferError) -> speculator_pb2.Draft:
+def encode_draft(speculator: int, draft: TokenTree | SpecInferError) -> speculator_pb2.Draft:
     """Encode a speculator's tree, or the reason for none."""
-    if not isinstance(found, SpecInferError):
+    if not isinstance(draft, SpecInferError):
         try:
-            tree = encode_tree(found)
+            tree = encode_tree(draft)
         except (
             Exception
         ) as error:  # drafters are extensions: whatever they call a tree costs their draft only
             log.exception("a draft could not be told")
-            found = FaultError("the draft is no tree", error)
+            draft = FaultError("the draft is no tree", error)
         else:
             status = common_pb2.ENTRY_STATUS_OK
             return speculator_pb2.Draft(speculator=speculator, status=status, tree=tree)
     # a full cache or a fault may be over in the next step; what is refused on purpose is so for good
-    momentary = isinstance(found, (ExhaustedError, FaultError))
+    momentary = isinstance(draft, (ExhaustedError, FaultError))
     status = common_pb2.ENTRY_STATUS_EXHAUSTED if momentary else common_pb2.ENTRY_STATUS_ERROR
-    return speculator_pb2.Draft(speculator=speculator, status=status, message=found.for_logs)
+    return speculator_pb2.Draft(speculator=speculator, status=status, message=draft.for_logs)

@@ -15,11 +15,11 @@ from specinfer.remote.service import SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
-_MOST_SPECULATORS = 64
+_MAX_SPECULATORS = 64
 """Maximum speculators of a service: all share a step's tree budget."""
-_MOST_TOP_K = 32
+_MAX_TOP_K = 32
 """Maximum predictions per node, for messages of at most a megabyte."""
-_MOST_NAMES = 256
+_MAX_NAMES = 256
 """Maximum names of an address over time: numbers and metrics stay."""
 _LONGEST_NAME = 128
 """Characters; names are labels of metrics."""
@@ -92,11 +92,11 @@ class SpeculatorDirectory:
             )
         self._check_names(service, [each.name for each in description.speculators])
         self._check_features(service.address, description)
-        most = min(_MOST_TOP_K, self._policy.vocab_size)
-        if description.target_top_k > most:
+        max_k = min(_MAX_TOP_K, self._policy.vocab_size)
+        if description.target_top_k > max_k:
             raise IncompatibleError(
                 f"the speculators at {service.address} read {description.target_top_k} predictions of the "
-                f"target per node: at most {most} may be"
+                f"target per node: at most {max_k} may be"
             )
         for each in description.speculators:
             if each.draws and self._policy.trust_draws and each.vocab_size > self._policy.vocab_size:
@@ -107,26 +107,26 @@ class SpeculatorDirectory:
                 )
 
     def _check_names(self, service: SpeculatorService, names: Sequence[str]) -> None:
-        if len(names) > _MOST_SPECULATORS:
+        if len(names) > _MAX_SPECULATORS:
             raise IncompatibleError(
-                f"{service.address} has {len(names)} speculators: at most {_MOST_SPECULATORS} may be"
+                f"{service.address} has {len(names)} speculators: at most {_MAX_SPECULATORS} may be"
             )
         for name in names:
             if not 0 < len(name) <= _LONGEST_NAME:
                 what = f"has a name of {len(name)} characters: 1 to {_LONGEST_NAME} may be"
                 raise IncompatibleError(f"a speculator at {service.address} {what}")
         known = {key for key in self._numbers if key[0] == service.service}
-        if len(known | set(speculator_keys(service.service, names))) > _MOST_NAMES:
+        if len(known | set(speculator_keys(service.service, names))) > _MAX_NAMES:
             raise IncompatibleError(
-                f"{service.service} has had {len(known)} speculators: at most {_MOST_NAMES} may be"
+                f"{service.service} has had {len(known)} speculators: at most {_MAX_NAMES} may be"
             )
 
     def _check_features(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        wanted, told = list(description.feature_layers), self._policy.feature_layers
-        if wanted and (not told or wanted != sorted(set(wanted)) or wanted[-1] > told):
+        wanted, kept = list(description.feature_layers), self._policy.feature_layers
+        if wanted and (not kept or wanted != sorted(set(wanted)) or wanted[-1] > kept):
             raise IncompatibleError(
                 f"the speculators at {address} read hidden states after layers {wanted}, "
-                f"the verifier tells those after up to {told}"
+                f"the verifier tells those after up to {kept}"
             )
         if wanted and description.feature_size != self._policy.hidden_size:
             raise IncompatibleError(

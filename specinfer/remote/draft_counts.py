@@ -44,11 +44,11 @@ class DraftCounts:
                 self._seconds.observe(drafting, name)
         nodes, failures = Tally[int](), Tally[int]()
         for outcome in outcomes:
-            for speculator, found in outcome.drafts:
-                if isinstance(found, SpecInferError):
+            for speculator, draft in outcome.drafts:
+                if isinstance(draft, SpecInferError):
                     failures[speculator] += 1
                 else:
-                    nodes[speculator] += len(found) - 1
+                    nodes[speculator] += len(draft) - 1
         for counted, children in ((nodes, self._nodes), (failures, self._failures)):
             for speculator, count in counted.items():
                 children[speculator].inc(count)

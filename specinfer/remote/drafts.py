@@ -14,7 +14,7 @@ from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree, TreeLimits, check_draft
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc, tree_pb2, verifier_pb2
-from specinfer.wire.tree_codec import decode_tree, most_bytes
+from specinfer.wire.tree_codec import decode_tree, max_bytes
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ async def describe_together(
         await asyncio.wait(calls, timeout=patience_s)
     for call in calls:
         call.cancel()  # does nothing to those that are done
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    return [_described(address, answer) for (address, _), answer in zip(services, found, strict=True)]
+    descriptions = await asyncio.gather(*calls, return_exceptions=True)
+    return [_described(address, answer) for (address, _), answer in zip(services, descriptions, strict=True)]
 
 
 def _described(
@@ -165,15 +165,15 @@ class TreeShare:
         Raises:
             MalformedTreeError: naming the bound that it breaks.
         """
-        found = {
+        sizes = {
             "candidates": (sum([len(p.children) for p in tree.proposals]), self.candidates),
             "q_token_ids": (sum([len(p.q_token_ids) for p in tree.proposals]), self.support),
-            "bytes": (most_bytes(tree), self.encoded_bytes),
+            "bytes": (max_bytes(tree), self.encoded_bytes),
         }
-        for name, (count, most) in found.items():
-            if count > most:
+        for name, (count, limit) in sizes.items():
+            if count > limit:
                 raise MalformedTreeError(
-                    f"tree.{name}", count, f"more than this speculator's share of {most}"
+                    f"tree.{name}", count, f"more than this speculator's share of {limit}"
                 )
 
 
@@ -211,7 +211,7 @@ async def release_at(
         log.warning("%s could not release: %s", address, error.details())
 
 
-_MOST_TOKENS = 2**20
+_MAX_TOKENS = 2**20
 """Maximum tokens of references in a message, in addition to one request.
 
 They take 3 MiB, next to 8 MiB of features, of 16 MiB in all. A request has 2**17 at most.
@@ -228,7 +228,7 @@ def add_references(
     """
     starting = [entry for entry in entries if entry.base_len == 0]
     for entry in starting:
-        left = _MOST_TOKENS // len(starting)
+        left = _MAX_TOKENS // len(starting)
         for text in references[entry.request_id]:
             if left:
                 entry.references.add(token_ids=text[:left])

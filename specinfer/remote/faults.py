@@ -80,11 +80,11 @@ class DraftFaults:
         """Return whether a speculator is not to be called."""
         return self._quarantines[speculator].holds(now)
 
-    def note(self, speculator: int, name: str, why: str, now: float) -> None:
+    def note(self, speculator: int, name: str, reason: str, now: float) -> None:
         """Count a draft that failed."""
         self.drafts[speculator] += 1
         if self._paces[speculator].due(now):
-            said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
+            said = "".join(c if c.isprintable() else " " for c in reason[:MAX_REASON])  # others write it
             log.warning(
                 "a draft of speculator %s at %s failed (%d so far): %s",
                 *(name, self.address, self.drafts[speculator], said),
@@ -132,9 +132,9 @@ class DraftStatistics:
 
     def take(self) -> "DraftStatistics":
         """Return the figures since the last call, and begin new ones."""
-        taken = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
+        counts = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
         self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
-        return taken
+        return counts
 
     def __bool__(self) -> bool:
         return bool(self.outcomes or self.resyncs or self.quarantines)

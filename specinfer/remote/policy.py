@@ -12,7 +12,7 @@ TIMES = 4.0
 
 A good tree adds about four tokens, as many as plain decoding in four steps' time.
 """
-LEAST_S = 0.1
+MIN_S = 0.1
 """Minimum deadline: shared machines pause for tens of milliseconds.
 
 A late service is not waited for again before it has answered, so a hung one costs this once.
@@ -20,16 +20,16 @@ A late service is not waited for again before it has answered, so a hung one cos
 _REMEMBERED = 31
 
 
-def draft_deadline(step_s: float | None, most_s: float) -> float:
+def draft_deadline(step_s: float | None, max_s: float) -> float:
     """Return the seconds that speculators get.
 
     Args:
         step_s: usual seconds of a step without drafting; None while that is not known.
-        most_s: the operator's maximum.
+        max_s: the operator's maximum.
     """
     if step_s is None:
-        return most_s
-    return min(max(TIMES * step_s, LEAST_S), most_s)
+        return max_s
+    return min(max(TIMES * step_s, MIN_S), max_s)
 
 
 class UsualStepTime:
@@ -68,7 +68,7 @@ class PoolPolicy:
     """Deadline of speculators in a step; 0: proportional to the verifier's time."""
     hung_s: float = 10.0
     """Timeout for a silent service."""
-    most_deadline_s: float = 5.0
+    max_deadline_s: float = 5.0
     """Maximum of a proportional deadline."""
     scoped: bool = False
     """True if only requests of one caller share cached prompts."""
@@ -94,7 +94,7 @@ class PoolPolicy:
 
     def deadline(self, step_s: float | None) -> float:
         """Return the deadline of drafts, given a step's usual seconds."""
-        return self.deadline_s or draft_deadline(step_s, self.most_deadline_s)
+        return self.deadline_s or draft_deadline(step_s, self.max_deadline_s)
 
     def retry_after(self, losses: int) -> float:
         """Return the seconds until a retry after consecutive losses."""

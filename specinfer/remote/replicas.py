@@ -86,10 +86,10 @@ class SpeculatorReplicas:
     async def look(self) -> list[SpeculatorService]:
         """Look up names; return the new replicas."""
         known = {(each.service, each.address) for each in self.known}
-        found = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
+        resolved = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
         new = [
             _replica(service, address, self._open(address))
-            for service, addresses in zip(self._shares, found, strict=True)
+            for service, addresses in zip(self._shares, resolved, strict=True)
             for address in addresses
             if (service, address) not in known
         ]
@@ -101,23 +101,23 @@ class SpeculatorReplicas:
 
         A replica of an unavailable service gets all of them, so that each counts its misses.
         """
-        found: dict[str, list[StepEntry]] = {}
+        by_address: dict[str, list[StepEntry]] = {}
         for service, shares in self._shares.items():
             replicas = [each for each in self.known if each.service == service]
             present = [each.address for each in replicas if each.description is not None]
             places = shares.divide([entry.request_id for entry in entries], present)
             for each in replicas:
-                mine = [e for e in entries if places.get(e.request_id, each.address) == each.address]
-                found[each.address] = mine
-        return found
+                sendable = [e for e in entries if places.get(e.request_id, each.address) == each.address]
+                by_address[each.address] = sendable
+        return by_address
 
     def places(self, entries: Sequence[StepEntry]) -> dict[str, set[str]]:
         """Return the addresses of the replicas that draft for each request."""
-        found: dict[str, set[str]] = {entry.request_id: set() for entry in entries}
-        for address, mine in self.divide(entries).items():
-            for entry in mine:
-                found[entry.request_id].add(address)
-        return found
+        places: dict[str, set[str]] = {entry.request_id: set() for entry in entries}
+        for address, sent in self.divide(entries).items():
+            for entry in sent:
+                places[entry.request_id].add(address)
+        return places
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Forget requests that have ended."""

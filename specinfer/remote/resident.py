@@ -18,7 +18,7 @@ from specinfer.v1 import speculator_pb2, verifier_pb2
 
 GRANT_S = 0.016
 """Maximum seconds of a grant, the interval of deliveries (`gateway.session.persist`)."""
-_MOST_STEPS = 16
+_MAX_STEPS = 16
 _SHAPES = {
     Speculation.OFF: speculator_pb2.TREE_SHAPE_UNSPECIFIED,
     Speculation.TREE: speculator_pb2.TREE_SHAPE_TREE,
@@ -50,8 +50,8 @@ class ResidentDrafts:
     def chosen(self, speculators: SpeculatorSet) -> SpeculatorSet:
         """Return the chosen resident speculators, without quarantined ones."""
         now = self.service.clock()
-        own = speculators & frozenset(self.service.members)
-        return frozenset(s for s in own if not self.service.faults.left_out(s, now))
+        members = speculators & frozenset(self.service.members)
+        return frozenset(s for s in members if not self.service.faults.left_out(s, now))
 
     def references(self, entries: Sequence[StepEntry]) -> Mapping[str, Sequence[Sequence[int]]]:
         """Return references of starting requests, if these speculators use any."""
@@ -62,11 +62,11 @@ class ResidentDrafts:
     def note(self, drafts: verifier_pb2.ResidentDrafts) -> tuple[DraftTime, dict[int, int]]:
         """Count a step's drafts; return times, and nodes by speculator."""
         service = self.service
-        seconds, own, nodes = drafts.microseconds / 1e6, dict[int, float](), dict[int, int]()
+        seconds, own_seconds, nodes = drafts.microseconds / 1e6, dict[int, float](), dict[int, int]()
         for number, each in zip(service.members, drafts.speculators, strict=False):
             nodes[number] = each.nodes
             if each.microseconds:
-                own[number] = each.microseconds / 1e6
+                own_seconds[number] = each.microseconds / 1e6
                 service.statistics.count("ok")
                 if not each.malformed:
                     service.faults.note_sound(number)
@@ -76,9 +76,9 @@ class ResidentDrafts:
                 service.note_malformed(number, MalformedTreeError("tree", "", "dropped by the verifier"))
         service.last_seconds = seconds
         service.counters.answered += 1
-        rest = max(0.0, seconds - sum(own.values()))
+        rest = max(0.0, seconds - sum(own_seconds.values()))
         members = frozenset(service.members)
-        return DraftTime(members, own, rest, drafts.read_tokens, resident=True), nodes
+        return DraftTime(members, own_seconds, rest, drafts.read_tokens, resident=True), nodes
 
 
 def grant_of(
@@ -96,7 +96,7 @@ def grant_of(
     """
     decoding = all(entry.final and len(entry.delta) == 1 and entry.base_len for entry in entries)
     grant = verifier_pb2.Grant(
-        steps=_MOST_STEPS if repeats and decoding else 1,
+        steps=_MAX_STEPS if repeats and decoding else 1,
         microseconds=round(GRANT_S * 1e6),
         speculators=sorted(chosen),
         step_nodes=choice.step_nodes,

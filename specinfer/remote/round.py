@@ -88,8 +88,10 @@ class DraftRound:
 
         These are context positions by request, once it took the message.
         """
-        most = _FEATURE_BYTES // len(asked)
-        entries = [service.encode(item, self._target, most, self._policy.scoped) for item in asked.values()]
+        max_bytes = _FEATURE_BYTES // len(asked)
+        entries = [
+            service.encode(item, self._target, max_bytes, self._policy.scoped) for item in asked.values()
+        ]
         if service.reads_references:
             add_references(entries, {name: it.entry.state.request.references for name, it in asked.items()})
         features, layers = self._target.features, service.feature_layers
@@ -113,10 +115,10 @@ class DraftRound:
         open_ = dict(asked)
         for result in reply.entries:
             until = features_until.get(result.request_id, 0)
-            found = service.accept(open_, result, self._policy.vocab_size, self.share, in_time, until)
+            trees = service.accept(open_, result, self._policy.vocab_size, self.share, in_time, until)
             open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
             if in_time:
-                self.add(result.request_id, found)
+                self.add(result.request_id, trees)
         service.statistics.count("failed", _drafts(open_))  # not answered
 
 

@@ -1,7 +1,7 @@
 """A replica of a speculator service: caches, messages, checked answers.
 
 It runs one speculator or several; the pool numbers them. Knows messages, not connections: those are the
-pool's. Invariant: `held` never exceeds the service's reports.
+pool's. Invariant: `cached_len` never exceeds the service's reports.
 """
 
 import math
@@ -21,7 +21,7 @@ from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import LatestDrafts, StepEntry
 from specinfer.scheduling.target_outputs import TargetOutputs
 from specinfer.statuses import EntryStatus
-from specinfer.tree import TokenTree, most_depth
+from specinfer.tree import TokenTree, depth_limit
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 
@@ -64,9 +64,9 @@ class SpeculatorService:
     """True if it uses references, by its last description."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
     """Its description; None while it is unavailable."""
-    held: dict[str, int] = field(default_factory=dict)
+    cached_len: dict[str, int] = field(default_factory=dict)
     """Cached context tokens, by request."""
-    features_held: dict[str, int] = field(default_factory=dict)
+    features_len: dict[str, int] = field(default_factory=dict)
     """Context positions up to which it got features, by request."""
     latest: LatestDrafts = field(default_factory=LatestDrafts)
     refusals: Refusals = field(default_factory=Refusals)
@@ -92,7 +92,7 @@ class SpeculatorService:
         """Return this service's work in a step."""
         now = self.clock()
         present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
-        found = {}
+        asked = {}
         for entry in entries:
             wanted = present
             if not entry.state.sampling.greedy:
@@ -105,23 +105,23 @@ class SpeculatorService:
                 continue
             willing = frozenset(self.refusals.willing(entry.request_id, wanted))
             if willing:
-                found[entry.request_id] = DraftQuery(entry, willing)
-        return found
+                asked[entry.request_id] = DraftQuery(entry, willing)
+        return asked
 
     def has_drafted(self, entry: StepEntry) -> bool:
         """Return whether it has drafted for this context.
 
         The request was deferred then, and its drafts are used again.
         """
-        held = self.held.get(entry.request_id, 0)
-        return self.description is not None and entry.drafts and held == len(entry.state.tokens)
+        cached_len = self.cached_len.get(entry.request_id, 0)
+        return self.description is not None and entry.drafts and cached_len == len(entry.state.tokens)
 
     def will_draw(self, asked: Iterable[DraftQuery]) -> bool:
         """Return whether any of these may cause draws."""
         return any(
             entry.state.drawn_for
             and bool(speculators & self.drawing)
-            and self.held.get(entry.request_id, 0) + CONTEXT_CHUNK >= len(entry.state.tokens)
+            and self.cached_len.get(entry.request_id, 0) + CONTEXT_CHUNK >= len(entry.state.tokens)
             for entry, speculators in asked
         )
 
@@ -130,12 +130,12 @@ class SpeculatorService:
         """Maximum context tokens."""
         return (self.description.max_context_len if self.description else 0) or math.inf
 
-    def most_depth(self, entry: StepEntry) -> int:
+    def depth_limit(self, entry: StepEntry) -> int:
         """Return the requested depth, within the service's positions."""
         depth, longest = entry.limits.depth, self.longest_context
         if longest == math.inf:
             return depth
-        return min(depth, most_depth(0, len(entry.state.tokens), int(longest)))
+        return min(depth, depth_limit(0, len(entry.state.tokens), int(longest)))
 
     def note_reply(self, seconds: float, reply: speculator_pb2.DraftReply) -> float:
         """Record a reply; return the seconds of its computation."""
@@ -164,29 +164,29 @@ class SpeculatorService:
         `scoped`: only requests of one caller share cached prompts.
         """
         entry, speculators = asked
-        tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
-        if held > len(tokens):
-            held = 0  # never the case unless the service lies; RESYNC puts it right
-        if held == 0:
-            self.features_held[entry.request_id] = 0  # it starts over, with its features, too
+        tokens, cached_len = entry.state.tokens, self.cached_len.get(entry.request_id, 0)
+        if cached_len > len(tokens):
+            cached_len = 0  # never the case unless the service lies; RESYNC puts it right
+        if cached_len == 0:
+            self.features_len[entry.request_id] = 0  # it starts over, with its features, too
         start, features = relay.features.take(
             entry.request_id,
-            self.features_held.get(entry.request_id, 0),
+            self.features_len.get(entry.request_id, 0),
             self.feature_layers,
             feature_bytes,
         )
-        delta = tokens[held : held + CONTEXT_CHUNK]
-        complete = held + len(delta) == len(tokens)
-        most = self.description.max_nodes if self.description else 0
+        delta = tokens[cached_len : cached_len + CONTEXT_CHUNK]
+        complete = cached_len + len(delta) == len(tokens)
+        max_nodes = self.description.max_nodes if self.description else 0
         chain = entry.limits.width == 1
         sampling = entry.state.sampling
-        learns = held == 0 and self.description is not None and self.description.learns
+        learns = cached_len == 0 and self.description is not None and self.description.learns
         return speculator_pb2.DraftEntry(
             request_id=entry.request_id,
-            base_len=held,
+            base_len=cached_len,
             delta_token_ids=delta,
-            node_budget=min(entry.limits.nodes, most) if complete else 0,
-            max_depth=self.most_depth(entry),
+            node_budget=min(entry.limits.nodes, max_nodes) if complete else 0,
+            max_depth=self.depth_limit(entry),
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(sampling, not entry.state.drawn_for, with_adjustments=False),
             speculators=[place for place, s in enumerate(self.members) if s in speculators],
@@ -197,7 +197,7 @@ class SpeculatorService:
             features_start=start,
             target_top_k=encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
             learning=consent_of(entry.state.request) if learns else None,
-            cache_scope=scope_of(entry.state.request) if scoped and held == 0 else "",
+            cache_scope=scope_of(entry.state.request) if scoped and cached_len == 0 else "",
         )
 
     def accept(
@@ -218,18 +218,18 @@ class SpeculatorService:
             self.statistics.count("stale", len(asked[name].speculators) if name in asked else 1)
             return []
         if result.status == int(EntryStatus.RESYNC):
-            self.held[name] = self.features_held[name] = 0
+            self.cached_len[name] = self.features_len[name] = 0
             self.statistics.resyncs += 1
             return []
         entry, speculators = asked[name]
         if result.status != int(EntryStatus.OK):
-            self.held[name] = min(self.held.get(name, 0), result.held_len)
+            self.cached_len[name] = min(self.cached_len.get(name, 0), result.held_len)
             for speculator in speculators:
                 self._failed(name, speculator, result.status, result.message)
             return []
-        self.held[name] = result.held_len
-        self.features_held[name] = features_until
-        found: dict[int, TokenTree] = {}
+        self.cached_len[name] = result.held_len
+        self.features_len[name] = features_until
+        trees: dict[int, TokenTree] = {}
         wrong: set[int] = set()
         failed: set[int] = set()
         for draft in result.drafts:
@@ -240,7 +240,7 @@ class SpeculatorService:
                 self._failed(name, speculator, draft.status, draft.message)
                 continue
             try:
-                if speculator not in speculators or speculator in found:
+                if speculator not in speculators or speculator in trees:
                     raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
                 tree = sound_tree(draft.tree, speculator, entry, vocab_size, share)
                 if tree.has_draws and not self._may_draw(speculator, entry):
@@ -250,12 +250,12 @@ class SpeculatorService:
                 self.note_malformed(speculator, error)
             else:
                 self.faults.note_sound(speculator)
-                found[speculator] = tree
+                trees[speculator] = tree
         for speculator in speculators - failed:
             self.refusals.served(name, speculator)
         self.statistics.count("ok" if in_time else "late", len(speculators - wrong))
-        self.latest.note(entry, list(found.items()))
-        return list(found.items())
+        self.latest.note(entry, list(trees.items()))
+        return list(trees.items())
 
     def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
         """Return the speculator of a draft.
@@ -270,15 +270,15 @@ class SpeculatorService:
         state = entry.state
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
-    def note_failed(self, speculator: int, why: str) -> None:
+    def note_failed(self, speculator: int, reason: str) -> None:
         """Count a draft that failed."""
         self.statistics.count("failed")
-        self.faults.note(speculator, self._name(speculator), why, self.clock())
+        self.faults.note(speculator, self._name(speculator), reason, self.clock())
 
-    def _failed(self, request_id: str, speculator: int, status: int, why: str) -> None:
-        self.note_failed(speculator, why)
+    def _failed(self, request_id: str, speculator: int, status: int, reason: str) -> None:
+        self.note_failed(speculator, reason)
         if status == int(EntryStatus.EXHAUSTED):
-            self.refusals.put_off(request_id, speculator)
+            self.refusals.defer(request_id, speculator)
         else:
             self.refusals.refuse(request_id, speculator)
 
@@ -295,15 +295,21 @@ class SpeculatorService:
 
     def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
         """Return the last answer's time; `read` are its extra context tokens."""
-        told = zip(self.members, reply.speculator_us, strict=False)
-        own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
-        return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())), read)
+        reported = zip(self.members, reply.speculator_us, strict=False)
+        # none took longer than the answer
+        own_s = {s: min(us / 1e6, self.last_seconds) for s, us in reported if us}
+        return DraftTime(
+            frozenset(self.members),
+            own_s,
+            max(0.0, self.last_seconds - sum(own_s.values())),
+            read,
+        )
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drop what is known of requests."""
         for request_id in request_ids:
-            self.held.pop(request_id, None)
-            self.features_held.pop(request_id, None)
+            self.cached_len.pop(request_id, None)
+            self.features_len.pop(request_id, None)
         self.latest.forget(request_ids)
         self.refusals.forget(request_ids)
 
@@ -312,8 +318,8 @@ class SpeculatorService:
 
         Its caches are empty, and former refusals are forgotten.
         """
-        self.held.clear()
-        self.features_held.clear()
+        self.cached_len.clear()
+        self.features_len.clear()
         self.latest.clear()
         self.refusals.clear()
         self.learning = None

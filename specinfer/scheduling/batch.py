@@ -21,12 +21,12 @@ class RunningBatch:
 
     def has_room(self, request: GenerationRequest, generated: int) -> bool:
         """Return whether a request would be admitted at once."""
-        held = [*self.running.values(), *self.queue]
-        if len(held) >= self._limits.max_batch:
+        admitted = [*self.running.values(), *self.queue]
+        if len(admitted) >= self._limits.max_batch:
             return False
-        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in admitted)
         needed = self._room.to_admit(request, len(request.prompt) + generated)
-        return not held or used + needed <= self._limits.kv_capacity_tokens
+        return not admitted or used + needed <= self._limits.kv_capacity_tokens
 
     @property
     def cache_tokens(self) -> int:
@@ -36,11 +36,11 @@ class RunningBatch:
     @property
     def spare(self) -> int:
         """Number of further requests that could run, with typical cache use."""
-        held = [*self.running.values(), *self.queue]
-        places = max(0, self._limits.max_batch - len(held))
-        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
+        admitted = [*self.running.values(), *self.queue]
+        places = max(0, self._limits.max_batch - len(admitted))
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in admitted)
         free = max(0, self._limits.kv_capacity_tokens - used)
-        return min(places, free * len(held) // used) if held else places
+        return min(places, free * len(admitted) // used) if admitted else places
 
     def remove(self, state: RequestState) -> None:
         """Take a request out, running or waiting."""
@@ -93,11 +93,13 @@ class RunningBatch:
         only those of the caller with the most requests, are considered. If none frees enough, the one that
         frees the most is chosen; of equal ones the latest.
         """
-        *others, _ = sorted(self.running.values(), key=self._age, reverse=True)
-        lowest = max(map(self._class, others))
-        found = [state for state in others if self._class(state) == lowest]
-        enough = [state for state in found if self._room.of(state) >= excess]
-        return min(enough, key=lambda each: each.verifier_len) if enough else max(found, key=self._room.of)
+        *younger, _ = sorted(self.running.values(), key=self._age, reverse=True)
+        lowest = max(map(self._class, younger))
+        candidates = [state for state in younger if self._class(state) == lowest]
+        enough = [state for state in candidates if self._room.of(state) >= excess]
+        return (
+            min(enough, key=lambda each: each.verifier_len) if enough else max(candidates, key=self._room.of)
+        )
 
     def _class(self, state: RequestState) -> tuple[int, int]:
         return -state.request.priority, self.queue.running_of(state.request.caller)

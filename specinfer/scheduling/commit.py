@@ -6,13 +6,13 @@ from specinfer.scheduling.statistics import count_tree
 from specinfer.statuses import EntryStatus, FinishReason
 from specinfer.tree import TokenTree
 
-MOST_PUT_OFF_S = 30.0
+MAX_DEFERRED_S = 30.0
 """Maximum seconds for which the verifier may defer a request.
 
 Its cache is full, it compiles constraints (up to two seconds each), or it cannot read a layer. Seconds,
 because some steps are short.
 """
-_MOST_OF_STEP_S = 5.0
+_MAX_OF_STEP_S = 5.0
 """Maximum seconds counted per step, if a process was stopped."""
 
 
@@ -34,15 +34,15 @@ def apply_verdict(
         state.verifier_len = 0
         return None
     if verdict.status is EntryStatus.EXHAUSTED:
-        if state.put_off_at is not None:
-            state.put_off_s += min(now - state.put_off_at, _MOST_OF_STEP_S)
-        state.put_off_at = now
-        if state.put_off_s <= MOST_PUT_OFF_S:
+        if state.deferred_at is not None:
+            state.deferred_s += min(now - state.deferred_at, _MAX_OF_STEP_S)
+        state.deferred_at = now
+        if state.deferred_s <= MAX_DEFERRED_S:
             return None
     if verdict.status is not EntryStatus.OK:
         return _fail(state, verdict, now)
-    state.put_off_at, state.put_off_s = None, 0.0
-    state.verifier_len = verdict.held_len
+    state.deferred_at, state.deferred_s = None, 0.0
+    state.verifier_len = verdict.cached_len
     if not state.new_tokens:
         before = state.cached_tokens if entry.base_len else 0
         state.cached_tokens = min(before + verdict.cached_tokens, len(state.request.prompt))

@@ -12,7 +12,7 @@ from specinfer.scheduling.limits import CacheRoom, SchedulerLimits, fair_shares,
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.statuses import EntryStatus, LogprobRow
-from specinfer.tree import FREE, TokenTree, TreeLimits, TreeWorth, most_depth
+from specinfer.tree import FREE, TokenTree, TreeLimits, TreeWorth, depth_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class StepEntry:
         return self.state.request.request_id
 
     @property
-    def most_read(self) -> int:
+    def max_read(self) -> int:
         """Maximum tokens of the delta that the verifier computes."""
         return self.read_limit or len(self.delta)
 
@@ -65,7 +65,7 @@ class StepEntry:
         The bonus token is read, and the tree reaches no further than before.
         """
         state = self.state
-        reach = most_depth(0, len(state.tokens), self.context_len + self.reach)
+        reach = depth_limit(0, len(state.tokens), self.context_len + self.reach)
         limits = replace(self.limits, depth=min(self.limits.depth, reach))
         delta = tuple(state.tokens[state.verifier_len :])
         return replace(self, base_len=state.verifier_len, delta=delta, limits=limits, reach=reach)
@@ -109,7 +109,7 @@ class VerdictEntry:
     accepted: tuple[int, ...] = ()
     bonus: int = 0
     logprobs: tuple[LogprobRow, ...] = ()
-    held_len: int = 0
+    cached_len: int = 0
     features_start: int = 0
     """Context position of the first of the features."""
     features: bytes = b""
@@ -190,7 +190,7 @@ def _united(run: Sequence[Progress]) -> Progress:
 def plan_entries(
     states: Sequence[RequestState],
     room: CacheRoom,
-    most_nodes: int | None,
+    max_nodes: int | None,
     worth: TreeWorth,
     max_prompt_tokens: Callable[[int, int], int | None] = lambda _rows, _context: None,
 ) -> list[StepEntry]:
@@ -199,7 +199,7 @@ def plan_entries(
     `max_prompt_tokens` maps other rows and the longest context before a prompt token to their limit, if any.
     """
     limits = room.limits
-    wanted = [_wanted_nodes(state, room, most_nodes) for state in states]
+    wanted = [_wanted_nodes(state, room, max_nodes) for state in states]
     shares = split_budget(room.budget, wanted)
     decoding = sum(1 + share for state, share in zip(states, shares, strict=True) if state.pending == 1)
     context = max([state.verifier_len for state in states if state.pending > 1], default=0)
@@ -221,7 +221,7 @@ def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[S
     for index, entry in enumerate(entries):
         request = entry.state.request
         if request.constraint is not None and entry.final and entry.reach:
-            forced = min(room.most_nodes(request, len(entry.state.tokens)) - entry.limits.nodes, free)
+            forced = min(room.max_nodes(request, len(entry.state.tokens)) - entry.limits.nodes, free)
             entries[index] = replace(entry, forced=forced)
             free -= forced
     return entries
@@ -229,14 +229,14 @@ def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[S
 
 def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[RequestState, Exception]]:
     """Return requests that fail alone, with the internal faults."""
-    found = list[tuple[RequestState, Exception]]()
+    failures = list[tuple[RequestState, Exception]]()
     for state in states:
         try:
             room.to_admit(state.request, len(state.tokens))
             plan_entries([state], room, None, FREE)
         except Exception as error:  # noqa: BLE001  # whatever it is, the others continue
-            found.append((state, error))
-    return found
+            failures.append((state, error))
+    return failures
 
 
 def delta_lengths(
@@ -266,17 +266,17 @@ def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState])
     callers: dict[str, list[int]] = {}
     for index in prompts:
         callers.setdefault(states[index].request.caller, []).append(index)
-    wanted = [sum(states[index].pending for index in own) for own in callers.values()]
-    for own, share in zip(callers.values(), fair_shares(chunk, wanted), strict=True):
-        for index in own:
+    wanted = [sum(states[index].pending for index in indexes) for indexes in callers.values()]
+    for indexes, share in zip(callers.values(), fair_shares(chunk, wanted), strict=True):
+        for index in indexes:
             length = min(states[index].pending, share)
             share -= length
             yield index, length
 
 
-def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) -> int:
-    nodes = room.most_nodes(state.request, len(state.tokens)) if room.most_depth(state) else 0
-    return nodes if most_nodes is None else min(nodes, most_nodes)
+def _wanted_nodes(state: RequestState, room: CacheRoom, max_nodes: int | None) -> int:
+    nodes = room.max_nodes(state.request, len(state.tokens)) if room.depth_limit(state) else 0
+    return nodes if max_nodes is None else min(nodes, max_nodes)
 
 
 def _entry(
@@ -287,7 +287,7 @@ def _entry(
     The first entry of a prompt that needs several has all of it: what is in the verifier's cache need not be
     computed.
     """
-    base, reach = state.verifier_len, room.most_depth(state)
+    base, reach = state.verifier_len, room.depth_limit(state)
     read_limit = 0 if final or base else length
     if read_limit:
         length = state.pending

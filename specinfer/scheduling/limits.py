@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
-from specinfer.tree import most_depth
+from specinfer.tree import depth_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
 
     The sum never exceeds `budget.per_step`, a share neither the wanted number nor `budget.per_request`.
     """
-    return fair_shares(budget.per_step, [min(most, budget.per_request) for most in wanted])
+    return fair_shares(budget.per_step, [min(nodes, budget.per_request) for nodes in wanted])
 
 
 def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
@@ -83,7 +83,7 @@ class CacheRoom:
     limits: SchedulerLimits
     budget: NodeBudget
 
-    def most_nodes(self, request: GenerationRequest, tokens: int) -> int:
+    def max_nodes(self, request: GenerationRequest, tokens: int) -> int:
         """Return the maximum nodes of a tree, root excluded.
 
         It follows `tokens` tokens. A tree uses free cache: a request that fits without trees fits with them.
@@ -91,18 +91,18 @@ class CacheRoom:
         if request.speculation is Speculation.OFF:
             return 0
         room = max(0, self._whole_blocks - self._cached(tokens))
-        most = min(self.budget.per_request, self.limits.max_tree_nodes, room)
+        limit = min(self.budget.per_request, self.limits.max_tree_nodes, room)
         if request.speculation is Speculation.SEQUENCE:
-            return min(self.limits.sequence_length, most)
-        return most
+            return min(self.limits.sequence_length, limit)
+        return limit
 
-    def most_depth(self, state: RequestState) -> int:
+    def depth_limit(self, state: RequestState) -> int:
         """Return the greatest depth of a tree of the request.
 
         Its nodes need positions, and a drafted token is only of use if it and the bonus token may still be
         generated.
         """
-        positions = most_depth(state.verifier_len, state.pending, self.limits.max_context_len)
+        positions = depth_limit(state.verifier_len, state.pending, self.limits.max_context_len)
         return min(positions, max(0, state.remaining - 1))
 
     def of(self, state: RequestState) -> int:
@@ -119,7 +119,7 @@ class CacheRoom:
     def at(self, request: GenerationRequest, tokens: int) -> int:
         """Return a request's cache tokens: context and tree, in whole blocks."""
         block = self.limits.kv_block_tokens
-        return -(-(self._cached(tokens) + self.most_nodes(request, tokens)) // block) * block
+        return -(-(self._cached(tokens) + self.max_nodes(request, tokens)) // block) * block
 
     @property
     def _whole_blocks(self) -> int:

@@ -64,8 +64,8 @@ class Ranking(Generic[Member]):
             heapq.heapify(self._heap)
 
 
-LEAST_HINT_S = 0.1
-MOST_HINT_S = 60.0
+MIN_HINT_S = 0.1
+MAX_HINT_S = 60.0
 _FIRST_HINT_S = 1.0
 """Seconds per finish before any request has finished."""
 _REMEMBERED = 32
@@ -93,7 +93,7 @@ class FinishRate:
         """Return the seconds between finishes, each of which frees a place."""
         passed = now - self._since
         interval = passed / len(self._finishes) if self._finishes else max(_FIRST_HINT_S, passed)
-        return min(max(interval, LEAST_HINT_S), MOST_HINT_S)
+        return min(max(interval, MIN_HINT_S), MAX_HINT_S)
 
 
 QUEUE_SHARE = 4
@@ -111,7 +111,7 @@ class WaitingQueue:
         self._states: dict[str, RequestState] = {}
         self._callers: Ranking[str] = Ranking()
         """Callers with waiting requests, in the order of their next admissions."""
-        self._own: dict[str, Ranking[str]] = {}
+        self._by_caller: dict[str, Ranking[str]] = {}
         """Ids of each caller's waiting requests, by priority and arrival."""
         self._running: Counter[str] = Counter()
         self._admitted: dict[str, int] = {}
@@ -134,19 +134,21 @@ class WaitingQueue:
 
     def full_for(self, caller: str, places: int) -> str:
         """Return why the caller's next request may not wait, or ""."""
-        free, own = places - len(self), len(self._own.get(caller, ()))
+        free, of_caller = places - len(self), len(self._by_caller.get(caller, ()))
         if free <= 0:
             return f"queue full: {len(self)} requests are waiting"
-        if caller and own >= QUEUE_SHARE * free:
-            return f"queue full for {caller!r}: {own} of its requests are waiting, {free} places are left"
+        if caller and of_caller >= QUEUE_SHARE * free:
+            return (
+                f"queue full for {caller!r}: {of_caller} of its requests are waiting, {free} places are left"
+            )
         return ""
 
     def push(self, state: RequestState) -> None:
         """Add a waiting request."""
         request = state.request
         self._states[request.request_id] = state
-        own = self._own.setdefault(request.caller, Ranking())
-        own.place(request.request_id, (-request.priority, *state.place))
+        ranking = self._by_caller.setdefault(request.caller, Ranking())
+        ranking.place(request.request_id, (-request.priority, *state.place))
         self._rank(request.caller)
 
     def first(self) -> RequestState | None:
@@ -154,10 +156,10 @@ class WaitingQueue:
         caller = self._callers.first()
         return None if caller is None else self._head(caller)
 
-    def last(self, most: int) -> list[str]:
+    def last(self, count: int) -> list[str]:
         """Return the last ids in order of admission."""
         ranked = sorted(self, key=lambda state: (-state.request.priority, *state.place), reverse=True)
-        return [state.request.request_id for state in ranked[:most]]
+        return [state.request.request_id for state in ranked[:count]]
 
     def admit(self, state: RequestState) -> None:
         """Count a waiting request as running."""
@@ -179,13 +181,13 @@ class WaitingQueue:
         """Take a waiting request out."""
         request_id, caller = state.request.request_id, state.request.caller
         del self._states[request_id]
-        self._own[caller].remove(request_id)
-        if not len(self._own[caller]):
-            del self._own[caller]
+        self._by_caller[caller].remove(request_id)
+        if not len(self._by_caller[caller]):
+            del self._by_caller[caller]
         self._rank(caller)
 
     def _rank(self, caller: str) -> None:
-        if caller not in self._own:
+        if caller not in self._by_caller:
             return self._callers.remove(caller)
         head = self._head(caller)
         admitted = self._admitted.get(caller, 0)
@@ -193,6 +195,6 @@ class WaitingQueue:
         return self._callers.place(caller, rank)
 
     def _head(self, caller: str) -> RequestState:
-        request_id = self._own[caller].first()
+        request_id = self._by_caller[caller].first()
         assert request_id is not None, "callers without requests are removed"
         return self._states[request_id]

@@ -95,6 +95,6 @@ def pass_size(
             rows += 1 + nodes
             continue
         start = entry.base_len + verdict.cached_tokens
-        tokens = verdict.held_len - len(verdict.accepted) - start
+        tokens = verdict.cached_len - len(verdict.accepted) - start
         rows, read, context = rows + nodes, read + tokens, context + tokens * (start + tokens / 2)
     return PassSize(rows, read, context / read if read else 0.0)

@@ -75,8 +75,8 @@ class GenerationRequest:
 
     def _check_top_logprobs(self) -> None:
         if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-            why = f"must be in [0, {MAX_TOP_LOGPROBS}]"
-            raise InvalidInputError("top_logprobs", self.top_logprobs, why)
+            reason = f"must be in [0, {MAX_TOP_LOGPROBS}]"
+            raise InvalidInputError("top_logprobs", self.top_logprobs, reason)
         if self.top_logprobs and not self.logprobs:
             raise InvalidInputError("top_logprobs", self.top_logprobs, "only with logprobs")
 
@@ -98,10 +98,10 @@ class GenerationRequest:
         if total > max_context_len:
             raise self.too_long(f"over the context of {max_context_len}")
 
-    def too_long(self, why: str) -> InvalidInputError:
+    def too_long(self, reason: str) -> InvalidInputError:
         """Return the error of a request that exceeds a limit of length."""
         lengths = f"{len(self.prompt)} + {self.max_new_tokens}"
-        return InvalidInputError("prompt + max_new_tokens", lengths, why)
+        return InvalidInputError("prompt + max_new_tokens", lengths, reason)
 
     def drawn_for(self, draws: bool) -> bool:
         """Return whether speculators may sample drafts for it."""
@@ -140,9 +140,9 @@ class RequestState:
     """True if the same request may succeed later, after an error."""
     invalid: bool = False
     """True if it ended with an error of its caller's."""
-    put_off_at: float | None = None
+    deferred_at: float | None = None
     """Time at which the last step deferred it; None if not deferred."""
-    put_off_s: float = 0.0
+    deferred_s: float = 0.0
     """Seconds for which it has done so in every step."""
     cancelled: bool = False
     preemptions: int = 0

@@ -41,7 +41,7 @@ class Scheduler:
         self._limits, self._room, self._stops = limits, CacheRoom(limits, budget), stops
         self._batch = RunningBatch(self._room)
         self._reading = ReadingPace(budget.pass_seconds)
-        self._held = RequestTable()
+        self._table = RequestTable()
         self._arrivals = 0
         self._rate = FinishRate()
 
@@ -68,7 +68,7 @@ class Scheduler:
     @property
     def states(self) -> Mapping[str, RequestState]:
         """Waiting and running requests by id, in order of submission. Read-only."""
-        return self._held.states
+        return self._table.states
 
     def submit(
         self,
@@ -95,7 +95,7 @@ class Scheduler:
             ExhaustedError: if the queue is full, or the caller's share of it.
             InvalidInputError: if the request could never fit into the cache or the context.
         """
-        self._held.check_new(request.request_id)
+        self._table.check_new(request.request_id)
         drawn_for = request.drawn_for(draws) if drawn_for is None else drawn_for
         state = RequestState.new(request, now - arrived_ago_s, self._arrivals, drawn_for, generated)
         if state.own_end is not None:
@@ -104,7 +104,7 @@ class Scheduler:
         self._check_room(request, now)
         self._arrivals += 1
         stopped = self._stops is not None and self._stops.begin(request, generated)
-        self._hold(state, now)
+        self._add(state, now)
         if stopped:
             self.finish(state, FinishReason.STOP_STRING, now)  # only its end was not written
         return state
@@ -123,7 +123,7 @@ class Scheduler:
         Raises:
             NotFoundError: if it is neither waiting nor running.
         """
-        self._held.cancel(request_id)
+        self._table.cancel(request_id)
 
     def drop(self, request_id: str) -> RequestState:
         """Remove an unfinished request: another gateway continues it.
@@ -133,20 +133,20 @@ class Scheduler:
         Raises:
             NotFoundError: if it is neither waiting nor running.
         """
-        state = self._held.get(request_id)
+        state = self._table.get(request_id)
         self._release(state)
         return state
 
-    def last_waiting(self, most: int) -> list[str]:
+    def last_waiting(self, count: int) -> list[str]:
         """Return the waiting requests that would be admitted last."""
-        return self._batch.queue.last(most)
+        return self._batch.queue.last(count)
 
     def reap(self, now: float) -> list[Progress]:
         """Finish cancelled and overdue requests; call before each plan."""
-        ended = self._held.take_cancelled()
+        ended = self._table.take_cancelled()
         for state in ended:
             self.finish(state, FinishReason.CANCELLED, now)
-        while (overdue := self._held.overdue(now)) is not None:
+        while (overdue := self._table.overdue(now)) is not None:
             ended.append(overdue)
             self.finish(overdue, FinishReason.DEADLINE, now)
         return [Progress(state, [], [], state.new_tokens, True) for state in ended]
@@ -165,21 +165,21 @@ class Scheduler:
             if state.request.speculation is not Speculation.OFF
         }
 
-    def plan(self, now: float, most_nodes: int | None = None, worth: TreeWorth = FREE) -> list[StepEntry]:
+    def plan(self, now: float, max_nodes: int | None = None, worth: TreeWorth = FREE) -> list[StepEntry]:
         """Return the entries of the next step; empty without work.
 
         Args:
-            most_nodes: maximum nodes of a request's tree or chain in this step; None: the budget's.
+            max_nodes: maximum nodes of a request's tree or chain in this step; None: the budget's.
             worth: minimum gain of nodes and levels of trees in this step.
         """
         self._batch.admit(now)
         self._batch.preempt()
         states, limit = list(self._batch.running.values()), self._reading.max_tokens
-        return plan_entries(states, self._room, most_nodes, worth, limit)
+        return plan_entries(states, self._room, max_nodes, worth, limit)
 
     def unplannable(self) -> list[tuple[RequestState, Exception]]:
         """Return requests that no step could be planned with, and the reasons."""
-        return unplannable(self._held.states.values(), self._room)
+        return unplannable(self._table.states.values(), self._room)
 
     def take_preempted(self) -> list[str]:
         """Return newly preempted requests. The verifier must release them first."""
@@ -206,7 +206,7 @@ class Scheduler:
             self._reading.learn(pass_size(entries, trees, verdicts), pass_s)
         for entry in entries:
             verdict = verdicts.get(entry.request_id)
-            if verdict is None or not self._held.has(entry.state):
+            if verdict is None or not self._table.has(entry.state):
                 continue
             moved = self._apply(entry, trees.get(entry.request_id), verdict, now)
             if moved is not None:
@@ -224,8 +224,8 @@ class Scheduler:
             return apply_verdict(entry, tree, verdict, now)
         except Exception as error:
             log.exception("the verdict of request %s cannot be applied", entry.request_id)
-            why = FaultError("internal error", error).for_logs
-            entry.state.end(FinishReason.ERROR, now, why, retryable=False)
+            reason = FaultError("internal error", error).for_logs
+            entry.state.end(FinishReason.ERROR, now, reason, retryable=False)
             return Progress(entry.state, [], [], entry.state.new_tokens, True)
 
     def _stop_at_string(self, progress: Progress, now: float) -> None:
@@ -239,8 +239,8 @@ class Scheduler:
             log.exception("request %s failed: its text cannot be read", name, extra=about(name))
             progress.cut(0)
             progress.final = True
-            why = FaultError("internal error", error).for_logs
-            progress.state.end(FinishReason.ERROR, now, why, retryable=False)
+            reason = FaultError("internal error", error).for_logs
+            progress.state.end(FinishReason.ERROR, now, reason, retryable=False)
             return
         if keep is not None:
             progress.cut(keep)
@@ -254,7 +254,7 @@ class Scheduler:
 
         Requests that are gone (finished, dropped) stay unchanged.
         """
-        failed = [state for state in states if self._held.has(state)]
+        failed = [state for state in states if self._table.has(state)]
         for state in failed:
             state.end(FinishReason.ERROR, now, message, retryable)
             self._finished(state, now)
@@ -263,7 +263,7 @@ class Scheduler:
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
         """Record the reason of a request's end, and remove it."""
         state.end(reason, now)
-        if self._held.has(state):
+        if self._table.has(state):
             self._finished(state, now)
 
     def _finished(self, state: RequestState, now: float) -> None:
@@ -277,14 +277,14 @@ class Scheduler:
         if full:
             raise ExhaustedError(full, self._rate.hint(now))
 
-    def _hold(self, state: RequestState, now: float) -> None:
-        if not len(self._held):
+    def _add(self, state: RequestState, now: float) -> None:
+        if not len(self._table):
             self._rate.begin(now)
-        self._held.add(state)
+        self._table.add(state)
         self._batch.queue.push(state)
 
     def _release(self, state: RequestState) -> None:
-        self._held.remove(state)
+        self._table.remove(state)
         self._batch.remove(state)
         if self._stops is not None:
             self._stops.forget(state.request.request_id)

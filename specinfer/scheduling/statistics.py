@@ -63,10 +63,10 @@ class SpeculationCounts:
 
     def of(self, speculator: int) -> SpeculatorCounts:
         """Return the counts of one speculator."""
-        found = self.speculators.get(speculator)
-        if found is None:
-            found = self.speculators[speculator] = SpeculatorCounts()
-        return found
+        counts = self.speculators.get(speculator)
+        if counts is None:
+            counts = self.speculators[speculator] = SpeculatorCounts()
+        return counts
 
     @property
     def tokens(self) -> int:
@@ -95,13 +95,13 @@ def count_tree(tree: TokenTree, accepted: Sequence[int]) -> SpeculationCounts:
         if proposal.speculator != NOBODY:
             nodes[proposal.speculator].update(proposal.children)
     path, twice = set(accepted), _proposed_twice(list(nodes.values()))
-    for speculator, own in nodes.items():
+    for speculator, node_count in nodes.items():
         counts.speculators[speculator] = SpeculatorCounts(
             drafts=1,
-            drafted=len(own),
-            duplicate=len(own & twice) if twice else 0,
-            accepted=len(own & path),
-            wins=int(bool(path) and path <= own),
+            drafted=len(node_count),
+            duplicate=len(node_count & twice) if twice else 0,
+            accepted=len(node_count & path),
+            wins=int(bool(path) and path <= node_count),
         )
     return counts
 

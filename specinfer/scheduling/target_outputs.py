@@ -20,7 +20,7 @@ from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
 from specinfer.tree import TokenTree
 
-MOST_KEPT_BYTES = 2**24
+MAX_KEPT_BYTES = 2**24
 """Maximum cached bytes of a request.
 
 A service that reads none for long must request them again.
@@ -42,7 +42,7 @@ class Returned(Protocol):
 class Reader(Protocol):
     """A group of drafters that may read outputs of the target."""
 
-    features_held: dict[str, int]
+    features_len: dict[str, int]
     """Context positions up to which it has received hidden states, by request."""
 
     @property
@@ -110,7 +110,7 @@ class FeatureRelay:
         if kept is None or not kept.start <= least <= kept.stop:
             self._kept.pop(request_id, None)
             return least
-        if kept.nbytes > MOST_KEPT_BYTES:
+        if kept.nbytes > MAX_KEPT_BYTES:
             return None
         return kept.stop
 
@@ -133,25 +133,27 @@ class FeatureRelay:
         """Return the end position of features after this data."""
         return start + (len(data) // self.bytes_of(layers) if layers else 0)
 
-    def take(self, request_id: str, held: int, layers: Sequence[int], most: int) -> tuple[int, bytes]:
-        """Return the features after position `held`, at most `most` bytes.
+    def take(
+        self, request_id: str, position: int, layers: Sequence[int], max_bytes: int
+    ) -> tuple[int, bytes]:
+        """Return the features after `position`, at most `max_bytes` bytes.
 
         Returns their first position, and the data.
         """
         kept = self._kept.get(request_id)
-        if kept is None or not layers or held >= kept.stop:
-            return held, b""
-        start = max(held, kept.start)
+        if kept is None or not layers or position >= kept.stop:
+            return position, b""
+        start = max(position, kept.start)
         places = [self.layers.index(layer) for layer in layers]
-        count = max(1, most // self.bytes_of(layers))
+        count = max(1, max_bytes // self.bytes_of(layers))
         states = kept.read(start, count)[:, places]
         return start, np.ascontiguousarray(states).tobytes()
 
-    def drop(self, request_id: str, held: Sequence[int]) -> None:
+    def drop(self, request_id: str, positions: Sequence[int]) -> None:
         """Forget the features that every service has received."""
         kept = self._kept.get(request_id)
-        if kept is not None and held:
-            kept.drop(min(held))
+        if kept is not None and positions:
+            kept.drop(min(positions))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Forget requests that ended."""
@@ -190,8 +192,8 @@ class TopKRelay:
 
     def take(self, request_id: str, k: int) -> "Predicted | None":
         """Return k predictions per node of the latest tree, if any."""
-        found = self._latest.get(request_id)
-        return None if found is None or not k else Predicted(found.tree, found.top_k[:, :k])
+        latest = self._latest.get(request_id)
+        return None if latest is None or not k else Predicted(latest.tree, latest.top_k[:, :k])
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Forget requests that ended."""
@@ -250,9 +252,9 @@ class TargetOutputs:
         features.want([reader.feature_layers for _, reader in readers])
         since = {}
         for name in [entry.request_id for entry in entries] if readers else ():
-            held = [reader.features_held.get(name, 0) for place, reader in readers if reads(place, name)]
-            features.drop(name, held)
-            start = features.wanted_from(name, held)
+            positions = [reader.features_len.get(name, 0) for place, reader in readers if reads(place, name)]
+            features.drop(name, positions)
+            start = features.wanted_from(name, positions)
             if start is not None:
                 since[name] = start
         return WantedFeatures(features.layers, since, features.bytes_of(features.layers))

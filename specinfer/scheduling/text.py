@@ -43,18 +43,18 @@ class TextStream:
         self._stops = tuple(stop_strings)
         self._stop_tokens = {tokenizer.special_token(stop) for stop in self._stops} - {None}
         self._longest = max(map(len, self._stops), default=0)
-        self._held = ""
+        self._pending = ""
         """Possible beginning of a stop string, and nothing else between two calls."""
         self._over = False
         """True once a stop string has ended the text."""
 
     def skip(self, token_ids: Sequence[int]) -> bool:
         """Read tokens without output; return whether there is a stop string."""
-        self._held += self._detokenizer.push(self._told(token_ids))
+        self._pending += self._detokenizer.push(self._readable(token_ids))
         self._over = (
             self._over or self._find_stop(0) is not None or not self._stop_tokens.isdisjoint(token_ids)
         )
-        self._take(len(self._held) - self._possible_stop())
+        self._take(len(self._pending) - self._possible_stop())
         return self._over
 
     def push(self, token_ids: Sequence[int], last: bool) -> TextPiece:
@@ -62,57 +62,57 @@ class TextStream:
         if self._over:
             return TextPiece("", 0, True)
         if not self._stops:
-            text = self._detokenizer.push(self._told(token_ids))
+            text = self._detokenizer.push(self._readable(token_ids))
             return TextPiece(text + (self._detokenizer.flush() if last else ""), len(token_ids), False)
-        told = []
+        pieces = []
         for index, token in enumerate(token_ids):
-            told.append(self._make_room())
+            pieces.append(self._make_room())
             if token in self._stop_tokens:
                 self._over = True
                 rest = self._detokenizer.flush()
                 end = self._add(rest)
                 return TextPiece(
-                    "".join(told) + self._take(len(self._held) if end is None else end), index + 1, True
+                    "".join(pieces) + self._take(len(self._pending) if end is None else end), index + 1, True
                 )
-            if (end := self._add(self._detokenizer.push(self._told([token])))) is not None:
+            if (end := self._add(self._detokenizer.push(self._readable([token])))) is not None:
                 self._over = True
-                return TextPiece("".join(told) + self._take(end), index + 1, True)
+                return TextPiece("".join(pieces) + self._take(end), index + 1, True)
         if last and (end := self._add(self._detokenizer.flush())) is not None:
             self._over = True
-            return TextPiece("".join(told) + self._take(end), len(token_ids), True)
-        rest = self._take(len(self._held) - (0 if last else self._possible_stop()))
-        return TextPiece("".join(told) + rest, len(token_ids), False)
+            return TextPiece("".join(pieces) + self._take(end), len(token_ids), True)
+        rest = self._take(len(self._pending) - (0 if last else self._possible_stop()))
+        return TextPiece("".join(pieces) + rest, len(token_ids), False)
 
-    def _told(self, token_ids: Sequence[int]) -> Sequence[int]:
+    def _readable(self, token_ids: Sequence[int]) -> Sequence[int]:
         return [token for token in token_ids if token not in self._ends] if self._ends else token_ids
 
     def _add(self, text: str) -> int | None:
         """Add to the delayed text; return the first stop string's start."""
-        searched = max(0, len(self._held) - self._longest + 1)
-        self._held += text
+        searched = max(0, len(self._pending) - self._longest + 1)
+        self._pending += text
         return self._find_stop(searched)
 
     def _find_stop(self, start: int) -> int | None:
-        found = [at for stop in self._stops if (at := self._held.find(stop, start)) >= 0]
-        return min(found, default=None)
+        starts = [at for stop in self._stops if (at := self._pending.find(stop, start)) >= 0]
+        return min(starts, default=None)
 
     def _make_room(self) -> str:
         """Return delayed text that is too long to be a stop string."""
-        past = len(self._held) - self._longest
+        past = len(self._pending) - self._longest
         return self._take(past) if past > self._longest + 256 else ""
 
     def _possible_stop(self) -> int:
         """Return the length of a possible stop string at the end."""
         longest = 0
         for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(stop[:length]):
+            for length in range(min(len(stop) - 1, len(self._pending)), longest, -1):
+                if self._pending.endswith(stop[:length]):
                     longest = length
                     break
         return longest
 
     def _take(self, end: int) -> str:
-        text, self._held = self._held[:end], self._held[end:]
+        text, self._pending = self._pending[:end], self._pending[end:]
         return text
 
 

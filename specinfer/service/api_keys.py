@@ -87,8 +87,8 @@ def read_keys(path: Path) -> list[ApiKey]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = (isinstance(error, OSError) and error.strerror) or "cannot be read"
-        raise SettingError(SETTING, str(path), why) from error
+        reason = (isinstance(error, OSError) and error.strerror) or "cannot be read"
+        raise SettingError(SETTING, str(path), reason) from error
     keys = [_read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if len({key.sha256 for key in keys}) < len(keys):
         raise SettingError(SETTING, str(path), "the same key is in it twice")

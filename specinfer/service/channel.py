@@ -54,10 +54,10 @@ def split_targets(setting: str, text: str) -> list[str]:
     Raises:
         SettingError: if one is empty or none.
     """
-    found = [part.strip() for part in text.split(",")]
-    if not all(found):
+    targets = [part.strip() for part in text.split(",")]
+    if not all(targets):
         raise SettingError(setting, text, "must be host:port, several with commas between them")
-    return [check_target(setting, target) for target in found]
+    return [check_target(setting, target) for target in targets]
 
 
 DEFAULT_MAX_MESSAGE = 64 * 1024 * 1024
@@ -118,10 +118,10 @@ async def resolve(entries: list[str]) -> list[str]:
 
     A name that cannot be resolved stands for none; its services come back when it can.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     for entry in entries:
         if not entry.startswith("dns:///"):
-            found.append(entry)
+            addresses.append(entry)
             continue
         host, _, port = entry.removeprefix("dns:///").rpartition(":")
         try:
@@ -129,8 +129,8 @@ async def resolve(entries: list[str]) -> list[str]:
         except OSError as error:
             log.warning("%s cannot be resolved: %s", entry, error)
             continue
-        found += [_join(str(place[0]), int(place[1])) for *_, place in rows]
-    return list(dict.fromkeys(found))
+        addresses += [_join(str(place[0]), int(place[1])) for *_, place in rows]
+    return list(dict.fromkeys(addresses))
 
 
 def _join(host: str, port: int) -> str:

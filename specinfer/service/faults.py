@@ -40,7 +40,7 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, max_calls: int | None = None) -> None:
         part = KEYLESS_STREAMS if max_calls is None else max(1, max_calls // _KEYLESS_PART)
-        self._most, self._open = min(KEYLESS_STREAMS, part), Counter[str]()
+        self._max_streams, self._open = min(KEYLESS_STREAMS, part), Counter[str]()
 
     async def intercept_service(
         self,
@@ -60,8 +60,8 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _place(self, name: str) -> Iterator[None]:
-        if self._open[name] >= self._most:
-            raise ExhaustedError(f"{name}: {self._most} calls are open")
+        if self._open[name] >= self._max_streams:
+            raise ExhaustedError(f"{name}: {self._max_streams} calls are open")
         self._open[name] += 1
         try:
             yield
@@ -69,7 +69,7 @@ class KeylessInterceptor(grpc.aio.ServerInterceptor):
             self._open[name] -= 1
 
 
-def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, most_s: float | None = None) -> Handler:
+def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, max_s: float | None = None) -> Handler:
     """Return the handler of a method whose calls take a place first.
 
     The place is taken when headers have come, and given back if no message comes in time. gRPC's handlers of
@@ -78,7 +78,7 @@ def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, most_s: fl
     Args:
         handler: of a method with one message, or with a stream of replies.
         place: raises a `SpecInferError` if there is none.
-        most_s: seconds that a call may take; None: any.
+        max_s: seconds that a call may take; None: any.
     """
     method: Method | None = handler.unary_unary or handler.unary_stream or handler.stream_stream
     assert method is not None, "not one that takes a stream and has one reply"
@@ -88,7 +88,7 @@ def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, most_s: fl
         try:
             with place():
                 message = messages if takes_stream else await _first(messages)
-                async with asyncio.timeout(most_s):
+                async with asyncio.timeout(max_s):
                     if replies_once:
                         await context.write(await method(message, context))
                         return

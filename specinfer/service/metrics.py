@@ -83,8 +83,8 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
         start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            why = "in use by another program; choose another port, or 0 for no metrics"
-            raise SettingError("metrics_port", port, why) from error
+            reason = "in use by another program; choose another port, or 0 for no metrics"
+            raise SettingError("metrics_port", port, reason) from error
         if error.errno == errno.EACCES:
             raise SettingError("metrics_port", port, "this user may not listen there") from error
         raise SettingError("metrics_host", host, error.strerror or "no such address") from error
@@ -189,11 +189,11 @@ class StepHistogram(Collector):
         )
 
     def _cumulated(self, counts: Sequence[int]) -> list[tuple[str, float]]:
-        found, sum_ = [], 0
+        buckets, sum_ = [], 0
         for bound, count in zip([*map(_written, self._bounds), "+Inf"], list(counts), strict=True):
             sum_ += count
-            found.append((bound, float(sum_)))
-        return found
+            buckets.append((bound, float(sum_)))
+        return buckets
 
 
 def _written(bound: float) -> str:

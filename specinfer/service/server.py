@@ -15,7 +15,7 @@ from specinfer.service.faults import FaultInterceptor, KeylessInterceptor
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
 
-MOST_MESSAGE_BYTES = 16 * 2**20
+MAX_MESSAGE_BYTES = 16 * 2**20
 """Maximum gRPC message of a service. Trees, features and prompts are split."""
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # an address that another process serves is an error, not a share
@@ -55,7 +55,7 @@ class ServiceServer:
         self._serving = True
         self.grpc = grpc.aio.server(
             interceptors=[KeylessInterceptor(max_calls=max_calls), *interceptors, FaultInterceptor()],
-            options=[*channel_options(MOST_MESSAGE_BYTES), *_OPTIONS],
+            options=[*channel_options(MAX_MESSAGE_BYTES), *_OPTIONS],
             maximum_concurrent_rpcs=max_calls,
         )
         self._health = health.aio.HealthServicer()

@@ -23,10 +23,10 @@ FileStamp: TypeAlias = tuple[int, int, int] | None
 def stamp_of(path: Path) -> FileStamp:
     """Return a value that differs after a file was written or replaced."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,8 @@ def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
-        why = f"no PEM key without password that belongs to {certificate}"
-        raise SettingError(f"{prefix}_key", str(key), why) from error
+        reason = f"no PEM key without password that belongs to {certificate}"
+        raise SettingError(f"{prefix}_key", str(key), reason) from error
 
 
 def _no_password() -> str:

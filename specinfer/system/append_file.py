@@ -122,8 +122,8 @@ def _end_of_records(path: Path) -> int:
         while place:
             start = max(0, place - 65536)
             file.seek(start)
-            found = file.read(place - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
+            newline = file.read(place - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
             place = start
     return 0

@@ -27,5 +27,5 @@ def cache_directory() -> Path:
             return Path(explicit).expanduser()
         return (base if base.is_absolute() else Path.home() / ".cache") / "specinfer"
     except RuntimeError as error:
-        why = "this user has no home directory; set it to a directory for models and kernels"
-        raise SettingError("SPECINFER_CACHE", explicit, why) from error
+        reason = "this user has no home directory; set it to a directory for models and kernels"
+        raise SettingError("SPECINFER_CACHE", explicit, reason) from error

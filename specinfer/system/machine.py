@@ -51,9 +51,9 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _of_machine(root: Path) -> int:
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    if found:
-        return 1024 * int(found[1])
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    if match:
+        return 1024 * int(match[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

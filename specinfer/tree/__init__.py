@@ -6,7 +6,7 @@ from specinfer.tree.constrained import TokenMatcher, with_forced, without_forbid
 from specinfer.tree.cut import cut_trees, keep, truncate
 from specinfer.tree.draws import Draws
 from specinfer.tree.merge import merge_trees
-from specinfer.tree.shape import FREE, ExpansionVector, TreeLimits, TreeWorth, most_depth
+from specinfer.tree.shape import FREE, ExpansionVector, TreeLimits, TreeWorth, depth_limit
 from specinfer.tree.token_tree import NOBODY, Candidate, Proposal, ProposalKind, TokenTree
 
 __all__ = [
@@ -25,9 +25,9 @@ __all__ = [
     "check_draft",
     "check_tree",
     "cut_trees",
+    "depth_limit",
     "keep",
     "merge_trees",
-    "most_depth",
     "truncate",
     "with_forced",
     "without_forbidden",

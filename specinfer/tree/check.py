@@ -85,13 +85,13 @@ def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
 def _check_sizes(tree: TokenTree, max_nodes: int) -> None:
     candidates = sum([len(proposal.children) for proposal in tree.proposals])
     support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
-    for name, found, most in (
+    for name, size, limit in (
         ("candidates", max(candidates, len(tree.proposals)), CANDIDATES_PER_NODE * max_nodes),
         ("q_token_ids", support, SUPPORT_PER_NODE * max_nodes),
     ):
-        if found > most:
+        if size > limit:
             raise MalformedTreeError(
-                f"tree.{name}", found, f"more than the {most} allowed for {max_nodes} nodes"
+                f"tree.{name}", size, f"more than the {limit} allowed for {max_nodes} nodes"
             )
 
 

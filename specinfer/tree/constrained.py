@@ -72,9 +72,9 @@ def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
 
 
 def with_forced(
-    tree: TokenTree, matcher: TokenMatcher, most: int, depth: int, chain: bool = False
+    tree: TokenTree, matcher: TokenMatcher, max_nodes: int, depth: int, chain: bool = False
 ) -> TokenTree:
-    """Return the tree with up to `most` further nodes of forced tokens.
+    """Return the tree with up to `max_nodes` further nodes of forced tokens.
 
     Those after the likeliest nodes come first. `matcher` has read the root, and is not changed.
 
@@ -85,7 +85,7 @@ def with_forced(
     builder = _grown_from(tree)
     for offer in offers:
         node = offer.node
-        for token in offer.tokens[: max(0, len(tree) + most - len(builder))]:
+        for token in offer.tokens[: max(0, len(tree) + max_nodes - len(builder))]:
             (node,) = builder.propose_points(node, [token], [1.0], NOBODY)
     if len(builder) == len(tree):
         return tree

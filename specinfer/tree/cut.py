@@ -60,7 +60,7 @@ def cut_trees(
         max_nodes: per tree, maximum nodes kept, root included.
         keeps: called with one node after another, best first; the first False ends the cut.
     """
-    cuts = [_Cut(tree, most, beliefs) for tree, most in zip(trees, max_nodes, strict=True)]
+    cuts = [_Cut(tree, limit, beliefs) for tree, limit in zip(trees, max_nodes, strict=True)]
     heap = [(-priority, i, candidate) for i, cut in enumerate(cuts) for priority, candidate in cut.first()]
     heapq.heapify(heap)
     kept = 0
@@ -108,8 +108,8 @@ def drawing_speculators(tree: TokenTree) -> set[int]:
 class _Cut:
     """The kept part of one tree."""
 
-    def __init__(self, tree: TokenTree, most: int, beliefs: Beliefs) -> None:
-        self._tree, self._most, self._beliefs = tree, most, beliefs
+    def __init__(self, tree: TokenTree, max_nodes: int, beliefs: Beliefs) -> None:
+        self._tree, self._max_nodes, self._beliefs = tree, max_nodes, beliefs
         self._token_ids, self._scores = tree.token_ids.tolist(), tree.scores.tolist()
         self._kept: list[Candidate] = []
         self._path_probability = {0: 1.0}  # by kept node
@@ -135,7 +135,7 @@ class _Cut:
     @property
     def full(self) -> bool:
         """True if no more nodes may be kept."""
-        return self.nodes >= self._most
+        return self.nodes >= self._max_nodes
 
     def first(self) -> list[_Offer]:
         """Return the candidates that can be kept at the beginning."""

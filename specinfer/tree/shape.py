@@ -112,7 +112,7 @@ def depth_first(parents: Sequence[int]) -> list[int]:
     return order
 
 
-def most_depth(base_len: int, delta_len: int, max_context_len: int) -> int:
+def depth_limit(base_len: int, delta_len: int, max_context_len: int) -> int:
     """Return the maximum depth of a tree below the context's last token.
 
     Args:
@@ -123,8 +123,8 @@ def most_depth(base_len: int, delta_len: int, max_context_len: int) -> int:
     return max(0, max_context_len - base_len - delta_len)
 
 
-def best_path(tree: TokenTree, most: int) -> list[int]:
-    """Return the tokens of the best path of at most `most` nodes.
+def best_path(tree: TokenTree, max_nodes: int) -> list[int]:
+    """Return the tokens of the best path of at most `max_nodes` nodes.
 
     A token counts if it and all before it are accepted; that probability is the product of their scores s. So
     the worth of a node v is w(v) = s(v) * (1 + max of w(c) over its children c), and the path follows the
@@ -135,7 +135,7 @@ def best_path(tree: TokenTree, most: int) -> list[int]:
     for node in range(len(tree) - 1, 0, -1):  # children come after their parents
         worth = scores[node] * (1.0 + best_worth[node])
         parent = parents[node]
-        if depth[node] <= most and worth >= best_worth[parent]:
+        if depth[node] <= max_nodes and worth >= best_worth[parent]:
             best_child[parent], best_worth[parent] = node, worth
     path, node = [], best_child[0]
     while node:

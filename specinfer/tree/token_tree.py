@@ -72,10 +72,10 @@ class Proposal(NamedTuple):
             speculator: its new speculator; None keeps the old one.
             count: number of children to keep; None keeps all.
         """
-        parent, own, kind, children, q_token_ids, q_probabilities, scores = self
+        parent, previous, kind, children, q_token_ids, q_probabilities, scores = self
         return Proposal(
             place[parent],
-            own if speculator is None else speculator,
+            previous if speculator is None else speculator,
             kind,
             tuple([place[child] for child in children[:count]]),
             q_token_ids,

@@ -96,8 +96,8 @@ class Repetition:
         """Change the logits [V] after a path in place."""
         new = [token for token in path if not self._occurs[token]]
         self._occurs[new] = True
-        found = row[self._occurs]
-        row[self._occurs] = np.where(found > 0, found / self._penalty, found * self._penalty)
+        logits = row[self._occurs]
+        row[self._occurs] = np.where(logits > 0, logits / self._penalty, logits * self._penalty)
         self._occurs[new] = False
 
 

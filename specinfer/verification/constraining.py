@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint
-from specinfer.constraints.masks import BUDGET_S, THREADS, Behind, MaskThreads, RequestMasks, wait_for_any
+from specinfer.constraints.masks import BUDGET_S, THREADS, MaskState, MaskThreads, RequestMasks, wait_for_any
 from specinfer.errors import ConstraintError, ExhaustedError, InvalidInputError
 from specinfer.verification.adjustments import RequestAdjustment, generated_of
 from specinfer.verification.jobs import VerifyJob
@@ -20,7 +20,7 @@ _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
 
 Typical ones take a millisecond; for others the gateway repeats its call.
 """
-_LEAST_MASKS_S, _MASKS_S = 0.002, BUDGET_S / THREADS
+_MIN_MASKS_S, _MASKS_S = 0.002, BUDGET_S / THREADS
 """Seconds of waiting for masks before a pass, and again after it.
 
 The first is the minimum, the second counts for each constrained request. Masks of expensive requests are not
@@ -44,7 +44,7 @@ class Constraining:
         self._compiler, self._clock = compiler, clock
         self._opened: OrderedDict[str, tuple[Constraint, RequestMasks]] = OrderedDict()
         """Masks of requests that no step has taken yet."""
-        self._late: list[Future[Behind | None]] = []
+        self._late: list[Future[MaskState | None]] = []
         self._line: list[str] = []
         """Requests with pending expensive masks, in the order of steps."""
         self._turn: str | None = None
@@ -81,7 +81,7 @@ class Constraining:
             raise ConstraintError(error.for_logs) from error
         if matcher is None:
             raise ExhaustedError("its constraint is being compiled")
-        masks = self.threads.open(constraint, matcher, self._compiler.is_dear(constraint))
+        masks = self.threads.open(constraint, matcher, self._compiler.is_expensive(constraint))
         self._opened[job.request_id] = constraint, masks
         while len(self._opened) > _REMEMBERED:
             self._opened.popitem(last=False)
@@ -108,7 +108,7 @@ class Constraining:
         if not masks.made(generated):
             self._late.append(masks.want(generated))
             raise ExhaustedError("its masks are being made")
-        if not masks.dear:
+        if not masks.expensive:
             return
         if request_id not in self._line:
             self._line.append(request_id)
@@ -128,8 +128,8 @@ class Constraining:
 
     def begin_pass(self, jobs: Sequence[VerifyJob], adjustments: Sequence[RequestAdjustment | None]) -> None:
         """Start masks of likely nodes during a pass; count waiting requests."""
-        self.threads.put_off += len(self._late) + self._waiting
-        self._constrained = sum([found is not None and found.masks is not None for found in adjustments])
+        self.threads.deferred += len(self._late) + self._waiting
+        self._constrained = sum([known is not None and known.masks is not None for known in adjustments])
         for job, adjustment in zip(jobs, adjustments, strict=True):
             if job.tree is None or adjustment is None or adjustment.masks is None:
                 continue
@@ -142,16 +142,16 @@ class Constraining:
         self._wait()
 
     def _wait(self) -> None:
-        self.threads.wait_for(max(_LEAST_MASKS_S, _MASKS_S * self._constrained))
+        self.threads.wait_for(max(_MIN_MASKS_S, _MASKS_S * self._constrained))
 
     def settle(self, masks: RequestMasks, bonus: int) -> None:
         """Start the next step's mask of a request, after this bonus token."""
-        if masks.very_dear and self._compiler is not None:
-            self._compiler.note_dear(masks.constraint)
+        if masks.very_expensive and self._compiler is not None:
+            self._compiler.note_expensive(masks.constraint)
         masks.end_step()
         masks.want([bonus])
 
-    def taken(self, request_id: str) -> None:
+    def note_scheduled(self, request_id: str) -> None:
         """Note that a step has taken a request, with its masks."""
         self._opened.pop(request_id, None)
 
@@ -160,4 +160,4 @@ class Constraining:
         for request_id in request_ids:
             opened = self._opened.pop(request_id, None)
             if opened is not None:
-                opened[1].give_up()
+                opened[1].cancel()

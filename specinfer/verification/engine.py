@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Held:
+class CachedRequest:
     sequence: KVSequence
     last_used: float
     adjustment: RequestAdjustment | None = None
@@ -53,7 +53,7 @@ class VerifierEngine:
         """Start empty; without `compiler` constraints are refused. `masks` makes masks."""
         self.runner, self.limits = runner, limits or EngineLimits()
         self._trees = TreeVerifier(acceptance, self.runner.chooser)
-        self._held: dict[str, _Held] = {}
+        self._cached: dict[str, CachedRequest] = {}
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
         """Sequences of the last step, with their accepted tentative nodes."""
         self.evicted_tokens = 0
@@ -77,8 +77,8 @@ class VerifierEngine:
             self._admit_all(jobs, again, outcomes, segments)
         ready = sorted(segments)
         asking = sum([job.features_from is not None for job in jobs])
-        most = MESSAGE_BYTES // max(asking, 1)
-        adjustments = [self._held[jobs[index].request_id].adjustment for index in ready]
+        feature_bytes = MESSAGE_BYTES // max(asking, 1)
+        adjustments = [self._cached[jobs[index].request_id].adjustment for index in ready]
         self._constraining.begin_pass([jobs[index] for index in ready], adjustments)
         logits = self._passes.forward([segments[index] for index in ready])
         self._constraining.end_pass()
@@ -86,7 +86,7 @@ class VerifierEngine:
         for index, rows, target, adjustment in zip(ready, logits, targets, adjustments, strict=True):
             try:
                 verified = self._trees.verify(jobs[index], rows, target, adjustment)
-                outcomes[index] = self._conclude(jobs[index], verified, most)
+                outcomes[index] = self._conclude(jobs[index], verified, feature_bytes)
             except Exception as error:  # noqa: BLE001  # as above
                 outcomes[index] = self._faulty(jobs[index], error)
         return [outcomes[index] for index in range(len(jobs))]
@@ -105,9 +105,9 @@ class VerifierEngine:
             try:
                 if job.base_len == 0:
                     self._drop([job.request_id])  # it starts over, whatever was cached
-                held_len = self._held_len(job.request_id)
-                if held_len != job.base_len:
-                    outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
+                cached_len = self._cached_len(job.request_id)
+                if cached_len != job.base_len:
+                    outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, cached_len=cached_len)
                     continue
                 segment = self._admit(job, room)
                 if not segment.delta:  # all that may be read is cached
@@ -134,7 +134,7 @@ class VerifierEngine:
             except Exception:  # this request resynchronises, the others continue
                 self._faults += 1
                 log.exception("could not keep what a step accepted")
-                self.abandon([name for name, held in self._held.items() if held.sequence is sequence])
+                self.abandon([name for name, cached in self._cached.items() if cached.sequence is sequence])
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Forget requests; return how many were known."""
@@ -151,30 +151,30 @@ class VerifierEngine:
     def _drop(self, request_ids: Sequence[str]) -> list[str]:
         """Drop the caches of requests; return those that were known."""
         self.settle()
-        known = [request_id for request_id in request_ids if request_id in self._held]
+        known = [request_id for request_id in request_ids if request_id in self._cached]
         for request_id in known:
-            held = self._held.pop(request_id)
-            self.runner.cache.release(held.sequence)
-            if held.adjustment is not None and held.adjustment.masks is not None:
-                held.adjustment.masks.give_up()
+            cached = self._cached.pop(request_id)
+            self.runner.cache.release(cached.sequence)
+            if cached.adjustment is not None and cached.adjustment.masks is not None:
+                cached.adjustment.masks.cancel()
             log.debug("request %s is released", request_id, extra=about(request_id))
-        if not self._held:
+        if not self._cached:
             self.runner.cache.check()
         return known
 
     def release_all(self) -> int:
         """Forget every request; return how many were known. Prefix blocks stay."""
-        return self.release(list(self._held))
+        return self.release(list(self._cached))
 
     def abandon(self, request_ids: Sequence[str]) -> None:
         """Forget requests after a fault within their step, in any cache state."""
-        broken = [self._held[name].sequence for name in request_ids if name in self._held]
+        broken = [self._cached[name].sequence for name in request_ids if name in self._cached]
         self._unsettled = [item for item in self._unsettled if not any(item[0] is s for s in broken)]
         self.release(request_ids)
 
     def holds(self, request_id: str) -> bool:
         """Return whether the cache has anything of a request."""
-        return request_id in self._held
+        return request_id in self._cached
 
     @property
     def passes(self) -> list[tuple[int, float]]:
@@ -192,42 +192,44 @@ class VerifierEngine:
         return self._constraining.threads
 
     @property
-    def held_requests(self) -> int:
+    def cached_requests(self) -> int:
         """Requests with something in the cache."""
-        return len(self._held)
+        return len(self._cached)
 
-    def _held_len(self, request_id: str) -> int:
-        held = self._held.get(request_id)
-        return held.sequence.length if held else 0
+    def _cached_len(self, request_id: str) -> int:
+        cached = self._cached.get(request_id)
+        return cached.sequence.length if cached else 0
 
     def _admit(self, job: VerifyJob, room: int) -> Segment:
         """Check a job, reserve its cache and return its segment."""
         check_job(job, room, self.runner.config.vocab_size, self.limits)
-        held, opened = self._held.get(job.request_id), self._constraining.open(job)
-        adjustment = held.adjustment if held is not None else None
+        cached, opened = self._cached.get(job.request_id), self._constraining.open(job)
+        adjustment = cached.adjustment if cached is not None else None
         self._constraining.check(job, opened, adjustment)
-        if held is None:
-            if len(self._held) >= self.limits.max_requests:
-                raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
+        if cached is None:
+            if len(self._cached) >= self.limits.max_requests:
+                raise ExhaustedError(f"{len(self._cached)} requests held, no more are allowed")
             adjustment = adjustment_of(job, self.runner.config.vocab_size, opened)
-            held = self._held[job.request_id] = _Held(self.runner.open(job.cache_scope), 0.0, adjustment)
+            cached = self._cached[job.request_id] = CachedRequest(
+                self.runner.open(job.cache_scope), 0.0, adjustment
+            )
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
-        held.last_used = self._clock()
+        cached.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
         # the last token is computed, now or as the root of a tree: its logits may be wanted
-        known = held.cached_tokens = self.runner.cache.share(held.sequence, job.delta[:-1])
+        known = cached.cached_tokens = self.runner.cache.share(cached.sequence, job.delta[:-1])
         part = job.part_to_read(known)
         try:
-            self.runner.cache.reserve(held.sequence, len(part), len(nodes), parents)
+            self.runner.cache.reserve(cached.sequence, len(part), len(nodes), parents)
         except ExhaustedError:
             if known:  # half a delta would look like another base_len
                 self.release([job.request_id])
             raise
-        if held.adjustment is not None:
-            held.adjustment.read(job.base_len, job.delta[: known + len(part)])
+        if cached.adjustment is not None:
+            cached.adjustment.read(job.base_len, job.delta[: known + len(part)])
         if opened is not None:
-            self._constraining.taken(job.request_id)
-        return Segment(held.sequence, part, nodes, parents, want_last=job.tree is not None)
+            self._constraining.note_scheduled(job.request_id)
+        return Segment(cached.sequence, part, nodes, parents, want_last=job.tree is not None)
 
     def _conclude(
         self, job: VerifyJob, verified: Verification | SpecInferError, feature_bytes: int
@@ -235,70 +237,70 @@ class VerifierEngine:
         if isinstance(verified, SpecInferError):
             self.release([job.request_id])
             return VerifyOutcome(job.request_id, _status_of(verified), verified.for_logs)
-        held = self._held[job.request_id]
-        sequence = held.sequence
+        cached = self._cached[job.request_id]
+        sequence = cached.sequence
         self._constraining.threads.cut += verified.cut
         accepted = verified.verdict.accepted if verified.verdict is not None else ()
-        if held.adjustment is not None and job.tree is not None:
-            held.adjustment.read(sequence.length, job.tree.token_ids[list(accepted)].tolist())
-            if held.adjustment.masks is not None and verified.verdict is not None and not verified.finished:
-                self._constraining.settle(held.adjustment.masks, verified.verdict.bonus)
+        if cached.adjustment is not None and job.tree is not None:
+            cached.adjustment.read(sequence.length, job.tree.token_ids[list(accepted)].tolist())
+            if cached.adjustment.masks is not None and verified.verdict is not None and not verified.finished:
+                self._constraining.settle(cached.adjustment.masks, verified.verdict.bonus)
         self._unsettled.append((sequence, [node - 1 for node in accepted]))
         return VerifyOutcome(
             job.request_id,
             EntryStatus.OK,
             verdict=verified.verdict,
             logprobs=verified.logprobs,
-            held_len=sequence.length + len(accepted),
+            cached_len=sequence.length + len(accepted),
             top_k=verified.top_k,
             features=self._features(job, sequence, accepted, feature_bytes),
             finished=verified.finished,
-            cached_tokens=held.cached_tokens,
+            cached_tokens=cached.cached_tokens,
         )
 
-    def features(self, request_id: str, since: int, most: int = MESSAGE_BYTES) -> FeatureSpan:
+    def features(self, request_id: str, since: int, max_bytes: int = MESSAGE_BYTES) -> FeatureSpan:
         """Return a request's hidden states from a context position.
 
-        Call it after a step and before `settle`. States of accepted nodes are included; at most `most` bytes.
+        Call it after a step and before `settle`. States of accepted nodes are included; at most `max_bytes` bytes.
         """
-        sequence = self._held[request_id].sequence
+        sequence = self._cached[request_id].sequence
         accepted = next((kept for other, kept in self._unsettled if other is sequence), [])
-        return self._read_features(sequence, accepted, since, most)
+        return self._read_features(sequence, accepted, since, max_bytes)
 
     def _features(
-        self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int], most: int
+        self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int], max_bytes: int
     ) -> FeatureSpan:
         if job.features_from is None:
             return NO_FEATURES
-        return self._read_features(sequence, [node - 1 for node in accepted], job.features_from, most)
+        return self._read_features(sequence, [node - 1 for node in accepted], job.features_from, max_bytes)
 
     def _read_features(
-        self, sequence: KVSequence, accepted: Sequence[int], since: int, most: int
+        self, sequence: KVSequence, accepted: Sequence[int], since: int, max_bytes: int
     ) -> FeatureSpan:
         """Return states of the context and of these nodes, from a position."""
         store = self.runner.features
         if not store.layers:
             return NO_FEATURES
-        return features_of(store, self.runner.cache, sequence, accepted, since, most)
+        return features_of(store, self.runner.cache, sequence, accepted, since, max_bytes)
 
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
-        held = self._held.get(job.request_id)
-        if held is not None and not held.sequence.blocks:
+        cached = self._cached.get(job.request_id)
+        if cached is not None and not cached.sequence.blocks:
             self._drop([job.request_id])  # opened for this very entry
-        held_len = self._held_len(job.request_id)
-        return VerifyOutcome(job.request_id, _status_of(error), error.for_logs, held_len=held_len)
+        cached_len = self._cached_len(job.request_id)
+        return VerifyOutcome(job.request_id, _status_of(error), error.for_logs, cached_len=cached_len)
 
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
         """Return the outcome of an internal fault, and drop the cache."""
         self._faults += 1
         log.exception("an entry failed", extra=about(job.request_id))
         self.abandon([job.request_id])
-        why = FaultError("internal error", error).for_logs
-        return VerifyOutcome(job.request_id, EntryStatus.ERROR, why)
+        reason = FaultError("internal error", error).for_logs
+        return VerifyOutcome(job.request_id, EntryStatus.ERROR, reason)
 
     def _forget_idle(self) -> None:
         limit = self._clock() - self.limits.idle_seconds
-        idle = [request_id for request_id, held in self._held.items() if held.last_used < limit]
+        idle = [request_id for request_id, cached in self._cached.items() if cached.last_used < limit]
         if idle:
             log.warning("forgetting %d idle requests", self.release(idle))
 

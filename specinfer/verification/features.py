@@ -34,7 +34,7 @@ def features_of(
     sequence: KVSequence,
     accepted: Sequence[int],
     since: int,
-    most: int,
+    max_bytes: int,
 ) -> FeatureSpan:
     """Return the known features from a context position.
 
@@ -46,7 +46,7 @@ def features_of(
     slots = sequence.slots(first - sequence.evicted, sequence.cached) if first < sequence.length else []
     nodes = sequence.slots(sequence.cached, sequence.cached + sequence.nodes)
     slots += [nodes[node] for node in accepted[max(0, first - sequence.length) :]]
-    unknown, states = store.read(slots, max(1, most // store.token_bytes))
+    unknown, states = store.read(slots, max(1, max_bytes // store.token_bytes))
     return FeatureSpan(first + unknown, states.tobytes(), states.shape[-1])
 
 

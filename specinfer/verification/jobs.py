@@ -8,7 +8,7 @@ from specinfer.errors import InvalidInputError, SettingError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.sampling import Sampling
 from specinfer.statuses import EntryStatus, LogprobRow
-from specinfer.tree import TokenTree, check_tree, most_depth
+from specinfer.tree import TokenTree, check_tree, depth_limit
 from specinfer.tree.shape import depths
 from specinfer.verification.acceptance import Verdict
 from specinfer.verification.features import NO_FEATURES, FeatureSpan
@@ -87,7 +87,7 @@ class VerifyOutcome:
     message: str = ""
     verdict: Verdict | None = None
     logprobs: Sequence[LogprobRow] = ()
-    held_len: int = 0
+    cached_len: int = 0
     top_k: tuple[tuple[int, ...], ...] = ()
     features: FeatureSpan = NO_FEATURES
     finished: bool = False
@@ -96,7 +96,7 @@ class VerifyOutcome:
     """Tokens of the delta found in the cache."""
 
 
-MOST_TOP_K = 256
+MAX_TOP_K = 256
 """Maximum token ids returned per node, by the message size."""
 
 
@@ -134,10 +134,10 @@ def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: Engine
     if len(tree) == 1:
         return
     depth = int(depths(tree.parents).max())
-    most = most_depth(job.base_len, len(job.delta), limits.max_context_len)
-    if depth > most:
+    max_depth = depth_limit(job.base_len, len(job.delta), limits.max_context_len)
+    if depth > max_depth:
         served = limits.max_context_len
-        raise InvalidInputError("tree.depth", depth, f"{most} of the {served} positions served are left")
+        raise InvalidInputError("tree.depth", depth, f"{max_depth} of the {served} positions served are left")
 
 
 def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
@@ -148,7 +148,7 @@ def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
     for token in job.delta:
         if not 0 <= token < vocab_size:
             raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
-    most = min(vocab_size, MOST_TOP_K)
+    max_k = min(vocab_size, MAX_TOP_K)
     for name, wanted in (("return_top_k", job.top_k), ("top_logprobs", job.top_logprobs)):
-        if wanted > most:
-            raise InvalidInputError(name, wanted, f"at most {most}")
+        if wanted > max_k:
+            raise InvalidInputError(name, wanted, f"at most {max_k}")

@@ -29,7 +29,7 @@ _CONTEXT = 256
 """Tokens of the context."""
 _FIRST = 16
 """Context tokens before the first pass; all if passes are slow."""
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 _LARGE = 32
 """Minimum size with fewer rounds: such passes are slow and rare."""
 _ROUNDS_OF_LARGE = 2
@@ -56,30 +56,30 @@ def measure_passes(
     runner: ModelRunner,
     budget_s: float = 1.0,
     clock: Callable[[], float] = time.perf_counter,
-    most_tokens: int = _SIZES[-1],
+    max_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
     """Measure (tokens, seconds) of passes after a context of 256 tokens.
 
     The context is shorter if passes are slow. All is measured twice, in half the time each, and again, a few
     times at most, while results differ by more than a third or fall with more tokens: another process was
     busy. Disturbances only prolong, so the minimum of each size counts. Beyond 64 tokens sizes are doubled up
-    to `most_tokens`, the verifier's maximum of a step, while passes stay cheap; that maximum is measured
+    to `max_tokens`, the verifier's maximum of a step, while passes stay cheap; that maximum is measured
     last. If a pass is slow, as with offloaded weights, there is one round of few sizes.
 
     The gateway corrects remaining errors while it serves (`specinfer.planning.pass_curve`).
     """
     with progress("measuring passes"):
-        costs = list(_measure(runner, budget_s, clock, most_tokens).items())
+        costs = list(_measure(runner, budget_s, clock, max_tokens).items())
     log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
     return costs
 
 
-def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], most_tokens: int) -> Costs:
+def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], max_tokens: int) -> Costs:
     sequence = runner.open()
     try:
         positions = min(runner.cache.capacity_tokens, runner.config.max_positions)
-        most = min(_SIZES[-1], positions // 2)
-        context = min(_CONTEXT, positions - most)
+        max_size = min(_SIZES[-1], positions // 2)
+        context = min(_CONTEXT, positions - max_size)
         first = min(_FIRST, context)
         runner.forward([Segment(sequence, [1] * first)])
 
@@ -90,18 +90,18 @@ def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], m
         slow, heavy = seconds > _SLOW_S, seconds > _HEAVY_S
         if not heavy and context > first:
             runner.forward([Segment(sequence, [1] * (context - first))])
-        sizes = [size for size in (_FEW if slow else _POWERS if heavy else _SIZES) if size <= most]
+        sizes = [size for size in (_FEW if slow else _POWERS if heavy else _SIZES) if size <= max_size]
         if slow:
-            found = {size: one_pass(size) for size in sizes}
+            costs = {size: one_pass(size) for size in sizes}
         else:
-            found = undisturbed(lambda: _in_turns(one_pass, sizes, budget_s / 2, clock))
-        largest, size = min(most_tokens, positions - context), max(found)
-        while size < largest and found[size] < _CHEAP * found[1]:
+            costs = undisturbed(lambda: _in_turns(one_pass, sizes, budget_s / 2, clock))
+        largest, size = min(max_tokens, positions - context), max(costs)
+        while size < largest and costs[size] < _CHEAP * costs[1]:
             size = min(2 * size, largest)
-            found[size] = median([one_pass(size) for _ in range(1 if slow else 2)])
+            costs[size] = median([one_pass(size) for _ in range(1 if slow else 2)])
     finally:
         runner.cache.release(sequence)
-    return found
+    return costs
 
 
 def undisturbed(measure: Callable[[], Costs]) -> Costs:
@@ -125,7 +125,9 @@ def _agree(before: Costs, latest: Costs) -> bool:
 
 def _falls(costs: Costs) -> bool:
     ordered = [costs[size] for size in sorted(costs)]
-    return any(after < _FELL * most for after, most in zip(ordered, accumulate(ordered, max), strict=True))
+    return any(
+        after < _FELL * highest for after, highest in zip(ordered, accumulate(ordered, max), strict=True)
+    )
 
 
 def _in_turns(
@@ -136,15 +138,15 @@ def _in_turns(
     Sizes take turns, so that disturbances hit all alike. At least one round is run, and no further one after
     the time is up.
     """
-    found: dict[int, list[float]] = {size: [] for size in sizes}
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
     until = clock() + budget_s
-    for number in range(_MOST_ROUNDS):
+    for number in range(_MAX_ROUNDS):
         if number and clock() > until:
             break
-        for size, times in found.items():
+        for size, times in seconds.items():
             if size < _LARGE or number < _ROUNDS_OF_LARGE:
                 times.append(one_pass(size))
-    return {size: median(times) for size, times in found.items()}
+    return {size: median(times) for size, times in seconds.items()}
 
 
 def _nodes(sequence: KVSequence, size: int, vocabulary: int) -> Segment:
@@ -181,12 +183,12 @@ def warm_up(engine: VerifierEngine, clock: Callable[[], float] = time.perf_count
     Their prompt fills no block of the cache, so that nothing of it stays.
     """
     limits = engine.limits
-    most = min(limits.max_nodes, limits.max_step_tokens, limits.max_context_len) - 1
+    max_nodes = min(limits.max_nodes, limits.max_step_tokens, limits.max_context_len) - 1
     steps = product((GREEDY, _SAMPLED) * _WARM_ROUNDS, _TREE_NODES)
     with progress("warming up"):
         started = clock()
         for number, (sampling, nodes) in enumerate(steps):
-            engine.verify([VerifyJob(_NAME, 0, [0], _chain(min(nodes, most)), sampling, prompt_len=1)])
+            engine.verify([VerifyJob(_NAME, 0, [0], _chain(min(nodes, max_nodes)), sampling, prompt_len=1)])
             engine.release([_NAME])
             if number and clock() - started > _WARM_UP_S:
                 return

@@ -176,19 +176,19 @@ def _targets_of(
         for index, (job, rows) in enumerate(zip(jobs, logits, strict=True))
         if job.tree is not None and not isinstance(rows, Exception)
     ]
-    found: dict[int, Target | Exception | None] = {
+    targets: dict[int, Target | Exception | None] = {
         index: rows for index, rows in enumerate(logits) if isinstance(rows, Exception)
     }
     # a rule that is not lossless looks at whole distributions, and adjustments change whole rows
     here = [
         i for i in verified if chooser is None or adjustments[i] is not None or not jobs[i].sampling.lossless
     ]
-    found |= {i: _target_here(jobs[i], _tensor(logits[i]), adjustments[i]) for i in here}
+    targets |= {i: _target_here(jobs[i], _tensor(logits[i]), adjustments[i]) for i in here}
     there = [i for i in verified if i not in here]
     if chooser is not None and there:
         tasks = [_task(jobs[i], _tensor(logits[i])) for i in there]
-        found |= {i: ChosenTarget(choices) for i, choices in zip(there, chooser.choose(tasks), strict=True)}
-    return [found.get(index) for index in range(len(jobs))]
+        targets |= {i: ChosenTarget(choices) for i, choices in zip(there, chooser.choose(tasks), strict=True)}
+    return [targets.get(index) for index in range(len(jobs))]
 
 
 def _target_here(job: VerifyJob, rows: torch.Tensor, adjustment: RequestAdjustment | None) -> Target:

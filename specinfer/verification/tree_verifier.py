@@ -90,8 +90,8 @@ class TreeVerifier:
             try:
                 verdict = rule(job.tree, target, randomness)
             except LateNodeError as error:
-                verdict, cut = _up_to(job.tree, error.node), True
-            verdict, finished = _up_to_end(job.tree, verdict, adjustment)
+                verdict, cut = _cut_at(job.tree, error.node), True
+            verdict, finished = _cut_at_end(job.tree, verdict, adjustment)
         except (BrokenModelError, ConstraintError) as error:
             return error
         logprobs = logprobs_of(job.tree, verdict, rows, job.top_logprobs) if job.logprobs else ()
@@ -105,7 +105,7 @@ class TreeVerifier:
         return TypicalAcceptance(sampling.typical_epsilon, sampling.entropy_factor)
 
 
-def _up_to(tree: TokenTree, node: int) -> Verdict:
+def _cut_at(tree: TokenTree, node: int) -> Verdict:
     """Return the verdict up to a node. Its token becomes the bonus.
 
     The rule has already accepted that node, so the text has the same distribution: the next step begins
@@ -116,7 +116,7 @@ def _up_to(tree: TokenTree, node: int) -> Verdict:
     return Verdict(tuple(accepted), int(tree.token_ids[last]))
 
 
-def _up_to_end(
+def _cut_at_end(
     tree: TokenTree, verdict: Verdict, adjustment: RequestAdjustment | None
 ) -> tuple[Verdict, bool]:
     """Cut a verdict at the token that completes the constrained text.

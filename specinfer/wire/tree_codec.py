@@ -36,7 +36,7 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
     return message
 
 
-def most_bytes(tree: TokenTree) -> int:
+def max_bytes(tree: TokenTree) -> int:
     """Return the maximum bytes that a tree can add to a message.
 
     It may be alone or merged with others. Numbers take five bytes at most; candidates occur in a proposal and

@@ -7,7 +7,7 @@ from pathlib import Path
 from specinfer.errors import InvalidInputError, SettingError
 
 FILES = ("config.json", "model.safetensors")
-MOST_BYTES, MOST_PART_BYTES = 2**30, 2**20
+MAX_BYTES, MAX_PART_BYTES = 2**30, 2**20
 """Maximum bytes of an offered checkpoint, and of a part of it."""
 
 
@@ -78,11 +78,11 @@ class Checkpoints:
         """
         if name not in FILES:
             raise InvalidInputError("file", name, f"must be one of {', '.join(FILES)}")
-        if len(data) > MOST_PART_BYTES:
-            raise InvalidInputError("data", len(data), f"bytes, at most {MOST_PART_BYTES} in a part")
+        if len(data) > MAX_PART_BYTES:
+            raise InvalidInputError("data", len(data), f"bytes, at most {MAX_PART_BYTES} in a part")
         self._size += len(data)
-        if self._size > MOST_BYTES:
-            raise InvalidInputError("data", self._size, f"bytes, at most {MOST_BYTES}")
+        if self._size > MAX_BYTES:
+            raise InvalidInputError("data", self._size, f"bytes, at most {MAX_BYTES}")
         with (self.offered / name).open("ab") as file:
             file.write(data)
 

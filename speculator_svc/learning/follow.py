@@ -47,11 +47,11 @@ from speculator_svc.training.run import Device, Threads, place_for
 from speculator_svc.training.student import Student
 
 TOKENS_PER_BATCH = 1024
-LEAST_TEXTS = 16
+MIN_TEXTS = 16
 """Texts without which no round is trained."""
-MOST_NEW_TOKENS = 2048
+MAX_NEW_TOKENS = 2048
 """Maximum tokens added to the draft vocabulary."""
-LEAST_OCCURRENCES = 4
+MIN_OCCURRENCES = 4
 """Minimum occurrences of an added token."""
 REPLAY_TOKENS = 1_000_000
 """Maximum tokens of the newest texts kept here."""
@@ -118,9 +118,9 @@ def one_round(link: "LearningLink", training: "OnlineTraining", out: Path, secon
         UnavailableError: if the service does not answer.
     """
     training.add(asyncio.run(link.texts(training.newest)))
-    if len(training.texts) < LEAST_TEXTS:
+    if len(training.texts) < MIN_TEXTS:
         time.sleep(max(0.0, seconds))
-        return f"{len(training.texts)} texts, {LEAST_TEXTS} are needed: waits"
+        return f"{len(training.texts)} texts, {MIN_TEXTS} are needed: waits"
     loss, seen = training.train(seconds)
     training.save()
     reply = asyncio.run(link.offer(out))
@@ -150,10 +150,10 @@ class LearningLink:
         async with open_channel(self.address, self.tls) as channel:
             stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
             with self._explained():
-                told = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
-        if not told.learns:
+                description = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
+        if not description.learns:
             raise SettingError("ADDRESS", self.address, "was not started with --learn")
-        return given or next(str(each.model) for each in told.speculators if each.drafter == LEARNT)
+        return given or next(str(each.model) for each in description.speculators if each.drafter == LEARNT)
 
     async def texts(self, after: int) -> list[learning_pb2.Episode]:
         """Return the texts with higher numbers.
@@ -186,8 +186,8 @@ class LearningLink:
             yield
         except grpc.aio.AioRpcError as error:
             if error.code() in MOMENTARY:
-                why = f"the speculator service at {self.address} does not answer: {error.details()}"
-                raise UnavailableError(why) from error
+                reason = f"the speculator service at {self.address} does not answer: {error.details()}"
+                raise UnavailableError(reason) from error
             raise FaultError(f"the service at {self.address} refused ({error.details()})", error) from error
 
 
@@ -218,7 +218,7 @@ class OnlineTraining:
         self._version: int | None = None
         """Version of the served weights, once known."""
         self._draft = self._first
-        self._most_tokens = len(self._first.token_ids) + MOST_NEW_TOKENS
+        self._max_tokens = len(self._first.token_ids) + MAX_NEW_TOKENS
         self.texts: list[Continuation] = []
         self._expire: list[float] = []
         """Times of the texts' expiry, equal to the service's."""
@@ -242,7 +242,7 @@ class OnlineTraining:
 
     def train(self, seconds: float) -> tuple[float, int]:
         """Train for so many seconds; return mean loss and tokens of answers."""
-        grown = with_frequent_tokens(self._current(), self.texts, self._target, self._most_tokens)
+        grown = with_frequent_tokens(self._current(), self.texts, self._target, self._max_tokens)
         if len(grown.token_ids) > len(self._draft.token_ids):
             self._draft = grown
             self._begin()
@@ -263,13 +263,13 @@ class OnlineTraining:
         token_ids = self._draft.token_ids
         save_ssm(self._out, tensors, token_ids, config, self._target, self._target_name, trained)
 
-    def note(self, taken: bool, version: int) -> None:
+    def note(self, accepted: bool, version: int) -> None:
         """Note the service's answer to the last offer, and its version.
 
         If weights were reverted, or several consecutive offers refused, training restarts at the served
         weights.
         """
-        if taken:
+        if accepted:
             self._taken = dict([*self._taken.items(), (version, self._current())][-2:])
             self._version, self._refusals = version, 0
             return
@@ -288,8 +288,8 @@ class OnlineTraining:
 
     def _current(self) -> DraftModel:
         """Return a copy of the SSM as it is."""
-        own = {name: tensor.clone().cpu() for name, tensor in self._student.tensors().items()}
-        return replace(self._draft, weights={**self._draft.weights, **own})
+        tensors = {name: tensor.clone().cpu() for name, tensor in self._student.tensors().items()}
+        return replace(self._draft, weights={**self._draft.weights, **tensors})
 
 
 def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Examples:
@@ -302,16 +302,16 @@ def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Ex
 
 
 def with_frequent_tokens(
-    draft: DraftModel, texts: Sequence[Continuation], target: Path, most: int
+    draft: DraftModel, texts: Sequence[Continuation], target: Path, max_tokens: int
 ) -> DraftModel:
-    """Extend an SSM's draft vocabulary by frequent tokens, to at most `most`.
+    """Extend an SSM's draft vocabulary by frequent tokens, to at most `max_tokens`.
 
     New rows of the head are the target's.
     """
     known = set(draft.token_ids.tolist())
     counts = Counter(token for text in texts for token in text.output if token not in known)
-    room = max(0, most - len(known))
-    new = [token for token, count in counts.most_common(room) if count >= LEAST_OCCURRENCES]
+    room = max(0, max_tokens - len(known))
+    new = [token for token, count in counts.most_common(room) if count >= MIN_OCCURRENCES]
     if not new:
         return draft
     config = load_config(target)

@@ -5,18 +5,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LEAST_TEXTS = 16
+MIN_TEXTS = 16
 """Held-out texts below which nothing is judged."""
-MOST_TEXTS = 96
+MAX_TEXTS = 96
 """Maximum held-out texts of a judgement: about 3,000 drafts."""
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 """Minimum relative gain in tokens per step, over all callers.
 
 After a swap the new weights must read all contexts again.
 """
-MOST_LOSS = 0.02
+MAX_LOSS = 0.02
 """Part of its tokens a step that a caller may lose."""
-LEAST_TEXTS_OF_CALLER = 4
+MIN_TEXTS_OF_CALLER = 4
 """Minimum held-out texts for a caller's own loss.
 
 Callers with fewer are judged together.
@@ -54,50 +54,52 @@ def judge(trials: Sequence[Trial]) -> Judgement:
 
     They must be better on average over callers, with equal weight, and worse for none of them.
     """
-    own = _by_caller(trials)
-    served = _mean([_rate(each, [t.served_steps for t in each]) for each in own])
-    offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in own])
-    found = Judgement(served, offered, len(trials))
-    if len(trials) < LEAST_TEXTS:
-        return found._replace(why_not=f"{len(trials)} held-out texts, {LEAST_TEXTS} are needed")
-    if offered < served * (1 + LEAST_GAIN):
-        why = f"{offered:.3f} tokens a step, {served:.3f} as it is: less than {LEAST_GAIN:.0%} better"
-        return found._replace(why_not=why)
-    if _costs_a_caller(own):
-        return found._replace(why_not=f"a caller would lose more than {MOST_LOSS:.0%} of its tokens a step")
-    return found
+    by_caller = _by_caller(trials)
+    served = _mean([_rate(each, [t.served_steps for t in each]) for each in by_caller])
+    offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in by_caller])
+    judgement = Judgement(served, offered, len(trials))
+    if len(trials) < MIN_TEXTS:
+        return judgement._replace(why_not=f"{len(trials)} held-out texts, {MIN_TEXTS} are needed")
+    if offered < served * (1 + MIN_GAIN):
+        reason = f"{offered:.3f} tokens a step, {served:.3f} as it is: less than {MIN_GAIN:.0%} better"
+        return judgement._replace(why_not=reason)
+    if _costs_a_caller(by_caller):
+        return judgement._replace(
+            why_not=f"a caller would lose more than {MAX_LOSS:.0%} of its tokens a step"
+        )
+    return judgement
 
 
 def loses(trials: Sequence[Trial]) -> bool:
     """Return whether the offered weights are worse, overall or for a caller."""
     back = [t._replace(served_steps=t.offered_steps, offered_steps=t.served_steps) for t in trials]
-    return judge(back).better or (len(trials) >= LEAST_TEXTS and _costs_a_caller(_by_caller(trials)))
+    return judge(back).better or (len(trials) >= MIN_TEXTS and _costs_a_caller(_by_caller(trials)))
 
 
 def _by_caller(trials: Sequence[Trial]) -> list[list[Trial]]:
-    found: dict[int, list[Trial]] = defaultdict(list)
+    by_caller: dict[int, list[Trial]] = defaultdict(list)
     for trial in trials:
-        found[trial.caller].append(trial)
-    return list(found.values())
+        by_caller[trial.caller].append(trial)
+    return list(by_caller.values())
 
 
-def _costs_a_caller(own: Sequence[Sequence[Trial]]) -> bool:
+def _costs_a_caller(by_caller: Sequence[Sequence[Trial]]) -> bool:
     """Return whether a caller loses more than allowed.
 
     The comparison is with the weights at start and with those served.
     """
-    small = [trial for each in own if len(each) < LEAST_TEXTS_OF_CALLER for trial in each]
+    small = [trial for each in by_caller if len(each) < MIN_TEXTS_OF_CALLER for trial in each]
     return any(
         _loses(each, before)
-        for each in (*own, small)
-        if len(each) >= LEAST_TEXTS_OF_CALLER
+        for each in (*by_caller, small)
+        if len(each) >= MIN_TEXTS_OF_CALLER
         for before in ([t.start_steps for t in each], [t.served_steps for t in each])
     )
 
 
 def _loses(trials: Sequence[Trial], before: Sequence[int]) -> bool:
     """Return whether steps increase beyond the allowance plus a standard error."""
-    excess = [t.offered_steps - steps / (1 - MOST_LOSS) for t, steps in zip(trials, before, strict=True)]
+    excess = [t.offered_steps - steps / (1 - MAX_LOSS) for t, steps in zip(trials, before, strict=True)]
     mean = _mean(excess)
     variance = sum((each - mean) ** 2 for each in excess) / max(1, len(excess) - 1)
     return mean > math.sqrt(variance / len(excess))

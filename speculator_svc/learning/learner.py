@@ -26,7 +26,7 @@ from specinfer.service.threads import EngineThread
 from specinfer.v1 import common_pb2, learning_pb2
 from speculator_svc.learning import judgement
 from speculator_svc.learning.checkpoints import Checkpoints
-from speculator_svc.learning.judgement import MOST_TEXTS, Judgement, Trial, judge, loses
+from speculator_svc.learning.judgement import MAX_TEXTS, Judgement, Trial, judge, loses
 from speculator_svc.learning.replay import Episode, Replay
 
 log = logging.getLogger(__name__)
@@ -116,20 +116,20 @@ class Learner:
             self.counts.offers += 1
             try:
                 await self._receive(parts)
-                found = await self._judged(self._checkpoints.offered)
-                if found.better:
-                    await unbroken(self._take(found))
+                judgement = await self._judged(self._checkpoints.offered)
+                if judgement.better:
+                    await unbroken(self._take(judgement))
             except OSError as error:
                 raise UnavailableError(f"the offer cannot be written: {error.strerror}") from error
             finally:
                 await asyncio.to_thread(self._checkpoints.drop)
             return learning_pb2.OfferReply(
-                taken=found.better,
-                why=found.why_not,
+                taken=judgement.better,
+                why=judgement.why_not,
                 version=self._served.version,
-                tokens_per_step=found.offered,
-                tokens_per_step_before=found.served,
-                episodes=found.texts,
+                tokens_per_step=judgement.offered,
+                tokens_per_step_before=judgement.served,
+                episodes=judgement.texts,
             )
 
     async def watch(self) -> None:
@@ -145,14 +145,14 @@ class Learner:
     async def look_back(self) -> None:
         """Compare served and previous weights on enough texts since the swap."""
         async with self._busy:
-            before, newer = self._before, self.replay.held_out(self._swapped_at, MOST_TEXTS)
-            if before is None or len(newer) < judgement.LEAST_TEXTS:
+            before, newer = self._before, self.replay.held_out(self._swapped_at, MAX_TEXTS)
+            if before is None or len(newer) < judgement.MIN_TEXTS:
                 return
             trials = await self._trials(before.model, self._served.model, newer)
-            found = judge(trials)
+            result = judge(trials)
             if loses(trials):
                 await unbroken(self._take_back(before))
-            self.held_out_rate = found.served if self._served is before else found.offered
+            self.held_out_rate = result.served if self._served is before else result.offered
             self._swapped_at = self.replay.newest
 
     async def _take_back(self, before: Weights) -> None:
@@ -182,23 +182,23 @@ class Learner:
         path = offered / "config.json"
         try:
             config = json.loads(path.read_bytes())
-            found = config[KIND]
+            kind = config[KIND]
             config["speculators_config"]["verifier"]["name_or_path"] = self._target_name
-            if found != ALGORITHM:
-                raise InvalidInputError(f"config.json: {KIND}", found, f"must be {ALGORITHM!r}")
+            if kind != ALGORITHM:
+                raise InvalidInputError(f"config.json: {KIND}", kind, f"must be {ALGORITHM!r}")
             path.write_text(json.dumps(config))
             load_ssm(offered, resolve_model(self._target_name))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            why = f"cannot be read: {type(error).__name__}: {error}"
-            raise InvalidInputError("config.json", "", why) from error
+            reason = f"cannot be read: {type(error).__name__}: {error}"
+            raise InvalidInputError("config.json", "", reason) from error
 
     async def _judged(self, offered: Path) -> Judgement:
-        texts = self.replay.held_out(0, MOST_TEXTS)
-        if len(texts) < judgement.LEAST_TEXTS:
+        texts = self.replay.held_out(0, MAX_TEXTS)
+        if len(texts) < judgement.MIN_TEXTS:
             return judge([Trial(each.caller, 0, 0, 0, 0) for each in texts])
-        found = judge(await self._trials(self._served.model, str(offered), texts))
-        self.held_out_rate = found.served
-        return found
+        result = judge(await self._trials(self._served.model, str(offered), texts))
+        self.held_out_rate = result.served
+        return result
 
     async def _trials(self, served: str, offered: str, texts: Sequence[Episode]) -> list[Trial]:
         """Decode texts with the initial, the served and the offered weights."""
@@ -210,7 +210,7 @@ class Learner:
             for each, steps in zip(texts, rows, strict=True)
         ]
 
-    async def _take(self, found: Judgement) -> None:
+    async def _take(self, judgement: Judgement) -> None:
         self._newest_version += 1
         kept = await asyncio.to_thread(self._checkpoints.keep, self._newest_version)
         before = self._served
@@ -219,13 +219,13 @@ class Learner:
         except Exception:
             self._checkpoints.remove(self._newest_version)
             raise
-        self.held_out_rate = found.offered
+        self.held_out_rate = judgement.offered
         self._checkpoints.keep_only(before.version, self.version)
         self._before, self._swapped_at = before, self.replay.newest
         self.counts.swaps += 1
         log.info(
             "drafts with version %d of the weights: %.3f tokens a step on %d held-out texts, %.3f before",
-            *(self._served.version, found.offered, found.texts, found.served),
+            *(self._served.version, judgement.offered, judgement.texts, judgement.served),
         )
 
     def close(self) -> None:

@@ -19,10 +19,10 @@ from speculator_svc.clients import own_id
 
 HELD_OUT = 0.2
 """Part of the texts that is held out."""
-MOST_LENGTH = 1024
+MAX_LENGTH = 1024
 """Maximum tokens of a text. Only the last are kept."""
 EXPIRE_EVERY_S = 1.0
-LEAST_OUTPUT = 8
+MIN_OUTPUT = 8
 """Minimum tokens of a kept answer: shorter ones are mostly an end."""
 
 
@@ -68,18 +68,18 @@ class Replay:
 
     def __init__(
         self,
-        most_tokens: int,
+        max_tokens: int,
         keep_s: float,
         clock: Callable[[], float],
         begins: int = 0,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """Keep at most `most_tokens` tokens of ended requests, for `keep_s` seconds.
+        """Keep at most `max_tokens` tokens of ended requests, for `keep_s` seconds.
 
         Numbers start at `begins`, above those of an earlier process, so that a running training can continue.
         `draw` returns numbers from 0 to 1 by which texts are held out.
         """
-        self._most, self._keep_s, self._clock = most_tokens, keep_s, clock
+        self._max_tokens, self._keep_s, self._clock = max_tokens, keep_s, clock
         self._open: dict[str, _Open] = {}
         self._shelves: dict[int, _Shelf] = {}
         self._number, self._draw = begins, draw
@@ -98,28 +98,28 @@ class Replay:
         with self._lock:
             self._open.pop(request_id, None)
 
-    def go_on(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
+    def continue_request(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
         """Append tokens of a known request.
 
         Requests with a gap are dropped.
         """
         with self._lock:
-            found = self._open.get(request_id)
-            if found is None:
+            episode = self._open.get(request_id)
+            if episode is None:
                 return
-            if len(found.tokens) != base_len:
+            if len(episode.tokens) != base_len:
                 del self._open[request_id]
                 return
-            found.tokens += tokens
-            found.touched = self._clock()
+            episode.tokens += tokens
+            episode.touched = self._clock()
 
     def end(self, request_ids: Sequence[str]) -> None:
         """Keep what these requests have become."""
         with self._lock:
             for request_id in request_ids:
-                found = self._open.pop(request_id, None)
-                if found is not None:
-                    self._keep(found)
+                episode = self._open.pop(request_id, None)
+                if episode is not None:
+                    self._keep(episode)
             if self._clock() - self._expired >= EXPIRE_EVERY_S:
                 self._expire()
 
@@ -134,16 +134,16 @@ class Replay:
         """Return later episodes for training, oldest first."""
         return self._newer(after, lambda shelf: shelf.training)
 
-    def held_out(self, after: int, most: int) -> list[Episode]:
-        """Return up to `most` newest held-out episodes with higher numbers.
+    def held_out(self, after: int, max_count: int) -> list[Episode]:
+        """Return up to `max_count` newest held-out episodes with higher numbers.
 
         Callers have equal shares if they have enough. Oldest first.
         """
-        own = defaultdict[int, list[Episode]](list)
+        by_caller = defaultdict[int, list[Episode]](list)
         for each in self._newer(after, lambda shelf: shelf.held_out):
-            own[each.caller].append(each)
-        rows = zip_longest(*(reversed(episodes) for episodes in own.values()))
-        chosen = [each for row in rows for each in row if each is not None][:most]
+            by_caller[each.caller].append(each)
+        rows = zip_longest(*(reversed(episodes) for episodes in by_caller.values()))
+        chosen = [each for row in rows for each in row if each is not None][:max_count]
         return sorted(chosen, key=lambda each: each.number)
 
     def expires_s(self, episode: Episode) -> float:
@@ -163,21 +163,23 @@ class Replay:
     def _newer(self, after: int, part: Callable[[_Shelf], deque[Episode]]) -> list[Episode]:
         with self._lock:
             self._expire()
-            found = [each for shelf in self._shelves.values() for each in part(shelf) if each.number > after]
-        return sorted(found, key=lambda each: each.number)
+            episodes = [
+                each for shelf in self._shelves.values() for each in part(shelf) if each.number > after
+            ]
+        return sorted(episodes, key=lambda each: each.number)
 
-    def _keep(self, found: _Open) -> None:
-        if len(found.tokens) - found.prompt_len < LEAST_OUTPUT:
+    def _keep(self, ended: _Open) -> None:
+        if len(ended.tokens) - ended.prompt_len < MIN_OUTPUT:
             return
-        cut = max(0, len(found.tokens) - MOST_LENGTH)
-        prompt_len = max(1, found.prompt_len - cut)  # a first token has nothing to be guessed from
+        cut = max(0, len(ended.tokens) - MAX_LENGTH)
+        prompt_len = max(1, ended.prompt_len - cut)  # a first token has nothing to be guessed from
         self._number += 1
-        episode = Episode(self._number, found.caller, tuple(found.tokens[cut:]), prompt_len, self._clock())
-        shelf = self._shelves.setdefault(found.caller, _Shelf())
+        episode = Episode(self._number, ended.caller, tuple(ended.tokens[cut:]), prompt_len, self._clock())
+        shelf = self._shelves.setdefault(ended.caller, _Shelf())
         (shelf.held_out if self._draw() < HELD_OUT else shelf.training).append(episode)
         shelf.tokens += len(episode.tokens)
         self._tokens += len(episode.tokens)
-        while self._tokens > self._most:
+        while self._tokens > self._max_tokens:
             self._drop(max(self._shelves.values(), key=lambda each: each.tokens))
 
     def _expire(self) -> None:
@@ -197,7 +199,7 @@ class Replay:
         self._tokens -= tokens
 
 
-MOST_TEMPERATURE = 1.0
+MAX_TEMPERATURE = 1.0
 """Maximum temperature of kept texts: above it they are noise."""
 
 
@@ -205,13 +207,13 @@ def record(replay: Replay, request: speculator_pb2.DraftRequest, outcomes: Seque
     """Record context tokens of served entries, if their callers allow it."""
     served = {outcome.request_id for outcome in outcomes if outcome.status is EntryStatus.OK}
     for entry in request.entries:
-        own = own_id(request.client, entry.request_id)
-        if own not in served:
+        request_id = own_id(request.client, entry.request_id)
+        if request_id not in served:
             continue
         if entry.base_len:
-            replay.go_on(own, entry.base_len, entry.delta_token_ids)
+            replay.continue_request(request_id, entry.base_len, entry.delta_token_ids)
             continue
-        replay.forget(own)  # an earlier request of this id, whose release was lost
-        if entry.HasField("learning") and entry.sampling.temperature <= MOST_TEMPERATURE:
+        replay.forget(request_id)  # an earlier request of this id, whose release was lost
+        if entry.HasField("learning") and entry.sampling.temperature <= MAX_TEMPERATURE:
             consent = entry.learning
-            replay.begin(own, consent.caller, consent.prompt_len, entry.delta_token_ids)
+            replay.begin(request_id, consent.caller, consent.prompt_len, entry.delta_token_ids)

@@ -43,27 +43,27 @@ async def run_trials(
     command = ending_with_us([sys.executable, "-m", "speculator_svc.learning.trials"])
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     try:
-        told, _ = await process.communicate(json.dumps(asked).encode())
+        output, _ = await process.communicate(json.dumps(asked).encode())
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
         raise FaultError("checkpoints could not be compared", RuntimeError(f"exit {process.returncode}"))
-    rows: list[Sequence[int]] = json.loads(told)
+    rows: list[Sequence[int]] = json.loads(output)
     return rows
 
 
 def parts_of_room(texts: Sequence[tuple[Sequence[int], int]], room: int) -> Iterator[list[int]]:
     """Yield indices of consecutive texts that fit the cache, at least one."""
-    part, taken = list[int](), 0
+    part, used = list[int](), 0
     for place, (tokens, _) in enumerate(texts):
         needed = len(tokens) + SPARE_TOKENS
-        if part and taken + needed > room:
+        if part and used + needed > room:
             yield part
-            part, taken = [], 0
+            part, used = [], 0
         part.append(place)
-        taken += needed
+        used += needed
     if part:
         yield part
 
@@ -76,10 +76,10 @@ def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> li
     steps, places = [0] * len(texts), [prompt_len for _, prompt_len in texts]
     while open_texts := [i for i, (tokens, _) in enumerate(texts) if places[i] < len(tokens)]:
         jobs = [DraftJob(str(i), texts[i][0][: places[i]], LIMITS, GREEDY) for i in open_texts]
-        for i, found in zip(open_texts, drafter.draft(jobs), strict=True):
+        for i, draft in zip(open_texts, drafter.draft(jobs), strict=True):
             tokens, place = texts[i][0], places[i]
             # what it cannot draft for costs a step of one token
-            places[i] += 1 + (matched(found, tokens[place:]) if isinstance(found, TokenTree) else 0)
+            places[i] += 1 + (matched(draft, tokens[place:]) if isinstance(draft, TokenTree) else 0)
             steps[i] += 1
     for i in range(len(texts)):
         drafter.release(str(i))

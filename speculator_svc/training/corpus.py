@@ -86,10 +86,10 @@ def read_corpus(path: Path) -> list[Continuation]:
     Raises:
         InvalidInputError: naming file and line.
     """
-    found = [_parse(line, f"{path}:{number}") for number, line in read_lines("corpus", path)]
-    if not found:
+    continuations = [_parse(line, f"{path}:{number}") for number, line in read_lines("corpus", path)]
+    if not continuations:
         raise InvalidInputError("corpus", str(path), "no continuations in it")
-    return found
+    return continuations
 
 
 def _parse(line: str, place: str) -> Continuation:

@@ -33,7 +33,7 @@ from speculator_svc.training.run import (
 )
 from speculator_svc.training.student import Student
 
-_LEAST_ACCEPTED = 1e-6
+_MIN_ACCEPTED = 1e-6
 """Acceptance below which only the cross-entropy teaches."""
 
 
@@ -60,7 +60,7 @@ def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
     log_q = logits.gather(-1, batch.label_ids) - logits.logsumexp(-1, keepdim=True)
     accepted = torch.minimum(p, log_q.exp()).sum(-1)
     cross_entropy = -(p * log_q).sum(-1)
-    return (cross_entropy - (p.sum(-1) > 0) * accepted.clamp_min(_LEAST_ACCEPTED).log()).mean()
+    return (cross_entropy - (p.sum(-1) > 0) * accepted.clamp_min(_MIN_ACCEPTED).log()).mean()
 
 
 def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
@@ -97,41 +97,45 @@ class Success:
 
 @torch.inference_mode()
 def ranks(
-    student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5
+    student: Student, examples: Examples, vocabulary: torch.Tensor, max_rank: int = 5
 ) -> list[NDArray[np.int64]]:
-    """Return each output token's rank among the draft's best, at most `most`.
+    """Return each output token's rank among the draft's best, at most `max_rank`.
 
     Tokens outside the draft vocabulary rank last.
     """
-    found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(examples.corpus)
+    ranks_by_text: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(examples.corpus)
     whole = Examples(examples.corpus, examples.labels)
     for indices, batch in batches(whole, 4096, np.random.default_rng(0)):
         logits = ssm_logits(student, batch.to(student.device))
-        best = vocabulary[logits.topk(most, dim=-1).indices.cpu()]
+        best = vocabulary[logits.topk(max_rank, dim=-1).indices.cpu()]
         hit = best == batch.next_tokens[:, None]
-        place = torch.where(hit.any(-1), hit.int().argmax(-1), most).numpy()
+        place = torch.where(hit.any(-1), hit.int().argmax(-1), max_rank).numpy()
         cuts = np.cumsum([len(examples.corpus[i].output) for i in indices])[:-1]
         for index, part in zip(indices, np.split(place, cuts), strict=True):
-            found[index] = part
-    return found
+            ranks_by_text[index] = part
+    return ranks_by_text
 
 
-def success_by_depth(places: Sequence[NDArray[np.int64]], depths: int = 4, most: int = 5) -> list[Success]:
+def success_by_depth(
+    places: Sequence[NDArray[np.int64]], depths: int = 4, max_rank: int = 5
+) -> list[Success]:
     """Return the success at each depth, after correct first guesses.
 
     Args:
         places: rank of every output token of each continuation, as `ranks` returns them.
         depths: number of tokens ahead.
-        most: number of guesses.
+        max_rank: number of guesses.
     """
-    found = []
+    success = []
     for depth in range(depths):
         reached = [
             place[i] for place in places for i in range(depth, len(place)) if not place[i - depth : i].any()
         ]
         at = np.array(reached, np.int64)
-        found.append(Success({k: float((at < k).mean()) if reached else 0.0 for k in range(1, most + 1)}))
-    return found
+        success.append(
+            Success({k: float((at < k).mean()) if reached else 0.0 for k in range(1, max_rank + 1)})
+        )
+    return success
 
 
 SAVE_EVERY_S = 120.0

@@ -44,24 +44,24 @@ class EagleStudent(FeatureStudent):
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
         """Compute the logits of the steps."""
-        found = self.all_tensors()
+        tensors = self.all_tensors()
         batch_size, length = batch.token_ids.shape
         config = replace(self.config, max_positions=length + len(batch.steps))
-        parts = Parts(config, found, torch.float32, str(self.device))
+        parts = Parts(config, tensors, torch.float32, str(self.device))
         layer = Layer(0, config, parts)
         hidden_norm, final_norm = parts.norm("hidden_norm"), parts.norm("model.norm")
         tables = [table.to(self.device) for table in rotary_tables(config)]
         attention = UnrolledAttention(batch_size, length, config.heads // config.kv_heads)
-        hidden = F.linear(batch.states.float().flatten(2).flatten(0, 1), found["fc.weight"])
+        hidden = F.linear(batch.states.float().flatten(2).flatten(0, 1), tensors["fc.weight"])
         places, logits = torch.arange(length, device=self.device), []
-        for step, told in enumerate(batch.steps):
+        for step, rows_of_step in enumerate(batch.steps):
             # beyond the end the tokens are whatever: no row of this step looks there
             tokens = torch.roll(batch.token_ids, -step, 1).flatten()
-            hidden, embedded = self._inputs(step, hidden, F.embedding(tokens, found[EMBEDDING]))
+            hidden, embedded = self._inputs(step, hidden, F.embedding(tokens, tensors[EMBEDDING]))
             normed = torch.cat([layer.input_norm(embedded), hidden_norm(hidden)], -1)
             cos, sin = (table[places + step].repeat(batch_size, 1)[:, None] for table in tables)
-            hidden = layer.behind(hidden, normed, (cos, sin), attention)
-            logits.append(F.linear(final_norm(hidden[told.rows]), found["lm_head.weight"]))
+            hidden = layer.after_norm(hidden, normed, (cos, sin), attention)
+            logits.append(F.linear(final_norm(hidden[rows_of_step.rows]), tensors["lm_head.weight"]))
         return logits
 
     def _inputs(
@@ -98,8 +98,8 @@ class UnrolledAttention:
         scores = q @ self._keys[0].transpose(-1, -2)
         hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)
-        own = [(q * key).sum(-1, keepdim=True) for key in self._keys[1:]]
-        shares = (torch.cat([scores, *own], -1).float() * scale).softmax(-1).to(q.dtype)
+        own_scores = [(q * key).sum(-1, keepdim=True) for key in self._keys[1:]]
+        shares = (torch.cat([scores, *own_scores], -1).float() * scale).softmax(-1).to(q.dtype)
         mixed: torch.Tensor = shares[..., :length] @ self._values[0]
         for step, value in enumerate(self._values[1:]):
             mixed = mixed + shares[..., length + step, None] * value
@@ -167,11 +167,11 @@ class UnrolledExamples:
             item = self.corpus[index]
             prompt, output = len(item.prompt), len(item.output)
             first = max(0, 2 + step - prompt)
-            own = np.arange(first, output)
-            rows.append(own + prompt - 2 - step + row * width)
-            ids.append(self.labels[index].ids[own])
-            probabilities.append(self.labels[index].probabilities[own])
-            following.append(np.array(item.output)[own])
+            positions = np.arange(first, output)
+            rows.append(positions + prompt - 2 - step + row * width)
+            ids.append(self.labels[index].ids[positions])
+            probabilities.append(self.labels[index].probabilities[positions])
+            following.append(np.array(item.output)[positions])
         return UnrolledRows(
             torch.from_numpy(np.concatenate(rows)),
             torch.from_numpy(np.concatenate(ids).astype(np.int64)),
@@ -186,8 +186,8 @@ def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch) -> torch.Tensor
         logits = student(batch)
     weights = [STEP_WEIGHT**step for step in range(len(logits))]
     losses = [
-        weight * distillation_loss(rows.float(), told)
-        for weight, rows, told in zip(weights, logits, batch.steps, strict=True)
+        weight * distillation_loss(rows.float(), targets)
+        for weight, rows, targets in zip(weights, logits, batch.steps, strict=True)
     ]
     return torch.stack(losses).sum() / sum(weights)
 
@@ -203,7 +203,7 @@ class UnrolledSuccess:
 
 @torch.inference_mode()
 def evaluate_unrolled(
-    student: FeatureStudent, examples: UnrolledExamples, vocabulary: torch.Tensor, most: int = 5
+    student: FeatureStudent, examples: UnrolledExamples, vocabulary: torch.Tensor, max_rank: int = 5
 ) -> UnrolledSuccess:
     """Return the success of each step on the target's continuations.
 
@@ -215,14 +215,14 @@ def evaluate_unrolled(
         batch = batch.to(student.device)
         with rough(student.device):
             logits = student(batch)
-        for step, (rows, told) in enumerate(zip(logits, batch.steps, strict=True)):
-            best = vocabulary[rows.float().topk(most, dim=-1).indices.cpu()]
-            hits[step].append(best == told.next_tokens[:, None].cpu())
+        for step, (rows, targets) in enumerate(zip(logits, batch.steps, strict=True)):
+            best = vocabulary[rows.float().topk(max_rank, dim=-1).indices.cpu()]
+            hits[step].append(best == targets.next_tokens[:, None].cpu())
         first = [step[-1][:, 0].numpy() for step in hits]
         chains.append(accepted_by_chains(first, [examples.corpus[i] for i in indices]))
     return UnrolledSuccess(
         [
-            Success({k: float(torch.cat(step)[:, :k].any(-1).float().mean()) for k in range(1, most + 1)})
+            Success({k: float(torch.cat(step)[:, :k].any(-1).float().mean()) for k in range(1, max_rank + 1)})
             for step in hits
         ],
         1 + float(np.concatenate(chains).mean()),
@@ -238,16 +238,16 @@ def accepted_by_chains(
         hits: by step, whether each row's first guess is right, in the order of `UnrolledExamples.batch`.
         corpus: continuations of the batch.
     """
-    found, ends = [], [0] * len(hits)
+    lengths, ends = [], [0] * len(hits)
     for item in corpus:
         prompt, output = len(item.prompt), len(item.output)
         starts = range(max(0, 2 - prompt), output - len(hits) + 1)
         chain = np.zeros((len(hits), len(starts)), np.int64)
         for step, right in enumerate(hits):
             first = max(0, 2 + step - prompt)
-            own = right[ends[step] : ends[step] + output - first]
+            hits_of_text = right[ends[step] : ends[step] + output - first]
             ends[step] += output - first
             if len(starts):
-                chain[step] = own[starts.start + step - first : starts.stop + step - first]
-        found.append(chain.cumprod(0).sum(0))
-    return np.concatenate(found)
+                chain[step] = hits_of_text[starts.start + step - first : starts.stop + step - first]
+        lengths.append(chain.cumprod(0).sum(0))
+    return np.concatenate(lengths)

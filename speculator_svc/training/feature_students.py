@@ -105,12 +105,12 @@ class HeadsStudent(FeatureStudent):
         parts = Parts(self._config, self.all_tensors(), torch.float32, str(self.device))
         heads = Heads(self._kind, self._count, self._config, parts, self._markov)
         outs = heads.outs(batch.states[:, :, -1].flatten(0, 1).float())
-        logits = heads.logits([outs[told.rows, head] for head, told in enumerate(batch.steps)])
+        logits = heads.logits([outs[targets.rows, head] for head, targets in enumerate(batch.steps)])
         if heads.markov is None:
             return logits
         before = [
-            torch.roll(batch.token_ids, -step, 1).flatten()[told.rows]
-            for step, told in enumerate(batch.steps)
+            torch.roll(batch.token_ids, -step, 1).flatten()[targets.rows]
+            for step, targets in enumerate(batch.steps)
         ]
         return [rows + heads.markov(tokens) for rows, tokens in zip(logits, before, strict=True)]
 

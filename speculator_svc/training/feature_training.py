@@ -113,8 +113,8 @@ class FeatureTraining:
         seen = distil_with_bar(student, training, asked.options, state, unrolled_loss, score)
         success = evaluate_unrolled(student, held_out, token_ids)
         console.print(f"held out: {success.accepted_length:.3f} tokens a step by chains, the best")
-        for step, found in enumerate(success.by_depth):
-            console.print(f"held out, depth {step + 1}: {found}")
+        for step, of_depth in enumerate(success.by_depth):
+            console.print(f"held out, depth {step + 1}: {of_depth}")
         with finishing(state, asked.out):
             reader.save(student, token_ids, self._record(reader, len(token_ids), seen, success))
 
@@ -129,7 +129,7 @@ class FeatureTraining:
             f"--learning-rate {options.learning_rate:g} --seed {options.seed}",
             "corpus": [path.name for path in asked.corpus],
             "tokens_seen": seen,
-            "success_held_out": [found.to_json() for found in success.by_depth],
+            "success_held_out": [of_depth.to_json() for of_depth in success.by_depth],
             "accepted_length_held_out": round(success.accepted_length, 3),
         }
 

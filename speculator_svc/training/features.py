@@ -163,15 +163,15 @@ def _compute(
             rest = item.output[:-1]
             segments.append(Segment(runner.open(), item.prompt, rest, range(-1, len(rest) - 1), True))
         logits, states = runner.forward_with_features(segments, layers)
-        for segment, rows, own in zip(segments, logits, states, strict=True):
+        for segment, rows, states_of_text in zip(segments, logits, states, strict=True):
             runner.cache.release(segment.sequence)
             probabilities, ids = most_probable(rows, LABEL_WIDTH)
-            yield own, ids, probabilities
+            yield states_of_text, ids, probabilities
 
 
-def _write(place: Path, found: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
+def _write(place: Path, rows: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
     place.mkdir(parents=True, exist_ok=True)
-    states, ids, probabilities = zip(*found, strict=True)
+    states, ids, probabilities = zip(*rows, strict=True)
     np.save(place / "states.npy", torch.cat(states).view(torch.int16).numpy())
     partial = place / "labels.part.npz"
     np.savez(partial, ids=torch.cat(ids).numpy(), probabilities=torch.cat(probabilities).numpy())
@@ -184,5 +184,5 @@ def _read(kept: Kept, chunk: Sequence[Continuation], layers: Sequence[int]) -> I
     with np.load(kept.place / _LABELS) as data:
         ids, probabilities = (np.split(data[name], outputs) for name in ("ids", "probabilities"))
     states = np.split(kept.states(layers), tokens)
-    for own, one, other in zip(states, ids, probabilities, strict=True):
-        yield Thoughts(own, Labels(one, other))
+    for states_of_text, one, other in zip(states, ids, probabilities, strict=True):
+        yield Thoughts(states_of_text, Labels(one, other))

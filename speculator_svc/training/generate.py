@@ -81,12 +81,12 @@ def continue_prompts(
             waiting.clear()
         for item in running:
             if ended or item.output[-1] in stops or len(item.output) == max_new_tokens:
-                found = item.continuation()
+                continuation = item.continuation()
                 if keep is not None:
                     slots = item.sequence.slots(0, item.sequence.length)
-                    keep(found, runner.features.read(slots, len(slots))[1])
+                    keep(continuation, runner.features.read(slots, len(slots))[1])
                 runner.cache.release(item.sequence)
-                yield item.job, found
+                yield item.job, continuation
         running = [item for item in running if not item.sequence.released]
 
 
@@ -126,8 +126,8 @@ def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]
         cumulative = (logits[sampled] / temperatures).softmax(-1).cumsum(-1)
         at = at * cumulative[:, -1:]
         tokens[sampled] = torch.searchsorted(cumulative, at, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-    found: list[int] = tokens.tolist()
-    return found
+    token_ids: list[int] = tokens.tolist()
+    return token_ids
 
 
 LABEL_WIDTH = 32

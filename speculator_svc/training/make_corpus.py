@@ -136,18 +136,18 @@ class CorpusMaker:
         done = finished_jobs(path)
         for job_id, prompt, _ in jobs:
             if job_id in done and done[job_id].prompt != prompt:
-                why = f"{job_id} there has another prompt; --overwrite throws it away and begins anew"
-                raise SettingError("out", str(path), why)
+                reason = f"{job_id} there has another prompt; --overwrite throws it away and begins anew"
+                raise SettingError("out", str(path), reason)
         missing = [
             ContinuationJob(job_id, prompt, temperature, _job_seed(self._seed, job_id))
             for job_id, prompt, temperature in jobs
             if job_id not in done
         ]
-        most = min(self._runner.cache.capacity_tokens // self._batch, self._runner.config.max_positions)
-        fitting = [job for job in missing if len(job.prompt) + max_new_tokens <= most]
+        max_len = min(self._runner.cache.capacity_tokens // self._batch, self._runner.config.max_positions)
+        fitting = [job for job in missing if len(job.prompt) + max_new_tokens <= max_len]
         if len(fitting) < len(missing):
             left_out = len(missing) - len(fitting)
-            console.print(f"{what}: left out {left_out} prompts over {most - max_new_tokens} tokens")
+            console.print(f"{what}: left out {left_out} prompts over {max_len - max_new_tokens} tokens")
         try:
             write_continuations(path, self._results(what, fitting, max_new_tokens, label_width, seconds))
         except KeyboardInterrupt as error:

@@ -94,10 +94,10 @@ class Student(nn.Module):
         cls, draft: DraftModel, target: Weights | None = None, inserted: Sequence[int] = ()
     ) -> "Student":
         """Continue a trained SSM; silent layers of `target` go before its last."""
-        own = [LayerStart(draft.weights, layer) for layer in range(draft.config.layers)]
+        starts = [LayerStart(draft.weights, layer) for layer in range(draft.config.layers)]
         if target is not None:
-            own[-1:-1] = [LayerStart(target, layer, silent=True) for layer in inserted]
-        return cls(draft.config, draft.weights, own, draft.weights["lm_head.weight"])
+            starts[-1:-1] = [LayerStart(target, layer, silent=True) for layer in inserted]
+        return cls(draft.config, draft.weights, starts, draft.weights["lm_head.weight"])
 
     @property
     def device(self) -> torch.device:
@@ -117,11 +117,11 @@ class Student(nn.Module):
         """Return logits [R, draft vocabulary] at flat `rows` of ids [B, T]."""
         batch, length = token_ids.shape
         # fused matrices are concatenated in every step, for gradients
-        found = {
+        tensors = {
             tensor_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())
         }
         config = replace(self.config, max_positions=length)
-        model = Transformer(config, found, torch.float32, str(token_ids.device))
+        model = Transformer(config, tensors, torch.float32, str(token_ids.device))
         positions = torch.arange(length, device=token_ids.device).repeat(batch)
         return model.logits(
             model.forward(token_ids.flatten(), positions, causal_attention(batch, length))[rows]

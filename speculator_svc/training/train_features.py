@@ -124,19 +124,21 @@ def train_eagle(
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
     base = load_eagle(start, directory) if start is not None else None
-    own = base.layers if base is not None else feature_layers(layers, config)
+    layer_numbers = base.layers if base is not None else feature_layers(layers, config)
 
     def make(target: Mapping[str, torch.Tensor], token_ids: torch.Tensor) -> EagleStudent:
-        tensors = base.tensors if base else starting_tensors(config, target, len(own), token_ids)
+        tensors = base.tensors if base else starting_tensors(config, target, len(layer_numbers), token_ids)
         return EagleStudent(config, target[EMBEDDING], tensors)
 
     def save(student: EagleStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
-        save_eagle(out, EagleSource(student.tensors(), token_ids, own), directory, model, trained)
+        save_eagle(out, EagleSource(student.tensors(), token_ids, layer_numbers), directory, model, trained)
 
-    flags = f"--layers {','.join(map(str, own))} --steps {steps}" + (
+    flags = f"--layers {','.join(map(str, layer_numbers))} --steps {steps}" + (
         f" --start {start.name}" if start else ""
     )
-    training.run(TrainingMethod("eagle", flags, own, steps, make, save, base.token_ids if base else None))
+    training.run(
+        TrainingMethod("eagle", flags, layer_numbers, steps, make, save, base.token_ids if base else None)
+    )
 
 
 _USUAL_HIDDEN = 576

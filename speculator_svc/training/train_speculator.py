@@ -36,9 +36,9 @@ from speculator_svc.training.train_ssm import train_ssm
 
 CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
 """Share of time for the corpus, and the minimum share for training."""
-MOST_NEW_TOKENS, LEAST_NEW_TOKENS = 224, 32
+MAX_NEW_TOKENS, MIN_NEW_TOKENS = 224, 32
 """Maximum tokens of a continuation, and the minimum that time must allow."""
-LEAST_PROMPTS = 10
+MIN_PROMPTS = 10
 LARGE = 1e9
 """Parameters of a target from which on its hidden states are read."""
 BATCH, BATCH_OF_LARGE = 48, 16
@@ -82,8 +82,8 @@ def choose_method(config: ModelConfig) -> ChosenMethod:
     if parameters(config) < LARGE:
         return ChosenMethod(SpeculatorMethod.SSM, f"{size}, under {LARGE / 1e6:,.0f} M: two of its layers")
     if config.family in NO_EAGLE:
-        why = f"{size}, and a layer of {config.family} cannot read them as EAGLE does: heads on its hidden states"
-        return ChosenMethod(SpeculatorMethod.MEDUSA, why)
+        reason = f"{size}, and a layer of {config.family} cannot read them as EAGLE does: heads on its hidden states"
+        return ChosenMethod(SpeculatorMethod.MEDUSA, reason)
     return ChosenMethod(
         SpeculatorMethod.EAGLE, f"{size}, at least {LARGE / 1e6:,.0f} M: a layer that reads its hidden states"
     )
@@ -115,16 +115,16 @@ class RunProgress:
         if not path.is_file():
             work.mkdir(parents=True, exist_ok=True)
             return fresh
-        found = cls(**json.loads(path.read_bytes()))
+        progress = cls(**json.loads(path.read_bytes()))
         for name in ("target", "prompts", "method", "minutes", "seed"):
-            before, now = getattr(found, name), getattr(fresh, name)
+            before, now = getattr(progress, name), getattr(fresh, name)
             if before != now:
                 option = {"target": "model"}.get(name, name)
-                why = (
+                reason = (
                     f"{work} holds a run that began with {before}; --overwrite throws it away and begins anew"
                 )
-                raise SettingError(option, now, why)
-        return found
+                raise SettingError(option, now, reason)
+        return progress
 
     def save(self, work: Path) -> None:
         """Write the state whole or not at all."""
@@ -174,9 +174,9 @@ def train_speculator(
     directory = resolve_model(model)
     config = target_config(directory)
     texts = read_prompts(prompts)
-    if len(texts) < LEAST_PROMPTS:
+    if len(texts) < MIN_PROMPTS:
         raise InvalidInputError(
-            "prompts", str(prompts), f"has {len(texts)} prompts; needs {LEAST_PROMPTS} or more"
+            "prompts", str(prompts), f"has {len(texts)} prompts; needs {MIN_PROMPTS} or more"
         )
     out = out or Path(f"speculator-{directory.name}")
     if not overwrite and is_draft_checkpoint(out):
@@ -240,12 +240,12 @@ def _prepare(
     with progress.timed(work):
         left = CORPUS_SHARE * 60 * progress.minutes - progress.spent_s
         maker = CorpusMaker(runner, batch, progress.seed, keeper(work, layers) if layers else None)
-        found = maker.run("corpus", corpus, jobs, MOST_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
-    tokens = sum(len(item.output) for item in found.values())
-    console.print(f"corpus: {len(found)} continuations, {tokens} tokens", highlight=False)
-    if len(found) < LEAST_PROMPTS:
-        why = f"only {len(found)} continuations were written in a third of it; needs {LEAST_PROMPTS}"
-        raise SettingError("minutes", progress.minutes, why)
+        continuations = maker.run("corpus", corpus, jobs, MAX_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
+    tokens = sum(len(item.output) for item in continuations.values())
+    console.print(f"corpus: {len(continuations)} continuations, {tokens} tokens", highlight=False)
+    if len(continuations) < MIN_PROMPTS:
+        reason = f"only {len(continuations)} continuations were written in a third of it; needs {MIN_PROMPTS}"
+        raise SettingError("minutes", progress.minutes, reason)
     runner.keep_features(())
     if layers:
         with progress.timed(work):
@@ -278,10 +278,10 @@ def _check_time(runner: ModelRunner, minutes: float) -> None:
         runner.forward([Segment(sequence, (0,), want_last=True)])
         pass_s = min(pass_s, time.monotonic() - began)
     runner.cache.release(sequence)
-    least = LEAST_NEW_TOKENS * pass_s / CORPUS_SHARE / 60
+    least = MIN_NEW_TOKENS * pass_s / CORPUS_SHARE / 60
     if minutes < least or minutes <= 0:
-        why = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; needs over {least:.2g}"
-        raise SettingError("minutes", minutes, why)
+        reason = f"too little: a pass of the target takes {1000 * pass_s:.0f} ms here; needs over {least:.2g}"
+        raise SettingError("minutes", minutes, reason)
 
 
 def report(method: SpeculatorMethod, out: Path, work: Path, trained: Mapping[str, Any]) -> Iterator[str]:
@@ -293,7 +293,7 @@ def report(method: SpeculatorMethod, out: Path, work: Path, trained: Mapping[str
     )
     yield f"held out: the target's next token among the first k guesses of {method}, {given}"
     yield "depth   top 1   top 2   top 3   top 5"
-    for depth, found in enumerate(trained["success_held_out"], 1):
-        yield f"{depth:5}" + "".join(f" {100 * found[f'top{k}']:5.1f} %" for k in (1, 2, 3, 5))
+    for depth, success in enumerate(trained["success_held_out"], 1):
+        yield f"{depth:5}" + "".join(f" {100 * success[f'top{k}']:5.1f} %" for k in (1, 2, 3, 5))
     yield f"{trained['tokens_seen']:,} tokens seen; the checkpoint is {out}, and can be moved anywhere"
     yield f"{work} has its corpus and may be removed"

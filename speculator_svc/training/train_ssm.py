@@ -53,7 +53,7 @@ from speculator_svc.training.student import Start, Student
 def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor) -> Examples:
     """Count only tokens that no SSM of the pool guesses first."""
     places = [ranks(student, examples, vocabulary, 1) for student in pool]
-    counted = [np.minimum.reduce(found) > 0 for found in zip(*places, strict=True)]
+    counted = [np.minimum.reduce(places_of_all) > 0 for places_of_all in zip(*places, strict=True)]
     return Examples(examples.corpus, examples.labels, counted)
 
 
@@ -61,15 +61,15 @@ def pool_report(
     pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor
 ) -> list[dict[str, float]]:
     """Return each SSM's success, the pool's, and the first's with equal guesses."""
-    most = len(pool)
-    places = np.array([np.concatenate(ranks(student, examples, vocabulary, most)) for student in pool])
+    size = len(pool)
+    places = np.array([np.concatenate(ranks(student, examples, vocabulary, size)) for student in pool])
     return [
         {
             "top1": round(float((places[i] == 0).mean()), 4),
             "union": round(float((places[: i + 1] == 0).any(0).mean()), 4),
             "first_ssm_with_as_many_guesses": round(float((places[0] <= i).mean()), 4),
         }
-        for i in range(most)
+        for i in range(size)
     ]
 
 
@@ -129,8 +129,8 @@ def train_ssm(
     data = _prepare(runner, corpus, work, tokens)
     student = begin.student(data.token_ids).to(place)
     state = work / "state.pt"
-    others = [Student.from_draft(draft).to(place) for draft in pool]
-    examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
+    pool_students = [Student.from_draft(draft).to(place) for draft in pool]
+    examples = missed_by_all(pool_students, data.training, data.token_ids) if pool_students else data.training
     options = DistilOptions(minutes, learning_rate, seed=seed)
     seen = distil_with_bar(student, examples, options, state, ssm_loss)
     places = ranks(student, data.held_out, data.token_ids, 5)
@@ -142,8 +142,8 @@ def train_ssm(
         f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}"
     )
     trained = _record(command, corpus, options, seen, success)
-    if others:
-        report = pool_report([*others, student], data.held_out, data.token_ids)
+    if pool_students:
+        report = pool_report([*pool_students, student], data.held_out, data.token_ids)
         console.print(f"held out, per added SSM: {report}")
         trained["pool_held_out"] = report
     with finishing(state, out):
@@ -168,7 +168,7 @@ def _record(
         "tokens_seen": seen,
         "minutes": options.minutes,
         "seed": options.seed,
-        "success_held_out": [found.to_json() for found in success],
+        "success_held_out": [of_depth.to_json() for of_depth in success],
     }
 
 

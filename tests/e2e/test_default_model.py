@@ -94,7 +94,7 @@ def decode_batch(
             assert outcome.verdict is not None
             contexts[i] += [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
             contexts[i].append(outcome.verdict.bonus)
-            held[i] = outcome.held_len
+            held[i] = outcome.cached_len
     ids = [str(i) for i in range(len(prompts))]
     engine.release(ids)
     for drafter in drafters:

@@ -17,7 +17,7 @@ M = TypeVar("M", bound=Message)
 
 _SERIALISED_SHARE = 0.15
 """Share of mutated messages that are spoilt in their serialised form."""
-_MOST_MUTATIONS = 6
+_MAX_MUTATIONS = 6
 _MANY = (2, 3, 17, 200)
 """Number of times that an element is repeated."""
 _DESCEND = 0.8
@@ -40,7 +40,7 @@ class Mutator:
             return self._spoil_bytes(message)
         copy = type(message)()
         copy.CopyFrom(message)
-        for _ in range(1 + min(int(self._rng.expovariate(1)), _MOST_MUTATIONS - 1)):
+        for _ in range(1 + min(int(self._rng.expovariate(1)), _MAX_MUTATIONS - 1)):
             self._spoil(copy)
         return copy
 

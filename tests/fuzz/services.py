@@ -64,7 +64,7 @@ class Services:
 
     def check_empty(self) -> None:
         """Asserts that nothing is held for anybody."""
-        held = [engine.held_requests for engine in (self._engine, *self._engines)]
+        held = [engine.cached_requests for engine in (self._engine, *self._engines)]
         assert held == [0, 0, 0], f"requests held by verifier and speculator services: {held}"
         self._engine.settle()
         self.runner.cache.check()

@@ -34,7 +34,7 @@ def texts(sampling: Sampling, known: list[list[int]] | None = None) -> list[list
             assert outcome.verdict is not None, outcome.message
             accepted = [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
             told[i] += [*accepted, outcome.verdict.bonus]
-            held[i], deltas[i] = outcome.held_len, [outcome.verdict.bonus]
+            held[i], deltas[i] = outcome.cached_len, [outcome.verdict.bonus]
     return [tokens[:LENGTH] for tokens in told]
 
 

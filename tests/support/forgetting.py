@@ -19,7 +19,7 @@ def forget_once(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal calls
         calls += 1
         if calls == _CALL:
-            service.held[asked.entry.request_id] -= 1
+            service.cached_len[asked.entry.request_id] -= 1
         return encode(service, asked, *more)
 
     monkeypatch.setattr(SpeculatorService, "encode", believing)

@@ -364,7 +364,7 @@ async def running_system(
         for thread in threads:
             thread.stop()
         for engine in engines:
-            engine.release(list(engine._held))
+            engine.release(list(engine._cached))
             engine.runner.cache.check()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
-_MOST_CONTEXTS = 4096
+_MAX_CONTEXTS = 4096
 _LOOK_BACK = 12
 """Tokens at the end of a context before which a known one is looked for."""
 
@@ -57,7 +57,7 @@ class TinyLlama:
         assert state is not None, "an empty context"
         self._known[text] = state
         self._known.move_to_end(text)
-        if len(self._known) > _MOST_CONTEXTS:
+        if len(self._known) > _MAX_CONTEXTS:
             self._known.popitem(last=False)
         return state
 

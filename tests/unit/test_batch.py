@@ -288,7 +288,7 @@ def test_what_nests_too_deeply_is_no_json(files: Files) -> None:
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specinfer.openai_api.server._MOST_BYTES", 1000)
+    monkeypatch.setattr("specinfer.openai_api.server._MAX_BYTES", 1000)
     long = ApiScript(lambda path, body, before: (200, {}, {"said": "x" * 1000}))
     with scripted_api(long) as url, pytest.raises(UnavailableError, match="more than 1000 bytes"):
         ApiServer.at(url).call("completions", {})

@@ -15,7 +15,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.v1 import generation_pb2, tree_pb2
 
-_MOST_KEPT = 100_000
+_MAX_KEPT = 100_000
 """Maximum number of cached token texts, about one vocabulary."""
 
 
@@ -31,7 +31,7 @@ class TokenTexts:
         text = self._texts.get(token_id)
         if text is None:
             text = self._tokenizer.text_of_token(token_id)
-            if len(self._texts) < _MOST_KEPT:
+            if len(self._texts) < _MAX_KEPT:
                 self._texts[token_id] = text
         return text
 
@@ -84,9 +84,9 @@ def _step(
         ],
     )
     for place, (token, completed) in enumerate(zip(item.tokens, text.push(item), strict=True)):
-        told = reply.tokens.add(token_id=token, text=completed)
+        picture = reply.tokens.add(token_id=token, text=completed)
         if item.state.request.logprobs:
-            told.logprob = item.logprobs[place].chosen
+            picture.logprob = item.logprobs[place].chosen
     return reply
 
 
@@ -97,57 +97,61 @@ def _nodes(
 
     `asked` are the numbers of the speculators, in the order in which they are named.
     """
-    proposals = _proposals(tree, {number: index for index, number in enumerate(asked)}, _own(tree, drafts))
+    proposals = _proposals(
+        tree, {number: index for index, number in enumerate(asked)}, _own_chances(tree, drafts)
+    )
     forced = tree.forced
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
     for node, (token, parent, score) in enumerate(numbers):
-        found = proposals.get(node, [])
-        drawn = max((p.chance for p in found if p.kind != tree_pb2.PROPOSAL_KIND_POINT), default=0.0)
+        proposers = proposals.get(node, [])
+        drawn = max((p.chance for p in proposers if p.kind != tree_pb2.PROPOSAL_KIND_POINT), default=0.0)
         yield generation_pb2.WatchedNode(
             token_id=token,
             text=texts.of(token),
             parent=parent,
             chance=score or drawn,
-            proposals=found,
+            proposals=proposers,
             forced=node in forced,
         )
 
 
 def _proposals(
-    tree: TokenTree, index: Mapping[int, int], own: Mapping[tuple[int, int], float]
+    tree: TokenTree, index: Mapping[int, int], own_chances: Mapping[tuple[int, int], float]
 ) -> dict[int, list[generation_pb2.WatchedProposal]]:
     """Return the proposers of each node."""
-    found: dict[int, list[generation_pb2.WatchedProposal]] = {}
+    proposals: dict[int, list[generation_pb2.WatchedProposal]] = {}
     for proposal in tree.proposals:
         if proposal.speculator == NOBODY:
             continue
         for node in dict.fromkeys(proposal.children):
-            found.setdefault(node, []).append(
+            proposals.setdefault(node, []).append(
                 generation_pb2.WatchedProposal(
                     speculator=index[proposal.speculator],
                     kind=int(proposal.kind),  # type: ignore[arg-type]  # the enums share their numbers
-                    chance=_chance(proposal, node, tree, own),
+                    chance=_chance(proposal, node, tree, own_chances),
                 )
             )
-    return found
+    return proposals
 
 
-def _chance(proposal: Proposal, node: int, tree: TokenTree, own: Mapping[tuple[int, int], float]) -> float:
+def _chance(
+    proposal: Proposal, node: int, tree: TokenTree, own_chances: Mapping[tuple[int, int], float]
+) -> float:
     """Return the probability that the speculator gives its candidate."""
     if proposal.kind is ProposalKind.POINT:
-        return own.get((proposal.speculator, node), 0.0)
+        return own_chances.get((proposal.speculator, node), 0.0)
     drawn = proposal.q_probabilities[proposal.q_token_ids == tree.token_ids[node]]
     return float(drawn.sum())
 
 
-def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
+def _own_chances(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
     """Map speculator and node of the merged tree to the draft's score.
 
     This is the score before the gateway corrected it.
     """
     parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
     place_of = {(parents[node], tokens[node]): node for node in range(1, len(tree))}
-    found: dict[tuple[int, int], float] = {}
+    chances: dict[tuple[int, int], float] = {}
     for speculator, draft in drafts:
         places: list[int | None] = [0]
         above, theirs, scores = draft.parents.tolist(), draft.token_ids.tolist(), draft.scores.tolist()
@@ -156,8 +160,8 @@ def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple
             place = None if parent is None else place_of.get((parent, theirs[node]))
             places.append(place)  # None: it was cut, and so is what comes below it
             if place is not None:
-                found[speculator, place] = scores[node]
-    return found
+                chances[speculator, place] = scores[node]
+    return chances
 
 
 class WatchReplies:

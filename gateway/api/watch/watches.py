@@ -36,9 +36,9 @@ class Pace:
         return max(0.0, self._next - now)
 
 
-MOST_WATCHES = 64
+MAX_WATCHES = 64
 """Maximum watches of a gateway. An API key may have half."""
-MOST_UNTOLD = 64
+MAX_UNREAD = 64
 """Steps that may wait for one watch."""
 
 
@@ -58,7 +58,7 @@ class Watch:
     def __init__(self, request_id: str) -> None:
         """Create a watch; an empty `request_id` means all requests of the caller."""
         self.request_id = request_id
-        self._untold: deque[Seen] = deque()
+        self._unread: deque[Seen] = deque()
         self._dropped = 0
         self._changed = asyncio.Event()
         self._closed = False
@@ -69,11 +69,11 @@ class Watch:
         Where too much waits the oldest step is dropped, but not the end of a request as long as there is
         anything else.
         """
-        if len(self._untold) >= MOST_UNTOLD:
-            steps = (place for place, old in enumerate(self._untold) if not old.item.final)
-            del self._untold[next(steps, 0)]
+        if len(self._unread) >= MAX_UNREAD:
+            steps = (place for place, old in enumerate(self._unread) if not old.item.final)
+            del self._unread[next(steps, 0)]
             self._dropped += 1
-        self._untold.append(seen)
+        self._unread.append(seen)
         self._changed.set()
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Watch:
         Raises:
             UnavailableError: after `close`, if all was sent.
         """
-        while not self._untold:
+        while not self._unread:
             if self._closed:
                 raise UnavailableError("this gateway ends; watch at another one")
             self._changed.clear()
@@ -96,7 +96,7 @@ class Watch:
     def take(self) -> tuple[Seen, int]:
         """Return the next event, and the number of steps dropped before."""
         dropped, self._dropped = self._dropped, 0
-        return self._untold.popleft(), dropped
+        return self._unread.popleft(), dropped
 
 
 class Watches:
@@ -143,12 +143,12 @@ class Watches:
 
     def close(self) -> None:
         """End all of them soon."""
-        for found in self._open.values():
-            for watch in found:
+        for watches in self._open.values():
+            for watch in watches:
                 watch.close()
 
     def _check_room(self, caller: Caller) -> None:
         total = len(self)
-        own = sum(len(found) for (name, _), found in self._open.items() if name == caller.name)
-        if total >= MOST_WATCHES or (caller.name and own >= MOST_WATCHES // 2):
-            raise ExhaustedError(f"{total} calls watch this gateway, {own} of them with this key")
+        open_count = sum(len(watches) for (name, _), watches in self._open.items() if name == caller.name)
+        if total >= MAX_WATCHES or (caller.name and open_count >= MAX_WATCHES // 2):
+            raise ExhaustedError(f"{total} calls watch this gateway, {open_count} of them with this key")

@@ -152,8 +152,8 @@ class ScoreMetrics:
 
     def show(self, named: Named, said: Reliability, corrected: Reliability) -> None:
         """Show how well a speculator's scores foretell acceptance, once enough were counted."""
-        for kind, found in (("said", said), ("corrected", corrected)):
-            if (error := found.calibration_error) is not None:
+        for kind, scores in (("said", said), ("corrected", corrected)):
+            if (error := scores.calibration_error) is not None:
                 self._errors.labels(*named, kind).set(error)
         if (auc := corrected.auc) is not None:
             self._auc.labels(*named).set(auc)

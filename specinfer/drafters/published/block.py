@@ -139,32 +139,32 @@ load_dspark = partial(load_block_draft, DSparkSource)
 def block_shapes(config: PublishedConfig, read: int) -> Shapes:
     """Return the tensors of a draft that reads so many layers."""
     hidden = config.target.hidden_size
-    found: Shapes = {"fc.weight": (hidden, read * hidden)}
-    found |= {f"{norm}.weight": (hidden,) for norm in ("hidden_norm", "norm")}
+    shapes: Shapes = {"fc.weight": (hidden, read * hidden)}
+    shapes |= {f"{norm}.weight": (hidden,) for norm in ("hidden_norm", "norm")}
     for index in range(config.layers.config.layers):
-        found |= layer_shapes(f"layers.{index}.", config.layers, normed_heads=True)
-    return found
+        shapes |= layer_shapes(f"layers.{index}.", config.layers, normed_heads=True)
+    return shapes
 
 
 def _markov_shapes(config: PublishedConfig, rank: int) -> Shapes:
     hidden, kind = config.target.hidden_size, config.fields["markov_head_type"]
     if kind not in MARKOV_KINDS:
         raise IncompatibleError(f"markov_head_type = {kind!r}: must be one of {', '.join(MARKOV_KINDS)}")
-    found: Shapes = {}
+    shapes: Shapes = {}
     if rank:
-        found["markov_head.markov_w1.weight"] = (config.target.vocab_size, rank)
-        found["markov_head.markov_w2.weight"] = (config.count("draft_vocab_size"), rank)
+        shapes["markov_head.markov_w1.weight"] = (config.target.vocab_size, rank)
+        shapes["markov_head.markov_w2.weight"] = (config.count("draft_vocab_size"), rank)
         sizes = {
             "gated": ("gate_proj", rank, hidden + rank),
             "rnn": ("joint_proj", 3 * rank, 2 * rank + hidden),
         }
         if kind in sizes:
             name, out, read = sizes[kind]
-            found |= {f"markov_head.{name}.weight": (out, read), f"markov_head.{name}.bias": (out,)}
+            shapes |= {f"markov_head.{name}.weight": (out, read), f"markov_head.{name}.bias": (out,)}
     if config.flag("enable_confidence_head"):
         read = hidden + (rank if config.flag("confidence_head_with_markov") else 0)
-        found |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
-    return found
+        shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+    return shapes
 
 
 class BlockRunner:

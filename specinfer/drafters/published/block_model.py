@@ -95,12 +95,12 @@ class BlockModel:
         x = F.embedding(
             self._tensor([token for b in blocks for token in b.tokens(self._source.mask)]), self._embedding
         )
-        angles, own = self._angles(positions), self._angles([p for b in blocks for p in b.positions])
+        angles, block_angles = self._angles(positions), self._angles([p for b in blocks for p in b.positions])
         for index, layer in enumerate(self._layers):
             _, key, value = layer.project(context, angles)
             self.memory.write(index, slots, key, value)
             if blocks:
-                x = layer(x, own, attention[self._source.draft_layers.windows[index]])
+                x = layer(x, block_angles, attention[self._source.draft_layers.windows[index]])
         return list(torch.split(self._norm(x), self._source.block)) if blocks else []
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

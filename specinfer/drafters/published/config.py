@@ -86,21 +86,21 @@ def read_layers(fields: Any, prefix: str = f"{_FIELD}.") -> DraftLayers:
     return DraftLayers(config, windows, bool(fields.get("attention_bias")))
 
 
-def refused(name: str, value: Any, why: str, prefix: str = f"{_FIELD}.") -> IncompatibleError:
+def refused(name: str, value: Any, reason: str, prefix: str = f"{_FIELD}.") -> IncompatibleError:
     """Return the error that refuses a field of the layers."""
-    return IncompatibleError(f"{prefix}{name} = {value!r}: {why}")
+    return IncompatibleError(f"{prefix}{name} = {value!r}: {reason}")
 
 
 def _windows(fields: Mapping[str, Any], layers: int, prefix: str) -> tuple[int | None, ...]:
     kinds, window = fields.get("layer_types"), fields.get("sliding_window")
     if kinds is None and fields.get("use_sliding_window"):
-        why = "use_sliding_window = True does not say which layers have it"
-        raise refused("layer_types", kinds, why, prefix)
+        reason = "use_sliding_window = True does not say which layers have it"
+        raise refused("layer_types", kinds, reason, prefix)
     kinds = [_FULL] * layers if kinds is None else kinds
     known = isinstance(kinds, list) and all(kind in (_FULL, _SLIDING) for kind in kinds)
     if not known or len(kinds) != layers:
-        why = f"must be {_FULL} or {_SLIDING} for each of {layers} layers"
-        raise refused("layer_types", kinds, why, prefix)
+        reason = f"must be {_FULL} or {_SLIDING} for each of {layers} layers"
+        raise refused("layer_types", kinds, reason, prefix)
     if _SLIDING in kinds and (not isinstance(window, int) or window < 1):
         raise refused("sliding_window", window, "must be a positive whole number", prefix)
     return tuple(window if kind == _SLIDING else None for kind in kinds)
@@ -117,19 +117,19 @@ def layer_shapes(prefix: str, layers: DraftLayers, normed_heads: bool, width: in
     query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim
     rows = {"q_proj": (query, read), "k_proj": (key, read), "v_proj": (key, read)}
     rows["o_proj"] = (c.hidden_size, query)
-    found: Shapes = {
+    shapes: Shapes = {
         f"{prefix}{norm}.weight": (c.hidden_size,) for norm in ("input_layernorm", "post_attention_layernorm")
     }
     for name, shape in rows.items():
-        found[f"{prefix}self_attn.{name}.weight"] = shape
+        shapes[f"{prefix}self_attn.{name}.weight"] = shape
         if layers.biased:
-            found[f"{prefix}self_attn.{name}.bias"] = shape[:1]
+            shapes[f"{prefix}self_attn.{name}.bias"] = shape[:1]
     if normed_heads:
-        found |= {f"{prefix}self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
+        shapes |= {f"{prefix}self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
     for name in ("gate_proj", "up_proj"):
-        found[f"{prefix}mlp.{name}.weight"] = (c.intermediate_size, c.hidden_size)
-    found[f"{prefix}mlp.down_proj.weight"] = (c.hidden_size, c.intermediate_size)
-    return found
+        shapes[f"{prefix}mlp.{name}.weight"] = (c.intermediate_size, c.hidden_size)
+    shapes[f"{prefix}mlp.down_proj.weight"] = (c.hidden_size, c.intermediate_size)
+    return shapes
 
 
 _DESCRIBED = frozenset(
@@ -178,12 +178,12 @@ class PublishedConfig:
 
     def read_layers(self, name: str) -> tuple[int, ...]:
         """Return a field with the target's layers of hidden states."""
-        value, most = self.fields[name], self.target.layers
+        value, layer_count = self.fields[name], self.target.layers
         if value is None and name == EAGLE_LAYERS:
-            return usual_layers(most)
-        whole = isinstance(value, list) and all(isinstance(n, int) and 0 <= n <= most for n in value)
+            return usual_layers(layer_count)
+        whole = isinstance(value, list) and all(isinstance(n, int) and 0 <= n <= layer_count for n in value)
         if not whole or not value or len(set(value)) < len(value):
-            raise IncompatibleError(f"{name} = {value!r}: must be different layers from 0 to {most}")
+            raise IncompatibleError(f"{name} = {value!r}: must be different layers from 0 to {layer_count}")
         return tuple(value)
 
 
@@ -248,15 +248,19 @@ def _check_verifier(
     named = verifier_fields(config).get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise IncompatibleError(f"verifier.architectures = {named!r}: must be names")
-    found = json.loads((target_directory / "config.json").read_bytes()).get("architectures") or ()
-    if named and found and not set(named) & set(found):
-        told = f"verifier.architectures = {named!r}"
-        raise IncompatibleError(f"{told}: {target_directory} is of {list(found)!r}")
-    own = layers.config
+    architectures = json.loads((target_directory / "config.json").read_bytes()).get("architectures") or ()
+    if named and architectures and not set(named) & set(architectures):
+        stated = f"verifier.architectures = {named!r}"
+        raise IncompatibleError(f"{stated}: {target_directory} is of {list(architectures)!r}")
+    layer_config = layers.config
     for name, ours, theirs in (
-        ("transformer_layer_config.hidden_size", own.hidden_size, target.hidden_size),
-        ("transformer_layer_config.vocab_size", own.vocab_size, target.vocab_size),
-        ("target_hidden_size", config.get("target_hidden_size") or own.hidden_size, target.hidden_size),
+        ("transformer_layer_config.hidden_size", layer_config.hidden_size, target.hidden_size),
+        ("transformer_layer_config.vocab_size", layer_config.vocab_size, target.vocab_size),
+        (
+            "target_hidden_size",
+            config.get("target_hidden_size") or layer_config.hidden_size,
+            target.hidden_size,
+        ),
     ):
         if ours != theirs:
             raise IncompatibleError(f"{name} = {ours}: {target_directory} has {theirs}")

@@ -133,16 +133,16 @@ def _load_published(directory: Path, target_directory: Path) -> EagleSource:
     wanted: Shapes = {"fc.weight": (hidden, len(read) * hidden), "lm_head.weight": (vocabulary, hidden)}
     wanted |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
     wanted |= layer_shapes("layers.0.", layers, layers.config.qk_norm, width=2)
-    own, token_ids = read_tensors(directory, wanted, {_EMBEDDING: (size, hidden)}, vocabulary, size)
+    tensors, token_ids = read_tensors(directory, wanted, {_EMBEDDING: (size, hidden)}, vocabulary, size)
     (window,) = layers.windows
-    most = layers.config.max_positions
+    max_positions = layers.config.max_positions
     return EagleSource(
-        _named(own),
+        _named(tensors),
         token_ids,
         read,
         config.flag("norm_before_residual"),
-        own.get(_EMBEDDING),
-        replace(layers.config, max_positions=min(most, window) if window else most),
+        tensors.get(_EMBEDDING),
+        replace(layers.config, max_positions=min(max_positions, window) if window else max_positions),
     )
 
 
@@ -152,7 +152,7 @@ def _stored(name: str) -> str:
 
 def _named(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Rename tensors for `EagleSource`, and drop the embeddings."""
-    back = {stored: own for own, stored in _RENAMED.items()}
+    back = {stored: usual for usual, stored in _RENAMED.items()}
     return {
         back.get(name, f"model.{name}" if name.startswith("layers.") else name): tensor
         for name, tensor in tensors.items()

@@ -75,11 +75,11 @@ def _read(directory: Path, target_directory: Path) -> PublishedConfig:
         fields = {name: config[name] for name in ("block_size", "num_target_layers")}
     except KeyError as error:
         raise IncompatibleError(f"config.json lacks {error}") from error
-    found = PublishedConfig({**fields, **_inner(config)}, layers.within(target), target, tokens=0)
-    _check_target(found, target_directory)
-    if (block := found.count("block_size")) == 1:
+    published = PublishedConfig({**fields, **_inner(config)}, layers.within(target), target, tokens=0)
+    _check_target(published, target_directory)
+    if (block := published.count("block_size")) == 1:
         raise IncompatibleError(f"block_size = {block}: has no position that guesses")
-    return replace(found, tokens=block - 1)
+    return replace(published, tokens=block - 1)
 
 
 def _inner(config: dict[str, Any]) -> dict[str, Any]:
@@ -95,13 +95,13 @@ def _inner(config: dict[str, Any]) -> dict[str, Any]:
 
 def _check_target(config: PublishedConfig, target_directory: Path) -> None:
     """Compare sizes with those of the target."""
-    own, target = config.layers.config, config.target
+    layer_config, target = config.layers.config, config.target
     width = config.fields[_WIDTH]
     for name, ours, theirs in (
         ("num_target_layers", config.count("num_target_layers"), target.layers),
-        ("hidden_size", own.hidden_size, target.hidden_size),
-        ("vocab_size", own.vocab_size, target.vocab_size),
-        (_WIDTH, own.hidden_size if width is None else width, target.hidden_size),
+        ("hidden_size", layer_config.hidden_size, target.hidden_size),
+        ("vocab_size", layer_config.vocab_size, target.vocab_size),
+        (_WIDTH, layer_config.hidden_size if width is None else width, target.hidden_size),
     ):
         if ours != theirs:
             raise IncompatibleError(f"{name} = {ours!r}: {target_directory} has {theirs}")

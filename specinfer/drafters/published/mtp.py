@@ -124,7 +124,7 @@ class MtpModel:
         attend, normed = self._memory.attention(batch, [None]), self._layer.input_norm(x)
         if self._gate is not None:
             attend = _gated(attend, self._gate(normed).sigmoid())
-        return self._norm(self._layer.behind(x, normed, angles, attend))
+        return self._norm(self._layer.after_norm(x, normed, angles, attend))
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, V] in float32."""

@@ -87,8 +87,8 @@ def load_peagle(directory: Path, target_directory: Path) -> PEagleSource:
         must_be(config.fields, {"norm_output": False})
         vocabulary, size = config.count("draft_vocab_size"), config.target.vocab_size
         hidden = config.target.hidden_size
-        own: Shapes = {"embed_tokens.weight": (size, hidden), "lm_head.weight": (vocabulary, hidden)}
-        tensors, token_ids = read_tensors(directory, _shapes(config), own, vocabulary, size)
+        shapes: Shapes = {"embed_tokens.weight": (size, hidden), "lm_head.weight": (vocabulary, hidden)}
+        tensors, token_ids = read_tensors(directory, _shapes(config), shapes, vocabulary, size)
         return PEagleSource(
             in_llama_names(tensors),
             token_ids,
@@ -102,17 +102,17 @@ def load_peagle(directory: Path, target_directory: Path) -> PEagleSource:
 
 def _shapes(config: PublishedConfig) -> Shapes:
     hidden, read = config.target.hidden_size, len(config.read_layers(EAGLE_LAYERS))
-    found: Shapes = {"fc.weight": (hidden, read * hidden), "mask_hidden": (1, 1, read * hidden)}
-    found |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
+    shapes: Shapes = {"fc.weight": (hidden, read * hidden), "mask_hidden": (1, 1, read * hidden)}
+    shapes |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
     if config.flag("norm_before_fc"):
         must_be(config.fields, {"fc_norm": False})
-        found["input_norm.weight"] = (read * hidden,)
+        shapes["input_norm.weight"] = (read * hidden,)
     if config.flag("fc_norm"):
-        found |= {f"fc_norm.{place}.weight": (hidden,) for place in range(read)}
+        shapes |= {f"fc_norm.{place}.weight": (hidden,) for place in range(read)}
     normed = config.layers.config.qk_norm
     for index in range(config.layers.config.layers):
-        found |= layer_shapes(f"layers.{index}.", config.layers, normed, width=1 if index else 2)
-    return found
+        shapes |= layer_shapes(f"layers.{index}.", config.layers, normed, width=1 if index else 2)
+    return shapes
 
 
 class PEagleModel:
@@ -161,13 +161,13 @@ class PEagleModel:
             for numbers in (batch.token_ids, batch.positions)
         )
         attend = self.memory.attention(batch, self._source.draft_layers.windows)
-        first, *others = self._layers
+        first, *further_layers = self._layers
         embedded, normed_hidden = F.embedding(token_ids, self._embedding), self._hidden_norm(hidden)
         normed = torch.cat([first.input_norm(embedded), normed_hidden], -1)
         residual = normed_hidden if self._source.norm_before_residual else hidden
         angles = self._cos[positions][:, None], self._sin[positions][:, None]
-        x = first.behind(residual, normed, angles, attend)
-        for layer in others:
+        x = first.after_norm(residual, normed, angles, attend)
+        for layer in further_layers:
             x = layer(x, angles, attend)
         return x
 

@@ -79,11 +79,11 @@ class Borrowed:
         cls,
         config: ModelConfig,
         target: Mapping[str, torch.Tensor],
-        own: Mapping[str, torch.Tensor],
+        stored: Mapping[str, torch.Tensor],
         token_ids: torch.Tensor,
     ) -> "Borrowed":
         """Return a draft's own tensors, or the target's if absent."""
-        embedding, head = own.get("embed_tokens.weight"), own.get("lm_head.weight")
+        embedding, head = stored.get("embed_tokens.weight"), stored.get("lm_head.weight")
         return cls(
             target[EMBEDDING] if embedding is None else embedding,
             output_head(config, target)[token_ids] if head is None else head,
@@ -120,15 +120,15 @@ def read_tensors(
         if name not in shapes:
             raise IncompatibleError(f"config.json does not call for the tensor {name}")
         if tuple(tensor.shape) != shapes[name]:
-            found = f"{name} has shape {list(tensor.shape)}"
-            raise IncompatibleError(f"{found}: config.json says {list(shapes[name])}")
+            mismatch = f"{name} has shape {list(tensor.shape)}"
+            raise IncompatibleError(f"{mismatch}: config.json says {list(shapes[name])}")
     return tensors, _token_ids(token_ids, draft_vocabulary, vocabulary)
 
 
-def _token_ids(found: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
-    if found is None and draft_vocabulary == vocabulary:
+def _token_ids(tensor: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
+    if tensor is None and draft_vocabulary == vocabulary:
         return torch.arange(vocabulary)
-    return checked_tokens(found, draft_vocabulary, vocabulary)
+    return checked_tokens(tensor, draft_vocabulary, vocabulary)
 
 
 def in_llama_names(tensors: Mapping[str, torch.Tensor], prefix: str = "layers.") -> dict[str, torch.Tensor]:
@@ -209,9 +209,11 @@ class PublishedDrafter(FeatureRowsDrafter):
             SettingError: naming the bad option.
             IncompatibleError: naming what is not understood, or does not fit the target.
         """
-        shape, found = shape_of(options), load_published(options, cls.kind)
-        runner = cls.runner(cls.model(found.draft, found.borrowed, *found.memory), found.memory[2])
-        return cls(runner, found.description, shape, found.draft.token_ids)
+        shape, published = shape_of(options), load_published(options, cls.kind)
+        runner = cls.runner(
+            cls.model(published.draft, published.borrowed, *published.memory), published.memory[2]
+        )
+        return cls(runner, published.description, shape, published.draft.token_ids)
 
 
 def _check_torch(options: DrafterOptions, what: str) -> None:
@@ -220,8 +222,8 @@ def _check_torch(options: DrafterOptions, what: str) -> None:
     Raises:
         SettingError: if they ask for something else.
     """
-    found = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
-    check_options(found)
-    if found.executor not in ("auto", "torch"):
-        raise SettingError("executor", found.executor, f"{what} runs in torch")
-    check_numbers(found, f"{what} is held")
+    runner_options = RunnerOptions(options.dtype, options.device, options.executor, weights=options.weights)
+    check_options(runner_options)
+    if runner_options.executor not in ("auto", "torch"):
+        raise SettingError("executor", runner_options.executor, f"{what} runs in torch")
+    check_numbers(runner_options, f"{what} is held")

@@ -90,17 +90,17 @@ class ContextTable:
 
     def match(self, rows: Sequence[BatchRow]) -> list[Context]:
         """Return the rows' contexts, new if needed, with the previous step's tokens."""
-        found = self._by_length(rows)
-        taken = set(map(id, found))
-        left = [context for context in self._contexts if id(context) not in taken]
+        matched = self._by_length(rows)
+        matched_ids = set(map(id, matched))
+        left = [context for context in self._contexts if id(context) not in matched_ids]
         for place, row in enumerate(rows):
-            if found[place] is None:
+            if matched[place] is None:
                 fitting = [context for context in left if _begins_with(row.tokens, context.tokens)]
                 if fitting:
                     longest = max(fitting, key=lambda context: len(context.tokens))
                     left.remove(longest)
-                    found[place] = longest
-        return self._seen([context or self._new() for context in found])
+                    matched[place] = longest
+        return self._seen([context or self._new() for context in matched])
 
     def ended(self) -> list[str]:
         """Return the requests that did not come back, and forget them."""
@@ -119,14 +119,14 @@ class ContextTable:
     def _new(self) -> Context:
         return Context(str(next(self._ids)), np.zeros(0, np.int32))
 
-    def _seen(self, found: list[Context]) -> list[Context]:
+    def _seen(self, contexts: list[Context]) -> list[Context]:
         for context in self._contexts:
             context.unseen += 1
         known = set(map(id, self._contexts))
-        self._contexts += [context for context in found if id(context) not in known]
-        for context in found:
+        self._contexts += [context for context in contexts if id(context) not in known]
+        for context in contexts:
             context.unseen = 0
-        return found
+        return contexts
 
 
 def _key(tokens: Int32) -> tuple[int, bytes]:

@@ -50,7 +50,7 @@ class SpeculatorProposer:
         """
         self._settings = VllmSettings.load()
         parallel = vllm_config.parallel_config
-        self._most = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._max_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._longest = int(vllm_config.model_config.max_model_len)
         self._contexts = ContextTable(patience=2 * int(parallel.pipeline_parallel_size))
         self._calibration = Calibration()
@@ -103,11 +103,11 @@ class SpeculatorProposer:
 
         Missed messages are late, lost, or not sent because a service was unavailable or busy.
         """
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for service in self._speculators.pool.services if self._asks else ():
-            found.update(service.statistics.outcomes)
-            found.update(resync=service.statistics.resyncs, missed=service.counters.missed)
-        return found
+            counts.update(service.statistics.outcomes)
+            counts.update(resync=service.statistics.resyncs, missed=service.counters.missed)
+        return counts
 
     def close(self) -> None:
         """End the connections."""
@@ -159,7 +159,7 @@ class SpeculatorProposer:
         """Return trees of all speculators that are there, by request."""
         self._speculators.release(ended)
         entries = [
-            context.entry(self._most, room)
+            context.entry(self._max_tokens, room)
             for context in contexts
             if (room := self._room(context.tokens)) > 0
         ]
@@ -168,13 +168,13 @@ class SpeculatorProposer:
 
     def _room(self, tokens: Int32) -> int:
         """Return the most tokens that may be proposed after these."""
-        return min(self._most, self._longest - len(tokens) - 1)
+        return min(self._max_tokens, self._longest - len(tokens) - 1)
 
-    def _path(self, drafts: Sequence[tuple[int, TokenTree]], most: int) -> list[int]:
+    def _path(self, drafts: Sequence[tuple[int, TokenTree]], max_tokens: int) -> list[int]:
         if not drafts:
             return []
         merged = merge_trees([(number, self._calibration.correct(number, tree)) for number, tree in drafts])
-        return best_path(merged, most)
+        return best_path(merged, max_tokens)
 
 
 def tokenizer_fingerprint(model_config: Any) -> str:

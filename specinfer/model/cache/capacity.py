@@ -12,9 +12,9 @@ SHARE = 0.75
 
 Drafts and buffers need the rest.
 """
-MOST_REQUESTS = 16
+MAX_REQUESTS = 16
 """Maximum number of requests of full length in the cache."""
-_LEAST_TOKENS = 512
+_MIN_TOKENS = 512
 _SCALE_BYTES = 4
 
 
@@ -38,9 +38,9 @@ def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: 
         SettingError: if there is too little memory.
     """
     room = int((available - weights) * SHARE)
-    tokens = min(room // max(1, bytes_per_token), MOST_REQUESTS * longest)
-    if tokens < _LEAST_TOKENS:
-        left, needed = max(0, available - weights) / 1e6, _LEAST_TOKENS * bytes_per_token / SHARE / 1e6
+    tokens = min(room // max(1, bytes_per_token), MAX_REQUESTS * longest)
+    if tokens < _MIN_TOKENS:
+        left, needed = max(0, available - weights) / 1e6, _MIN_TOKENS * bytes_per_token / SHARE / 1e6
         reason = f"{left:.0f} MB are left after the weights, {needed:.0f} MB are needed"
         raise SettingError("kv_tokens", "auto", reason)
     return tokens

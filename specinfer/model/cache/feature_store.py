@@ -52,16 +52,16 @@ class FeatureStore:
         if self.layers:
             self._known[slots] = False
 
-    def read(self, slots: Slots, most: int) -> tuple[int, Bfloat16]:
+    def read(self, slots: Slots, max_rows: int) -> tuple[int, Bfloat16]:
         """Return the known states of consecutive tokens, up to the last.
 
         Returns:
             Number of skipped first tokens, as their states are not known, and the states
-            [at most `most`, layers, hidden] of those after them.
+            [at most `max_rows`, layers, hidden] of those after them.
         """
         unknown = np.flatnonzero(~self._known[slots]) if len(slots) else np.zeros(0, np.int64)
         first = int(unknown[-1]) + 1 if len(unknown) else 0
-        return first, self._states[slots[first : first + most]]
+        return first, self._states[slots[first : first + max_rows]]
 
     def move(self, source: Slots, target: Slots) -> None:
         """Copy entries from slots to slots."""

@@ -190,9 +190,9 @@ class PagedKVCache:
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
         self.queried_tokens += len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
-        found = self._claim(sequence, tokens)
-        sequence.blocks.extend(found)
-        self._extend(sequence, tokens[: len(found) * BLOCK_TOKENS])
+        blocks = self._claim(sequence, tokens)
+        sequence.blocks.extend(blocks)
+        self._extend(sequence, tokens[: len(blocks) * BLOCK_TOKENS])
         self.shared_tokens += sequence.length - start
         return sequence.length - start
 
@@ -201,7 +201,7 @@ class PagedKVCache:
 
         With recurrent layers, a request can continue only after a block whose last state is stored.
         """
-        found: list[int] = []
+        blocks: list[int] = []
         restored: list[bytes] = []
         known = _last_hash(sequence)
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -214,13 +214,13 @@ class PagedKVCache:
                 restored.append(known)
             self._free.pop(block, None)
             self._uses[block] += 1
-            found.append(block)
+            blocks.append(block)
         if self._prefixes is not None:
             self._prefixes[0].note_use(restored)
         if self.states is not None:
-            while found and _last_slot(found[-1]) not in self.states:
-                self._give_back(found.pop())
-        return found
+            while blocks and _last_slot(blocks[-1]) not in self.states:
+                self._give_back(blocks.pop())
+        return blocks
 
     def append(self, sequence: KVSequence, tokens: Seq[int]) -> None:
         """Add context tokens; their keys and values were just written."""
@@ -303,11 +303,11 @@ class PagedKVCache:
         sequence.released = True
         self._sequences.remove(sequence)
         if self.states is not None:
-            held = sequence.slots(0, sequence.cached + sequence.nodes)
+            slots = sequence.slots(0, sequence.cached + sequence.nodes)
             cached = sequence.cached
             self.states.note_ends(sequence, 0)
-            before = held[cached - 1] if cached else None
-            self.states.extend(sequence, before, [], None, dropped=held[cached:])
+            before = slots[cached - 1] if cached else None
+            self.states.extend(sequence, before, [], None, dropped=slots[cached:])
         self._drop(sequence, 0)
 
     def trim(self, sequence: KVSequence) -> None:
@@ -350,10 +350,10 @@ class PagedKVCache:
         """
         if self.states is not None and (tokens or scored):
             first = max(sequence.cached - 1, 0)
-            held = sequence.slots(first, sequence.cached + max(len(tokens), scored))
-            before = held.pop(0) if sequence.cached else None
-            last = held[len(tokens) - 1] if tokens else before
-            self.states.extend(sequence, before, held[: len(tokens)], last, dropped=held[len(tokens) :])
+            slots = sequence.slots(first, sequence.cached + max(len(tokens), scored))
+            before = slots.pop(0) if sequence.cached else None
+            last = slots[len(tokens) - 1] if tokens else before
+            self.states.extend(sequence, before, slots[: len(tokens)], last, dropped=slots[len(tokens) :])
         sequence.tokens.extend(tokens)
         if self.window is not None:
             return

@@ -201,14 +201,14 @@ class PrefixDirectory:
 
 def _files(directory: Path) -> list[tuple[int, Path, int]]:
     """Return times, paths and sizes of all blocks, least recently used first."""
-    found = []
+    files = []
     for path in directory.glob(f"*/*/*{_SUFFIX}"):
         try:
             status = path.stat()
         except FileNotFoundError:  # deleted by another process
             continue
-        found.append((status.st_mtime_ns, path, status.st_size))
-    return sorted(found)
+        files.append((status.st_mtime_ns, path, status.st_size))
+    return sorted(files)
 
 
 def _touch(path: Path, used: int) -> None:

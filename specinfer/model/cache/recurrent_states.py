@@ -77,11 +77,11 @@ class RecurrentStates(Generic[State]):
         """
         if self.limit is None:
             return
-        own = self._ends.get(sequence, 0)
-        states += self._memory_of(nodes) + max(self._kept_ends(ends) - own, 0)
-        others = sum(self._claims.values()) - self._claims.get(sequence, 0)
-        free = self.limit - self.needed - others
-        if states > free and (others or self.needed > 1 + self._memory_of(sequence.nodes) + own):
+        own_end = self._ends.get(sequence, 0)
+        states += self._memory_of(nodes) + max(self._kept_ends(ends) - own_end, 0)
+        other_claims = sum(self._claims.values()) - self._claims.get(sequence, 0)
+        free = self.limit - self.needed - other_claims
+        if states > free and (other_claims or self.needed > 1 + self._memory_of(sequence.nodes) + own_end):
             raise ExhaustedError(
                 f"memory of recurrent layers full: {states} states needed, {max(free, 0)} free"
             )
@@ -161,8 +161,8 @@ class RecurrentStates(Generic[State]):
 
     def move(self, source: Slots, target: Slots) -> None:
         """Copy entries between slots; read all sources before writing any target."""
-        found = [self._states.get(slot) for slot in source]
-        for slot, state in zip(target, found, strict=True):
+        states = [self._states.get(slot) for slot in source]
+        for slot, state in zip(target, states, strict=True):
             if state is None:
                 self.forget([slot])
             else:

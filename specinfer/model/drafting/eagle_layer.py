@@ -77,7 +77,7 @@ class EagleModel:
         normed = torch.cat([self._layer.input_norm(embedded), normed_hidden], -1)
         residual = normed_hidden if self._residual_normed else hidden
         angles = self._cos[positions][:, None], self._sin[positions][:, None]
-        return self._layer.behind(residual, normed, angles, attend)
+        return self._layer.after_norm(residual, normed, angles, attend)
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, draft vocabulary] in float32."""

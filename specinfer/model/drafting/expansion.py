@@ -117,10 +117,12 @@ class ReferenceGrowth:
         """Return the tree, cut to its most probable nodes."""
         if self._shape.draws(growth.task.sampling):
             return _drawn_tree(growth, best_first=self._shape.expansion is None)
-        built, most = growth.builder, growth.limits.nodes
-        if len(built) - 1 <= most:
+        built, max_nodes = growth.builder, growth.limits.nodes
+        if len(built) - 1 <= max_nodes:
             return built.build()
-        ranked = sorted(range(1, len(built)), key=lambda node: (-growth.path_probability[node], node))[:most]
+        ranked = sorted(range(1, len(built)), key=lambda node: (-growth.path_probability[node], node))[
+            :max_nodes
+        ]
         return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))
 
     def _score(self, growths: list[_Growth]) -> list[torch.Tensor]:
@@ -172,11 +174,11 @@ class ReferenceGrowth:
         """Draw the frontier's children, by expansion vector or likelihood."""
         drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
         before = len(growth.path_probability)
-        most = self._shape.width(growth.limits, depth, len(self._token_ids))
+        width = self._shape.width(growth.limits, depth, len(self._token_ids))
         if self._shape.expansion is not None:
-            _draw_all(growth, drawings, most)
+            _draw_all(growth, drawings, width)
         else:
-            _draw_likeliest(growth, drawings, most)
+            _draw_likeliest(growth, drawings, width)
         return list(range(before, len(growth.path_probability)))
 
     def _drawing(self, growth: _Growth, node: int, row: torch.Tensor) -> Drawing:
@@ -195,12 +197,12 @@ def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:
             growth.draw(drawing)
 
 
-def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> None:
+def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], max_draws: int) -> None:
     """Draw the likeliest children while they may be among the tree's best.
 
-    No node gets more than `most`.
+    No node gets more than `max_draws`.
     """
-    while open_ := [d for d in drawings if len(d.children) < most and d.chance > 0]:
+    while open_ := [d for d in drawings if len(d.children) < max_draws and d.chance > 0]:
         likeliest = max(open_, key=growth.next_path_probability)
         if growth.full and growth.next_path_probability(likeliest) <= growth.bar:
             return
@@ -248,9 +250,9 @@ def candidates(
     return scores[:, :width].astype(np.float32), vocabulary[best[:, :width]].tolist()
 
 
-def _largest(rows: Float64, most: int) -> NDArray[np.intp]:
+def _largest(rows: Float64, count: int) -> NDArray[np.intp]:
     """Return [F, most] indices of each row's largest numbers, descending."""
-    most = min(most, rows.shape[-1])
-    places = np.argpartition(-rows, most - 1, axis=-1)[:, :most]
+    count = min(count, rows.shape[-1])
+    places = np.argpartition(-rows, count - 1, axis=-1)[:, :count]
     order = np.argsort(-np.take_along_axis(rows, places, -1), axis=-1)
     return np.take_along_axis(places, order, -1)

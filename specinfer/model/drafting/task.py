@@ -130,8 +130,8 @@ class LevelTimes:
         """Count the levels of a call. Outliers hardly count."""
         size = trees.bit_length()
         usual = self._seconds.get(size, seconds / levels)
-        found = min(seconds / levels, _MOST * usual)
-        self._seconds[size] = usual + _NEW * (found - usual)
+        level_s = min(seconds / levels, _MOST * usual)
+        self._seconds[size] = usual + _NEW * (level_s - usual)
 
     def least_level(self, tasks: Sequence[GrowthTask]) -> float:
         """Return the minimum sum of path probabilities of a worthwhile level."""

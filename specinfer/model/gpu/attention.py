@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 
 from specinfer.model.cache.sequence import BLOCK_TOKENS
-from specinfer.model.gpu.description import LEAST_TILE, Bucket, power_above
+from specinfer.model.gpu.description import MIN_TILE, Bucket, power_above
 from specinfer.model.gpu.tree_kernels import attend, reduce_parts
 
-MOST_PARTS = 32
+MAX_PARTS = 32
 
 
 class TileOptions(NamedTuple):
@@ -58,8 +58,8 @@ def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -
     """
     options = _BY_TILE[bucket.tile]
     wanted = options.programs * processors // max(bucket.tiles * kv_heads, 1)
-    most = min(wanted, positions // options.part, MOST_PARTS)
-    return 1 << max(most, 1).bit_length() - 1
+    max_parts = min(wanted, positions // options.part, MAX_PARTS)
+    return 1 << max(max_parts, 1).bit_length() - 1
 
 
 def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
@@ -70,7 +70,7 @@ def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
     """
     options = _BY_TILE[tile]
     step = min(options.step, _STEP_BYTES // (width * element_bytes))
-    return {"STEP": max(LEAST_TILE, step), "num_warps": options.warps, "num_stages": options.stages}
+    return {"STEP": max(MIN_TILE, step), "num_warps": options.warps, "num_stages": options.stages}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +100,15 @@ def tree_attention(
     if key.stride() != value.stride():
         key, value = key.contiguous(), value.contiguous()
     rows, heads, width = query.shape
-    kv_heads, splits, told = key.shape[1], plan.splits, plan.sections
+    kv_heads, splits, sections = key.shape[1], plan.splits, plan.sections
     parts, levels = out, out
     if splits > 1:
         parts = torch.empty((splits, rows, heads, width), dtype=torch.float32, device=out.device)
         levels = parts.new_full((splits, rows, heads), -torch.inf)
-    padded = max(power_above(width), LEAST_TILE)
+    padded = max(power_above(width), MIN_TILE)
     attend[plan.bucket.tiles, kv_heads, splits](
         *(query, key, value, *cache, out, parts, levels),
-        *(told[name] for name in TOLD),
+        *(sections[name] for name in TOLD),
         *(_LOG2_E / width**0.5, query.stride(0), key.stride(0), cache[0].stride(0), rows, plan.bucket.words),
         D=width,
         WIDTH=padded,

@@ -62,15 +62,15 @@ def scan(
     x = tl.where(x == x, x, float("inf"))  # a NaN makes the row unusable, as an infinity does
     peak = tl.max(x, 0)
     usable = tl.abs(peak) < float("inf")
-    behind = tl.where(usable, x - tl.where(usable, peak, 0.0), float("-inf")).to(tl.float64)
-    allowed = behind > float("-inf")
+    shifted = tl.where(usable, x - tl.where(usable, peak, 0.0), float("-inf")).to(tl.float64)
+    allowed = shifted > float("-inf")
     for i in range(tl.load(left_out_start + row), tl.load(left_out_start + row + 1)):
         allowed = allowed & (column != tl.load(left_out + i))
     greedy = temperature == 0
-    weight = tl.where(allowed, tl.exp(behind / tl.where(greedy, 1.0, temperature)), 0.0)
+    weight = tl.where(allowed, tl.exp(shifted / tl.where(greedy, 1.0, temperature)), 0.0)
     there = weight > 0
     arrival = exponential(tl.load(keys + row), column) / tl.where(there, weight, 1.0)
-    time = tl.where(greedy, -behind, arrival)
+    time = tl.where(greedy, -shifted, arrival)
     time = tl.where(tl.where(greedy, allowed, there), time, float("inf"))
     least = tl.min(time, 0)
     cell = row * parts + part
@@ -112,12 +112,12 @@ def conclude(
     top = tl.max(peak, 0)
     usable = tl.abs(top) < float("inf")
     base = tl.where(usable, top, 0.0)
-    behind = tl.where(usable, peak - base, float("-inf")).to(tl.float64)
-    share = tl.exp(behind / divisor)
+    shifted = tl.where(usable, peak - base, float("-inf")).to(tl.float64)
+    share = tl.exp(shifted / divisor)
     rest = tl.sum(tl.load(sums + cell, mask=inside, other=0.0) * share, 0)
     time = tl.load(times + cell, mask=inside, other=float("inf"))
     later = time / tl.where(share > 0, share, 1.0)
-    time = tl.where(temperature == 0, time - tl.where(behind > float("-inf"), behind, 0.0), later)
+    time = tl.where(temperature == 0, time - tl.where(shifted > float("-inf"), shifted, 0.0), later)
     time = tl.where(share > 0, time, float("inf"))
     least = tl.min(time, 0)
     token = tl.min(

@@ -114,9 +114,9 @@ class FusedLayer(Layer):
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
     ) -> torch.Tensor:
         """Map hidden states [T, hidden] to those of the next layer."""
-        return self.behind(x, _norm(x, self.input_norm), angles, attend)
+        return self.after_norm(x, _norm(x, self.input_norm), angles, attend)
 
-    def behind(
+    def after_norm(
         self,
         x: torch.Tensor,
         normed: torch.Tensor,
@@ -126,11 +126,11 @@ class FusedLayer(Layer):
         """Map hidden states to the next layer's, given attention's input."""
         norm = self._post_norm
         if self._config.parallel or not isinstance(norm, RMSNorm):
-            return super().behind(x, normed, angles, attend)
+            return super().after_norm(x, normed, angles, attend)
         query, key, value = self.project(normed, angles)
         change = self._out(attend(self._index, query, key, value).flatten(1))
-        attended, behind = added_and_normed(x, change, norm)
-        return attended + self._mlp(behind)
+        attended, normed_after = added_and_normed(x, change, norm)
+        return attended + self._mlp(normed_after)
 
     def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None

@@ -30,11 +30,11 @@ from specinfer.model.batch import AttentionRows, Batch
 
 Int32 = NDArray[np.int32]
 WORD_BITS = 32
-LEAST_WORDS = 8
+MIN_WORDS = 8
 """Minimum words of a mask, enough for trees of 256 nodes."""
-MOST_TILE = 128
+MAX_TILE = 128
 """Maximum query rows times heads of a group in one program."""
-LEAST_TILE = 16
+MIN_TILE = 16
 """Minimum rows of Triton's matrix product."""
 _ALIGNED = 4
 """Numbers in 16 bytes."""
@@ -80,16 +80,16 @@ class Bucket:
     @property
     def starts(self) -> dict[str, int]:
         """Start of each section, aligned for the kernels."""
-        found, at = {}, 0
+        starts, at = {}, 0
         for name, size in self.sections.items():
-            found[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
-        return found | {"blocks": at}
+            starts[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
+        return starts | {"blocks": at}
 
     def views(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a description's sections on a device; blocks end it."""
         starts = self.starts
-        found = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
-        return found | {"blocks": numbers[starts["blocks"] :]}
+        views = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
+        return views | {"blocks": numbers[starts["blocks"] :]}
 
 
 def power_above(number: int) -> int:
@@ -100,7 +100,7 @@ def power_above(number: int) -> int:
 def tree_words(rows: Sequence[AttentionRows], context: Sequence[int]) -> int:
     """Return the words of a mask for every request's tentative nodes."""
     nodes = max((part.length - base for part, base in zip(rows, context, strict=True)), default=0)
-    return max(LEAST_WORDS, power_above(-(-nodes // WORD_BITS)))
+    return max(MIN_WORDS, power_above(-(-nodes // WORD_BITS)))
 
 
 def contexts(batch: Batch) -> list[int]:
@@ -111,7 +111,7 @@ def contexts(batch: Batch) -> list[int]:
 def tile_size(rows: int, requests: int, group: int) -> int:
     """Return the tile size, at most that of an average request."""
     average = -(-rows // max(requests, 1)) * group
-    return max(LEAST_TILE, power_above(group), min(MOST_TILE, power_above(average)))
+    return max(MIN_TILE, power_above(group), min(MAX_TILE, power_above(average)))
 
 
 def exact_bucket(batch: Batch, group: int) -> Bucket:
@@ -155,12 +155,12 @@ def describe(batch: Batch, bucket: Bucket, window: int = 0) -> Int32:
     return numbers
 
 
-def _tiles(parts: Sequence[AttentionRows], most: int) -> list[tuple[int, int, int]]:
+def _tiles(parts: Sequence[AttentionRows], max_rows: int) -> list[tuple[int, int, int]]:
     """Return (request, first row, rows) of every tile."""
     return [
-        (request, start, min(most, part.stop - start))
+        (request, start, min(max_rows, part.stop - start))
         for request, part in enumerate(parts)
-        for start in range(part.start, part.stop, most)
+        for start in range(part.start, part.stop, max_rows)
     ]
 
 

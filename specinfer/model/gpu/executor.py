@@ -18,7 +18,7 @@ from specinfer.model.gpu.choice import choose
 from specinfer.model.gpu.decoder import GpuTransformer
 from specinfer.model.gpu.description import Bucket, describe, exact_bucket
 from specinfer.model.gpu.graphs import (
-    MOST_ROWS,
+    MAX_ROWS,
     CudaGraphs,
     EagerPasses,
     Graphs,
@@ -62,9 +62,9 @@ class GpuExecutor:
         self._group, self._positions = config.heads // config.kv_heads, config.max_positions
         grid = bucket_grid(self._group)
         # rows without a request keep finite numbers, so that nothing overflows after them
-        self._attended = torch.zeros(MOST_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
+        self._attended = torch.zeros(MAX_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
         # only a tree's deepest node needs a position, but all of its nodes lie in the cache
-        blocks = blocks_for(self._positions + MOST_ROWS) * max(bucket.requests for bucket in grid)
+        blocks = blocks_for(self._positions + MAX_ROWS) * max(bucket.requests for bucket in grid)
         self._inputs = Inputs(largest(grid).starts["blocks"] + blocks, device)
         self._graphs = self._graphs_of(self._replayed)
         model = GrowthModel(device, self._group, config.vocab_size, self._positions)

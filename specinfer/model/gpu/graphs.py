@@ -14,7 +14,7 @@ from rich.progress import track
 
 from specinfer.model.batch import Batch
 from specinfer.model.gpu.description import (
-    LEAST_WORDS,
+    MIN_WORDS,
     Bucket,
     contexts,
     power_above,
@@ -22,7 +22,7 @@ from specinfer.model.gpu.description import (
     tree_words,
 )
 
-MOST_ROWS, MOST_REQUESTS = 256, 64
+MAX_ROWS, MAX_REQUESTS = 256, 64
 """Limits of captured passes.
 
 Larger ones read prompts, and are slow enough to hide launches.
@@ -31,25 +31,25 @@ Larger ones read prompts, and are slow enough to hide launches.
 
 def bucket_of(requests: int, rows: int, group: int) -> Bucket:
     """Return the bucket of captured passes of this many requests and rows."""
-    return Bucket(requests, rows, rows, LEAST_WORDS, tile_size(rows, requests, group), group)
+    return Bucket(requests, rows, rows, MIN_WORDS, tile_size(rows, requests, group), group)
 
 
 def bucket_grid(group: int) -> list[Bucket]:
     """Return all buckets, the one of most rows first."""
-    powers = [1 << i for i in range(MOST_ROWS.bit_length())]
+    powers = [1 << i for i in range(MAX_ROWS.bit_length())]
     return [
         bucket_of(requests, rows, group)
         for rows in reversed(powers)
         for requests in powers
-        if requests <= min(rows, MOST_REQUESTS)
+        if requests <= min(rows, MAX_REQUESTS)
     ]
 
 
 def bucket_for(batch: Batch, group: int) -> Bucket | None:
     """Return the smallest bucket for a pass; None if too large."""
     requests, rows = power_above(len(batch.rows)), power_above(len(batch.token_ids))
-    wide = tree_words(batch.rows, contexts(batch)) > LEAST_WORDS
-    if rows > MOST_ROWS or requests > MOST_REQUESTS or wide:
+    wide = tree_words(batch.rows, contexts(batch)) > MIN_WORDS
+    if rows > MAX_ROWS or requests > MAX_REQUESTS or wide:
         return None
     return bucket_of(requests, rows, group)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from specinfer.model.batch import Batch, Segment, flatten
 from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
 from specinfer.model.gpu.choice import cut_rows
-from specinfer.model.gpu.description import LEAST_WORDS, WORD_BITS, Bucket, power_above, tile_size
+from specinfer.model.gpu.description import MIN_WORDS, WORD_BITS, Bucket, power_above, tile_size
 from specinfer.model.gpu.graphs import Graphs
 from specinfer.model.gpu.growth_description import (
     GrowthMemory,
@@ -36,9 +36,9 @@ from specinfer.tree import TokenTree
 from specinfer.tree.builder import point_tree
 
 log = logging.getLogger(__name__)
-LEAST_WIDTH = 32
+MIN_WIDTH = 32
 """Nodes up to which trees share a captured sequence."""
-MOST_CANDIDATES = 4096
+MAX_CANDIDATES = 4096
 """Maximum candidates of a level: the capacity of one program."""
 BLOCK = 1024
 """Columns of a program of `favour`. Other sizes were not measured."""
@@ -54,13 +54,13 @@ def can_grow(tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
     return (
         shape.expansion is None
         and not any(shape.draws(task.sampling) for task in tasks)
-        and shape.beam * (levels - 1) <= LEAST_WORDS * WORD_BITS
-        and power_above(shape.beam) * _width(widest) <= MOST_CANDIDATES
+        and shape.beam * (levels - 1) <= MIN_WORDS * WORD_BITS
+        and power_above(shape.beam) * _width(widest) <= MAX_CANDIDATES
     )
 
 
 def _width(nodes: int) -> int:
-    return max(LEAST_WIDTH, power_above(nodes))
+    return max(MIN_WIDTH, power_above(nodes))
 
 
 def launch_options(candidates: int) -> dict[str, int]:
@@ -115,8 +115,8 @@ class GpuGrowth:
             self._graphs.capture([levels])
             log.info("captured the growth of trees: %s", levels)
         self._load(memory, tasks, shape, levels, roots)
-        found = self._graphs.run(levels)[: len(tasks)].cpu().numpy()
-        return [_tree(rows, task) for rows, task in zip(found, tasks, strict=True)]
+        tables = self._graphs.run(levels)[: len(tasks)].cpu().numpy()
+        return [_tree(rows, task) for rows, task in zip(tables, tasks, strict=True)]
 
     def _know(self, token_ids: torch.Tensor) -> None:
         """Store the draft vocabulary on the device, at a fixed address."""
@@ -132,7 +132,7 @@ class GpuGrowth:
             beam=shape.beam,
             width=_width(max(task.limits.nodes for task in tasks)),
             cuts=any(t.sampling.top_k or t.sampling.top_p < 1 for t in tasks if not t.sampling.greedy),
-            bucket=Bucket(requests, rows, rows, LEAST_WORDS, tile_size(rows, requests, group), group),
+            bucket=Bucket(requests, rows, rows, MIN_WORDS, tile_size(rows, requests, group), group),
         )
 
     def _load(

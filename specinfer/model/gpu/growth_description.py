@@ -94,8 +94,8 @@ def _passes(tasks: Sequence[GrowthTask], levels: Levels) -> Int32:
     shift = np.array([task.sequence.shift for task in tasks])
     level = np.arange(1, levels.levels)[:, None]
     active = level < np.array([task.limits.depth for task in tasks])  # [levels - 1, tasks]
-    held = context + (level - 1) * beam
-    place = np.where(active[..., None], held[..., None] + np.arange(beam), 0)
+    cached = context + (level - 1) * beam
+    place = np.where(active[..., None], cached[..., None] + np.arange(beam), 0)
     slots = blocks[starts[:, None] + place // BLOCK_TOKENS] * BLOCK_TOKENS + place % BLOCK_TOKENS
     first = np.arange(0, beam, bucket.tile_rows)
     tile_rows = np.minimum(beam - first, bucket.tile_rows)
@@ -104,7 +104,7 @@ def _passes(tasks: Sequence[GrowthTask], levels: Levels) -> Int32:
         "positions": np.where(active, context + shift + level - 1, 0).repeat(beam, 1),
         "write_slots": slots.reshape(len(level), -1),
         "visible": np.broadcast_to(context, active.shape).repeat(beam, 1),
-        "held": held,
+        "held": cached,
         "context": np.broadcast_to(context, active.shape),
         "row_start": np.broadcast_to(rows, active.shape),
         "block_start": np.broadcast_to(starts, active.shape),
@@ -220,5 +220,5 @@ class GrowthState:
         Their columns are path, cell, parent's cell, token and score.
         """
         order = self.paths.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-        found = [table.gather(1, order).double() for table in (self.parents, self.tokens, self.scores)]
-        return torch.stack([self.paths.gather(1, order), order.double(), *found], dim=-1)
+        columns = [table.gather(1, order).double() for table in (self.parents, self.tokens, self.scores)]
+        return torch.stack([self.paths.gather(1, order), order.double(), *columns], dim=-1)

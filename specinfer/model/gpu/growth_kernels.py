@@ -45,11 +45,11 @@ def favour(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
     x = tl.load(logits + row * size + column, mask=inside, other=0.0)
-    behind = (x - tl.load(peaks + row)).to(tl.float64) / tl.load(temperatures + task)
+    shifted = (x - tl.load(peaks + row)).to(tl.float64) / tl.load(temperatures + task)
     if tl.load(greedy + task) == 0:
         token = tl.load(vocabulary + column, mask=inside, other=0)
-        behind -= tl.log(exponential(tl.load(keys + task), token))
-    tl.store(favours + row * size + column, behind.to(tl.float32), mask=inside)
+        shifted -= tl.log(exponential(tl.load(keys + task), token))
+    tl.store(favours + row * size + column, shifted.to(tl.float32), mask=inside)
 
 
 @unspecialised("level", "tasks", "front", "columns", "cells")

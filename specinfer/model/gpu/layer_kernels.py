@@ -104,7 +104,7 @@ def gate(both: tl.tensor, out: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) 
     tl.store(out + row * size + i, (wide / (1 + tl.exp(-wide))).to(g.dtype) * up, mask=inside)
 
 
-MOST_MOVED = 32
+MAX_MOVED = 32
 """Maximum entries moved by a program at once.
 
 Paths are rarely as long; torch moves longer ones.
@@ -147,7 +147,7 @@ def move(keys: torch.Tensor, values: torch.Tensor, source: Slots, target: Slots)
     """Copy entries of keys and values [layers, KV heads, slots, D]."""
     moves = torch.tensor([*source, *target], dtype=torch.int32).to(keys.device, non_blocking=True)
     count, width = len(source), keys.shape[-1]
-    if count > MOST_MOVED:
+    if count > MAX_MOVED:
         here, there = moves.long().view(2, count)
         for cache in (keys, values):
             cache.index_copy_(2, there, cache.index_select(2, here))
@@ -156,5 +156,5 @@ def move(keys: torch.Tensor, values: torch.Tensor, source: Slots, target: Slots)
         *(keys, values, moves, count, keys.stride(1)),
         D=width,
         WIDTH=power_above(width),
-        MOST=MOST_MOVED,
+        MOST=MAX_MOVED,
     )

@@ -2,7 +2,7 @@
 
 The matrices of the layers are quantised, not embeddings, head, norms and biases: each weight has eight bits,
 each row has a scale (torchao). That halves the memory of bfloat16; every product dequantises first, so it
-does not save time. The quantised model is another model, as those of `specinfer.model.formats.held` are.
+does not save time. The quantised model is another model, as those of `specinfer.model.formats.weights_in_format` are.
 """
 
 from collections.abc import Callable, Iterator, Mapping

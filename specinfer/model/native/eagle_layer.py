@@ -10,7 +10,7 @@ import torch
 from specinfer.model.cache.sequence import Slots
 from specinfer.model.drafting.eagle_layer import EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.formats.held import HeldWeights
+from specinfer.model.formats.weights_in_format import WeightsInFormat
 from specinfer.model.native.model import NativeModel
 from specinfer.tree import TokenTree
 
@@ -19,7 +19,7 @@ class NativeEagle:
     """The packed layer and its cache memory."""
 
     def __init__(
-        self, weights: EagleWeights, held: HeldWeights, dtype: torch.dtype, num_blocks: int, kv_type: str
+        self, weights: EagleWeights, held: WeightsInFormat, dtype: torch.dtype, num_blocks: int, kv_type: str
     ) -> None:
         """Pack the layer; `held` are its matrices and the embeddings."""
         tensors = weights.tensors

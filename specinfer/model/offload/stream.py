@@ -174,8 +174,8 @@ class LayerStream:
 
     def _take(self, layer: int) -> int:
         while True:
-            found, index, error = self._filled.get()
-            if error is None and found == layer:
+            buffer, index, error = self._filled.get()
+            if error is None and buffer == layer:
                 return index
             self._free.put(index)
             if error is not None:

@@ -76,9 +76,9 @@ class _StreamedLayer:
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
     ) -> torch.Tensor:
         with self._stream.hold(self._index) as buffer:
-            return self._in_buffer[buffer](x, angles, self._own(attend))
+            return self._in_buffer[buffer](x, angles, self._of_this_layer(attend))
 
-    def _own(self, attend: Attend) -> Attend:
+    def _of_this_layer(self, attend: Attend) -> Attend:
         """Return attention of this layer.
 
         The number with which the layer in the buffer was made is ignored.

@@ -51,8 +51,8 @@ class SharedLookup:
         """Return the embeddings [T, hidden] of token ids x [T]."""
         local = x - self._tokens.start
         absent = (local < 0) | (local >= len(self._tokens))
-        found = self._inner(local.masked_fill(absent, 0))
-        return self._ranks.add(found.masked_fill(absent[:, None], 0.0))
+        rows = self._inner(local.masked_fill(absent, 0))
+        return self._ranks.add(rows.masked_fill(absent[:, None], 0.0))
 
 
 class GatheredHead:
@@ -126,8 +126,8 @@ class ParallelExecutor:
         with self._all_or_none("loading the model"), torch.inference_mode():
             self.ranks.meet(_LOAD_SECONDS)
             self.cost = stage.measure(cache_tokens)
-            own = RankMemory(stage.executor.weight_bytes, stage.executor.cache_bytes)
-            self.memory: list[RankMemory] = self.ranks.gather(own)
+            memory = RankMemory(stage.executor.weight_bytes, stage.executor.cache_bytes)
+            self.memory: list[RankMemory] = self.ranks.gather(memory)
             """Memory of every rank, at rank 0; empty elsewhere."""
         if self.memory:
             shares = ", ".join(f"{each.weight_bytes / 1e6:.1f}" for each in self.memory)
@@ -164,7 +164,7 @@ class ParallelExecutor:
     def follow(self) -> None:
         """Follow rank 0 until it ends the run."""
         with self._all_or_none("following rank 0"), torch.inference_mode():
-            while (command := self.ranks.told())[0] != "stop":
+            while (command := self.ranks.receive_command())[0] != "stop":
                 self._do(command)
 
     def _all(self, *command: Any) -> None:

@@ -158,11 +158,11 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         self._layers = place.layers(config.layers)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        found = _LAYER.fullmatch(name)
-        if found is None:
+        match = _LAYER.fullmatch(name)
+        if match is None:
             return self._outside(name)
-        module, kind = found[2], found[3]
-        stored = f"model.layers.{self._layers[int(found[1])]}.{module}.{kind}"
+        module, kind = match[2], match[3]
+        stored = f"model.layers.{self._layers[int(match[1])]}.{module}.{kind}"
         if module in (_ATTENDED, _DOWN):
             return self._ending(stored, module, kind)
         if module in _HEADS:
@@ -199,18 +199,18 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         return read_part(self._weights, name, TensorSlice(1, inputs.start * size, inputs.stop * size))
 
     def __contains__(self, name: object) -> bool:
-        found = _LAYER.fullmatch(str(name))
-        if found is None:
+        match = _LAYER.fullmatch(str(name))
+        if match is None:
             return name in self._weights
-        return f"model.layers.{self._layers[int(found[1])]}.{found[2]}.{found[3]}" in self._weights
+        return f"model.layers.{self._layers[int(match[1])]}.{match[2]}.{match[3]}" in self._weights
 
     def __iter__(self) -> Iterator[str]:
         for name in self._weights:
-            found = _LAYER.fullmatch(name)
-            if found is None:
+            match = _LAYER.fullmatch(name)
+            if match is None:
                 yield name
-            elif int(found[1]) in self._layers:
-                yield f"model.layers.{self._layers.index(int(found[1]))}.{found[2]}.{found[3]}"
+            elif int(match[1]) in self._layers:
+                yield f"model.layers.{self._layers.index(int(match[1]))}.{match[2]}.{match[3]}"
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -77,7 +77,7 @@ class Ranks:
         """Send the next command from rank 0 to all."""
         dist.broadcast_object_list([command], 0, self._control, torch.device("cpu"))
 
-    def told(self) -> Sequence[Any]:
+    def receive_command(self) -> Sequence[Any]:
         """Return rank 0's next command, waiting at most the timeout."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, self._control, torch.device("cpu"))
@@ -92,9 +92,9 @@ class Ranks:
 
     def gather_number(self, number: float) -> list[float]:
         """Return all ranks' numbers at rank 0; nothing elsewhere."""
-        own = torch.tensor([number], dtype=torch.float64)
-        box = [torch.empty_like(own) for _ in range(self.place.layout.ranks)] if self.is_leader else None
-        dist.gather(own, box, 0, self._control)
+        tensor = torch.tensor([number], dtype=torch.float64)
+        box = [torch.empty_like(tensor) for _ in range(self.place.layout.ranks)] if self.is_leader else None
+        dist.gather(tensor, box, 0, self._control)
         return [float(each) for each in box or ()]
 
     def meet(self, timeout_s: float | None = None) -> None:
@@ -127,7 +127,7 @@ class Ranks:
         """Send to the next stage; call the result before changing x."""
         return _sent(dist.isend(x, self.place.rank + self.place.layout.tensor, self._onward))
 
-    def from_behind(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def from_previous_stage(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Wait for a tensor from the same place of the stage before."""
         x = torch.empty(*shape, dtype=dtype, device=self.device)
         dist.recv(x, self.place.rank - self.place.layout.tensor, self._onward)

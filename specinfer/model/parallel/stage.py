@@ -19,7 +19,7 @@ from specinfer.model.cache.sequence import Slots, blocks_for
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig
 
-_MOST_PER_STAGE = 4
+_MAX_PER_STAGE = 4
 """Maximum micro-batches per stage: idle time is below a fifth then."""
 
 
@@ -43,8 +43,8 @@ class StageCost:
 
 def micro_batches(tokens: int, stages: int, cost: StageCost) -> int:
     """Return the fastest number of micro-batches for a pass."""
-    most = min(tokens, _MOST_PER_STAGE * stages) if stages > 1 else 1
-    return min(range(1, most + 1), key=lambda m: (m + stages - 1) * cost.seconds(tokens / m))
+    max_batches = min(tokens, _MAX_PER_STAGE * stages) if stages > 1 else 1
+    return min(range(1, max_batches + 1), key=lambda m: (m + stages - 1) * cost.seconds(tokens / m))
 
 
 def cut(batch: Batch, parts: int) -> list[Batch]:
@@ -84,9 +84,9 @@ def _rows(rows: AttentionRows, start: int, stop: int) -> AttentionRows:
     )
 
 
-def stage_features(layers: Sequence[int], own: range, is_last: bool) -> list[int]:
+def stage_features(layers: Sequence[int], own_layers: range, is_last: bool) -> list[int]:
     """Return the wanted hidden states of a stage with these layers."""
-    return [layer for layer in layers if layer in own or (is_last and layer == own.stop)]
+    return [layer for layer in layers if layer in own_layers or (is_last and layer == own_layers.stop)]
 
 
 _MEASURED_TOKENS = 64
@@ -135,16 +135,16 @@ class Stage:
         Returns:
             At rank 0 the logits [R, V]; with several stages also every rank's seconds.
         """
-        own, self._busy_s = self._with_own_features(batch), 0.0
-        pieces = cut(own, parts)
+        own_batch, self._busy_s = self._with_own_features(batch), 0.0
+        pieces = cut(own_batch, parts)
         sent: list[Callable[[], object]] = []
-        logits = [found for piece in pieces if (found := self._one(piece, sent)) is not None]
+        logits = [piece_logits for piece in pieces if (piece_logits := self._one(piece, sent)) is not None]
         if self._piped and self.ranks.is_leader:
             logits = [self._from_the_end(piece) for piece in pieces if piece.logit_rows]
         for wait in sent:
             wait()
         if batch.features is not None:
-            self._bring_together(batch.features, own.features)
+            self._bring_together(batch.features, own_batch.features)
         times = self.ranks.gather_number(self._busy_s) if self._piped else []
         if not self.ranks.is_leader:
             return None, times
@@ -156,8 +156,10 @@ class Stage:
         All ranks of a stage measure simultaneously. It writes to the first blocks of the cache, which must be
         empty.
         """
-        most = min(_MEASURED_TOKENS, cache_tokens, self._config.max_positions)
-        small, large = ((tokens, min(self._seconds(tokens) for _ in range(_ROUNDS))) for tokens in (1, most))
+        max_tokens = min(_MEASURED_TOKENS, cache_tokens, self._config.max_positions)
+        small, large = (
+            (tokens, min(self._seconds(tokens) for _ in range(_ROUNDS))) for tokens in (1, max_tokens)
+        )
         return StageCost.through(small, large)
 
     def _one(self, piece: Batch, sent: list[Callable[[], object]]) -> torch.Tensor | None:
@@ -167,7 +169,7 @@ class Stage:
         """
         place, x = self._place, None
         if not place.is_first:
-            x = self.ranks.from_behind((len(piece.token_ids), self._config.hidden_size), self._dtype)
+            x = self.ranks.from_previous_stage((len(piece.token_ids), self._config.hidden_size), self._dtype)
         started = self._now()
         hidden = self.executor.hidden(piece, x)
         logits = self.executor.logits(piece, hidden) if place.is_last and piece.logit_rows else None
@@ -200,9 +202,9 @@ class Stage:
         local = tuple(layer - self._layers.start for layer in layers)
         return replace(batch, features=PassFeatures(local, np.empty(shape, np.float32)))
 
-    def _bring_together(self, wanted: PassFeatures, own: PassFeatures | None) -> None:
+    def _bring_together(self, wanted: PassFeatures, own_features: PassFeatures | None) -> None:
         """Collect the hidden states of all stages at rank 0."""
-        first = self.ranks.gather(None if self._place.tensor else own)
+        first = self.ranks.gather(None if self._place.tensor else own_features)
         parts = [part.states for part in first if part is not None]
         if parts:
             wanted.states[:] = np.concatenate(parts, axis=1)

@@ -208,15 +208,15 @@ def _special_ids(hf: Any) -> set[int]:
 
 def _silent_layers(model: Any, attending: Sequence[torch.nn.Module]) -> list[str]:
     """Return numbers and parts of layers that do not attend."""
-    found = []
+    silent = []
     for layers in layer_lists(model):
         for number, layer in enumerate(layers):
             if not any(module is one for module in layer.modules() for one in attending):
                 parts = {
                     type(part).__name__ for part in layer.children() if "Norm" not in type(part).__name__
                 }
-                found.append(f"{number} ({', '.join(sorted(parts))})")
-    return found
+                silent.append(f"{number} ({', '.join(sorted(parts))})")
+    return silent
 
 
 def _judge(family: str, differences: Sequence[WayDistance], allowed: float, silent: Sequence[str]) -> None:
@@ -254,7 +254,7 @@ def read_sample(path: Path, hf: Any) -> Sample:
     if getattr(small, "layer_types", None):
         small.layer_types = small.layer_types[:count]
     weights, rows = GgufWeights(path, blocks=False), TensorSlice(0, 0, small.vocab_size)
-    names = [name for name in weights if (found := _LAYER.search(name)) is None or int(found[1]) < count]
+    names = [name for name in weights if (match := _LAYER.search(name)) is None or int(match[1]) < count]
     tensors = {
         name: weights.part(name, rows) if weights.shape(name)[0] == hf.vocab_size else weights[name]
         for name in names

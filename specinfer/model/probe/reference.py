@@ -126,11 +126,11 @@ def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
         config.layer_types = config.layer_types[:count]
     if quant_method(hf):
         return _dequantised(directory, config)
-    model, found = AutoModelForCausalLM.from_pretrained(
+    model, report = AutoModelForCausalLM.from_pretrained(
         directory, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    if found["missing_keys"]:
-        raise IncompatibleError(f"the model's weights lack {', '.join(sorted(found['missing_keys'])[:3])}")
+    if report["missing_keys"]:
+        raise IncompatibleError(f"the model's weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
     return model.eval()
 
 

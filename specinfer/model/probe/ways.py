@@ -64,19 +64,19 @@ def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far:
         ("whole", _in_pieces(runner, ids, [len(ids)], wanted)),
         ("token by token", _in_pieces(runner, ids, [1] * len(ids), wanted)),
         ("in two chunks", _in_pieces(runner, ids, [cut, len(ids) - cut], wanted)),
-        ("beside another request", _beside(runner, ids, other, wanted, reference)),
+        ("beside another request", _swapped(runner, ids, other, wanted, reference)),
         ("as a tree", _as_tree(runner, ids, other, wanted, reference)),
         ("far from zero", _far(runner, ids, other, reference, far)),
     )
     return [WayDistance(way, max(_distance(*pair) for pair in pairs)) for way, pairs in ways]
 
 
-def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def _distance(actual: torch.Tensor, wanted: torch.Tensor) -> float:
     """Return the maximum difference of logits [V] in standard deviations."""
-    found, wanted = found.float().cpu(), wanted.float().cpu()
-    if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
+    actual, wanted = actual.float().cpu(), wanted.float().cpu()
+    if actual.shape != wanted.shape or not bool(torch.isfinite(actual).all()):
         return float("inf")
-    return float((found - wanted).abs().max() / wanted.std().clamp(min=1e-6))
+    return float((actual - wanted).abs().max() / wanted.std().clamp(min=1e-6))
 
 
 def _in_pieces(
@@ -90,21 +90,21 @@ def _in_pieces(
     runner.cache.release(sequence)
 
 
-def _beside(
+def _swapped(
     runner: Runs, ids: list[int], other: list[int], wanted: torch.Tensor, reference: Reference
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     first, second, cut = runner.open(), runner.open(), len(ids) - 2
-    beside = reference([*other, *ids[:2]], 0)
+    swapped = reference([*other, *ids[:2]], 0)
     one, two = runner.forward(
         [Segment(first, ids[:cut], want_last=True), Segment(second, other, want_last=True)]
     )
     yield one[0], wanted[cut - 1]
-    yield two[0], beside[len(other) - 1]
+    yield two[0], swapped[len(other) - 1]
     two, one = runner.forward(
         [Segment(second, ids[:2], want_last=True), Segment(first, ids[cut:], want_last=True)]
     )
     yield one[0], wanted[-1]
-    yield two[0], beside[-1]
+    yield two[0], swapped[-1]
     for sequence in (first, second):
         runner.cache.release(sequence)
 
@@ -137,9 +137,9 @@ def _far(
     late, early, cut = runner.open(), runner.open(), len(ids) // 2
     late.shift = far
     wanted = reference(ids, far)
-    for start, stop, beside in ((0, cut, other[:1]), (cut, len(ids), other[1:])):
+    for start, stop, swapped in ((0, cut, other[:1]), (cut, len(ids), other[1:])):
         one, two = runner.forward(
-            [Segment(late, ids[start:stop], want_last=True), Segment(early, beside, want_last=True)]
+            [Segment(late, ids[start:stop], want_last=True), Segment(early, swapped, want_last=True)]
         )
         yield one[0], wanted[stop - 1]
     yield two[0], reference(other, 0)[-1]

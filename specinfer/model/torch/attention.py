@@ -40,7 +40,9 @@ class ReferenceAttention:
             for rows in batch.rows
         ]
 
-    def _part(self, rows: AttentionRows, own: Sequence[int], look_back: int, window: int | None) -> _Part:
+    def _part(
+        self, rows: AttentionRows, own_slots: Sequence[int], look_back: int, window: int | None
+    ) -> _Part:
         visible = torch.tensor(rows.visible, dtype=torch.int64)
         positions = torch.arange(rows.length)
         mask = positions < visible[:, None]
@@ -51,7 +53,9 @@ class ReferenceAttention:
                 mask[row, : min(unseen, rows.visible[row])] = False
                 mask[row, extra[: max(unseen - rows.visible[row], 0)]] = False
         if window is not None:
-            mask &= (positions > torch.tensor(own)[:, None] - window) | (positions >= max(rows.visible) - 1)
+            mask &= (positions > torch.tensor(own_slots)[:, None] - window) | (
+                positions >= max(rows.visible) - 1
+            )
         blocks = torch.tensor(rows.blocks, dtype=torch.int64)
         slots = blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
         return _Part(rows.start, rows.stop, slots.to(self._device), mask.to(self._device))

@@ -33,21 +33,20 @@ class GenericExecutor:
         self.model.set_attn_implementation(NAME)
         if self.model.config._attn_implementation != NAME:
             raise IncompatibleError(f"model_type = {family!r}: does not use the attention interface")
-        taken = inspect.signature(model.forward).parameters
-        self._places = "position_ids" in taken
+        parameters = inspect.signature(model.forward).parameters
+        self._places = "position_ids" in parameters
         if not self._places and not self._recurrent:
             raise IncompatibleError(f"model_type = {family!r}: takes no positions")
         self._capacity, self._device = num_blocks * BLOCK_TOKENS, device
         self._memory: Memory = {}
         text = self.model.config.get_text_config()
-        self._most = longest_text(text) if self._places else UNBOUNDED
+        self._max_positions = longest_text(text) if self._places else UNBOUNDED
         self.limit = ""
         """Why fewer positions are served than the model has; empty: all are."""
-        if self._places and self._most < text.max_position_embeddings:
-            self.limit = (
-                f"served up to {self._most}, its original_max_position_embeddings (rope_type = 'longrope')"
-            )
-        self._keeps = "logits_to_keep" in taken
+        if self._places and self._max_positions < text.max_position_embeddings:
+            stated = "its original_max_position_embeddings (rope_type = 'longrope')"
+            self.limit = f"served up to {self._max_positions}, {stated}"
+        self._keeps = "logits_to_keep" in parameters
         self.attending: list[torch.nn.Module] = []
         """Modules that attended, or kept states, in the last pass."""
 
@@ -62,9 +61,9 @@ class GenericExecutor:
         Raises:
             IncompatibleError: if a position is beyond those that the model is right for.
         """
-        if batch.positions and max(batch.positions) >= self._most:
+        if batch.positions and max(batch.positions) >= self._max_positions:
             raise IncompatibleError(
-                f"position {max(batch.positions)}: the model is {self.limit or f'served up to {self._most}'}"
+                f"position {max(batch.positions)}: the model is {self.limit or f'served up to {self._max_positions}'}"
             )
         token_ids, positions, slots, rows = (
             torch.tensor(numbers, dtype=torch.int64, device=self._device)

@@ -96,9 +96,9 @@ class Layer:
         attend: Attend,
     ) -> torch.Tensor:
         """Map hidden states [T, hidden] to those of the next layer."""
-        return self.behind(x, self.input_norm(x), angles, attend)
+        return self.after_norm(x, self.input_norm(x), angles, attend)
 
-    def behind(
+    def after_norm(
         self,
         x: torch.Tensor,
         normed: torch.Tensor,

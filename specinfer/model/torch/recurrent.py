@@ -127,7 +127,7 @@ class RecurrentLayers:
             (layer, name) for layer in model.modules() if (name := _cache_name(layer)) is not None
         ]
         self.states: RecurrentStates[TokenState] = RecurrentStates()
-        self._most_bytes = int(_MEMORY_PART * available_memory()) if self._layers else 0
+        self._max_bytes = int(_MEMORY_PART * available_memory()) if self._layers else 0
         self._calls: list[LayerCall] = []
         """Calls of each layer in the pass that runs, in order."""
         hidden = model.config.get_text_config().hidden_size
@@ -171,10 +171,10 @@ class RecurrentLayers:
             out: torch.Tensor | None = None
             for chains, rows in self._calls:
                 cache = self._begin(number, chains)
-                found = forward(hidden_states=hidden_states[0, rows], attention_mask=None, **{name: cache})
+                output = forward(hidden_states=hidden_states[0, rows], attention_mask=None, **{name: cache})
                 if out is None:
-                    out = hidden_states.new_empty(hidden_states.shape[1], found.shape[-1])
-                out[rows] = found
+                    out = hidden_states.new_empty(hidden_states.shape[1], output.shape[-1])
+                out[rows] = output
                 self._end(number, chains, cache)
             assert out is not None, "a pass has tokens"
             return out[None]
@@ -199,7 +199,7 @@ class RecurrentLayers:
     def _fit(self) -> int:
         """Return the number of states that fit into memory."""
         state = self.states[self._calls[0].chains[0].end]
-        return self._most_bytes // sum(tensor.nbytes for layer in state.values() for tensor in layer.values())
+        return self._max_bytes // sum(tensor.nbytes for layer in state.values() for tensor in layer.values())
 
 
 def _alike(chains: Sequence[Chain]) -> list[list[Chain]]:

@@ -39,21 +39,27 @@ def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tens
         IncompatibleError: naming tensors that are missing, of another shape, or of no use.
     """
     wanted = expected_tensors(hf, config)
-    found = {name: original_name(weights, name) for name in weights}
+    originals = {name: original_name(weights, name) for name in weights}
     optional = {HEAD} if config.tied_embeddings else set()
-    if missing := sorted({wanted[name].name for name in wanted.keys() - found.keys() - optional}):
+    if missing := sorted({wanted[name].name for name in wanted.keys() - originals.keys() - optional}):
         raise IncompatibleError(f"the model's weights lack {_some(missing)}")
-    extra = sorted({found[name] for name in found.keys() - wanted.keys() if not _COMPUTED.search(name)})
+    extra = sorted(
+        {originals[name] for name in originals.keys() - wanted.keys() if not _COMPUTED.search(name)}
+    )
     if extra:
         raise IncompatibleError(
             f"the model's weights have tensors that its configuration does not: {_some(extra)}"
         )
-    for name in sorted(found.keys() & wanted.keys()):
+    for name in sorted(originals.keys() & wanted.keys()):
         shape, right = shape_of(weights, name), wanted[name].shape
         if shape != right:
-            raise IncompatibleError(f"{found[name]} has shape {list(shape)}: config.json says {list(right)}")
-    if config.tied_embeddings and HEAD in found and not torch.equal(weights[HEAD], weights[EMBEDDING]):
-        raise IncompatibleError(f"tie_word_embeddings = true, but {found[HEAD]} is not {found[EMBEDDING]}")
+            raise IncompatibleError(
+                f"{originals[name]} has shape {list(shape)}: config.json says {list(right)}"
+            )
+    if config.tied_embeddings and HEAD in originals and not torch.equal(weights[HEAD], weights[EMBEDDING]):
+        raise IncompatibleError(
+            f"tie_word_embeddings = true, but {originals[HEAD]} is not {originals[EMBEDDING]}"
+        )
 
 
 class ExpectedTensor(NamedTuple):
@@ -80,16 +86,16 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
     expected = {
         name: ExpectedTensor(original_name(renamed, name), shape_of(renamed, name)) for name in renamed
     }
-    found = {name: tensor for name, tensor in expected.items() if not name.startswith(_LAYERS)}
+    tensors = {name: tensor for name, tensor in expected.items() if not name.startswith(_LAYERS)}
     for layer in range(config.layers):
         alike = next(n for n in range(layer + 1) if config.tensors_of(n) == config.tensors_of(layer))
         old, new = f".{alike}.", f".{layer}."
-        found |= {
+        tensors |= {
             name.replace(old, new, 1): tensor._replace(name=tensor.name.replace(old, new, 1))
             for name, tensor in expected.items()
             if name.startswith(f"{_LAYERS}{alike}.")
         }
-    return found
+    return tensors
 
 
 def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
@@ -150,17 +156,17 @@ def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
 
 def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, options: Any) -> Any:
     try:
-        model, found = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             directory, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     except Exception as error:  # it is the code of a model, which may raise anything
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise IncompatibleError(f"model_type = {family!r}: transformers cannot load it: {what}") from error
-    mismatched = [name for name, *_ in found["mismatched_keys"]]
+    mismatched = [name for name, *_ in report["mismatched_keys"]]
     for problem, names in (
-        ("lack", found["missing_keys"]),
+        ("lack", report["missing_keys"]),
         ("have, in another shape than config.json says,", mismatched),
-        ("have tensors that its configuration does not:", found["unexpected_keys"]),
+        ("have tensors that its configuration does not:", report["unexpected_keys"]),
     ):
         if names:
             raise IncompatibleError(f"the model's weights {problem} {_some(sorted(names))}")

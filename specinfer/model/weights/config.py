@@ -290,10 +290,14 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
     Raises:
         IncompatibleError: if our decoder does not support the family or one of its options.
     """
-    own = family_of(hf.model_type).fields(hf)
-    own["activation"] = _SAME_ACTIVATIONS.get(own["activation"], own["activation"])
-    if own["activation"] not in ACTIVATIONS:
-        raise IncompatibleError(f"hidden_act = {own['activation']!r}: supported are {', '.join(ACTIVATIONS)}")
+    family_fields = family_of(hf.model_type).fields(hf)
+    family_fields["activation"] = _SAME_ACTIVATIONS.get(
+        family_fields["activation"], family_fields["activation"]
+    )
+    if family_fields["activation"] not in ACTIVATIONS:
+        raise IncompatibleError(
+            f"hidden_act = {family_fields['activation']!r}: supported are {', '.join(ACTIVATIONS)}"
+        )
     heads = getattr(hf, "num_attention_heads", 1)  # state spaces alone have none
     common = {
         "family": hf.model_type,
@@ -303,12 +307,12 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
         "heads": heads,
         "kv_heads": heads,
         "head_dim": hf.hidden_size // heads,
-        "max_positions": own.get("max_positions") or longest_text(hf),
+        "max_positions": family_fields.get("max_positions") or longest_text(hf),
         "tied_embeddings": bool(hf.tie_word_embeddings),
         "qk_norm": False,
         "eos_token_ids": eos_token_ids(hf, generation),
     }
-    return ModelConfig(**(common | own))
+    return ModelConfig(**(common | family_fields))
 
 
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
@@ -337,9 +341,9 @@ def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
     The model is made of parts of `original`.
     """
     fields = {
-        name: getattr(config, own)
-        for own, name in _SHAPE.items()
-        if getattr(config, own) != getattr(original, own)
+        name: getattr(config, field_name)
+        for field_name, name in _SHAPE.items()
+        if getattr(config, field_name) != getattr(original, field_name)
     }
     if config.heads != original.heads:  # `transformers` would divide the hidden size by the heads
         fields["head_dim"] = config.head_dim
@@ -351,5 +355,5 @@ def with_shape(original: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
 
     The fields may be some of those in the file.
     """
-    found = {own: fields[name] for own, name in _SHAPE.items() if fields.get(name) is not None}
-    return replace(original, **found)
+    shape = {field_name: fields[name] for field_name, name in _SHAPE.items() if fields.get(name) is not None}
+    return replace(original, **shape)

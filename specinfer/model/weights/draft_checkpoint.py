@@ -165,9 +165,9 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
         IncompatibleError: if they differ.
     """
     expected = verifier_fields(config).get(FINGERPRINT)
-    if expected is not None and (found := fingerprint_in(target_directory)) != expected:
+    if expected is not None and (actual := fingerprint_in(target_directory)) != expected:
         raise IncompatibleError(
-            f"{directory} was trained for a target with embeddings {expected}, {target_directory} has {found}"
+            f"{directory} was trained for a target with embeddings {expected}, {target_directory} has {actual}"
         )
 
 
@@ -204,34 +204,38 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
     config = checked_config(directory, target_directory, ALGORITHM)
     target = target_config(target_directory)
     target_weights = open_weights(target_directory, target)
-    own = SafetensorsWeights(directory)
+    draft_weights = SafetensorsWeights(directory)
     shape = replace(
         with_shape(target, config["transformer_layer_config"]),
         vocab_size=config["draft_vocab_size"],
         tied_embeddings=False,
     )
-    weights = _Overlay(own, target_weights, frozen_names(target))
-    token_ids = checked_tokens(_token_ids(own), shape.vocab_size, target.vocab_size)
+    weights = _Overlay(draft_weights, target_weights, frozen_names(target))
+    token_ids = checked_tokens(_token_ids(draft_weights), shape.vocab_size, target.vocab_size)
     if not bool((token_ids[1:] > token_ids[:-1]).all()):
         raise IncompatibleError(f"{directory}: {_OFFSETS} does not name ascending tokens")
-    rows = len(own["lm_head.weight"]) if "lm_head.weight" in own else 0
+    rows = len(draft_weights["lm_head.weight"]) if "lm_head.weight" in draft_weights else 0
     if rows != len(token_ids):
         raise IncompatibleError(f"{directory}: lm_head.weight has {rows} rows for {len(token_ids)} tokens")
     return DraftModel(shape, weights, token_ids)
 
 
-def checked_tokens(found: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
+def checked_tokens(token_ids: torch.Tensor | None, draft_vocabulary: int, vocabulary: int) -> torch.Tensor:
     """Return each draft token's target token, after a check.
 
     Raises:
         IncompatibleError: if their number differs from `config.json`, or they are not different tokens of the target.
     """
-    if found is None or len(found) != draft_vocabulary:
-        what = "nothing" if found is None else f"{len(found)} tokens"
+    if token_ids is None or len(token_ids) != draft_vocabulary:
+        what = "nothing" if token_ids is None else f"{len(token_ids)} tokens"
         raise IncompatibleError(f"draft_vocab_size = {draft_vocabulary}, but d2t says {what}")
-    if len(set(found.tolist())) < len(found) or int(found.min()) < 0 or int(found.max()) >= vocabulary:
+    if (
+        len(set(token_ids.tolist())) < len(token_ids)
+        or int(token_ids.min()) < 0
+        or int(token_ids.max()) >= vocabulary
+    ):
         raise IncompatibleError(f"d2t does not name different tokens below {vocabulary}")
-    return found
+    return token_ids
 
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
@@ -255,16 +259,16 @@ class _Overlay(Mapping[str, torch.Tensor]):
     """The checkpoint's tensors, and some of the target's."""
 
     def __init__(
-        self, own: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]
+        self, draft: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]
     ) -> None:
-        self._own, self._target, self._shared = own, target, shared
+        self._draft, self._target, self._shared = draft, target, shared
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._target[name] if name in self._shared else self._own[name]
+        return self._target[name] if name in self._shared else self._draft[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._shared
-        yield from self._own
+        yield from self._draft
 
     def __len__(self) -> int:
-        return len(self._shared) + len(self._own)
+        return len(self._shared) + len(self._draft)

@@ -71,14 +71,16 @@ class RenamedWeights(NamedTensors):
         """
         source, pick, index = self._sources[name]
         if index is not None:
-            found = self._weights.stacked(source, index) if isinstance(self._weights, StackedBlocks) else None
+            blocks = (
+                self._weights.stacked(source, index) if isinstance(self._weights, StackedBlocks) else None
+            )
         else:
-            found = (
+            blocks = (
                 self._weights.blocks(source, as_stored) if isinstance(self._weights, BlockWeights) else None
             )
-        if found is None or pick is None:
-            return found
-        kind, rows = found
+        if blocks is None or pick is None:
+            return blocks
+        kind, rows = blocks
         return kind, pick(rows)
 
 
@@ -113,6 +115,6 @@ def sources_of(config: ModelConfig, names: Mapping[str, str]) -> dict[str, base.
     heads = base.HeadSizes(config.heads, config.kv_heads, config.head_dim, experts, config.recurrent_shape)
     sources: dict[str, base.TensorSource] = {}
     for stored, name in names.items():
-        found = rename(heads, name) if rename else {name: base.TensorSource(name)}
-        sources |= {ours: source._replace(name=stored) for ours, source in found.items()}
+        of_name = rename(heads, name) if rename else {name: base.TensorSource(name)}
+        sources |= {ours: source._replace(name=stored) for ours, source in of_name.items()}
     return sources

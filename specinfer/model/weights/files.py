@@ -123,11 +123,11 @@ def _index(directory: Path) -> dict[str, Path]:
         raise IncompatibleError(f"{index_file} lists {absent[0]}, which is not there")
     if directory / _WHOLE in files and directory / _WHOLE not in named:
         raise IncompatibleError(f"{index_file} does not list {_WHOLE}: two checkpoints in one directory")
-    found = _names_in(sorted(named))
-    if found != listed:
-        name = min(name for name in found.keys() | listed.keys() if found.get(name) != listed.get(name))
+    names = _names_in(sorted(named))
+    if names != listed:
+        name = min(name for name in names.keys() | listed.keys() if names.get(name) != listed.get(name))
         raise IncompatibleError(f"{index_file} is not that of the files beside it: they differ in {name}")
-    return found
+    return names
 
 
 def _names_in(files: Sequence[Path]) -> dict[str, Path]:
@@ -178,15 +178,15 @@ class GgufWeights(NamedTensors):
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
             raise IncompatibleError(f"GGUF: block_count = {layers}: there are {len(self._tensors)} tensors")
-        own = self.metadata.layers
-        predicting = tuple(f"blk.{layer}." for layer in range(own, layers))
+        main_layers = self.metadata.layers
+        predicting = tuple(f"blk.{layer}." for layer in range(main_layers, layers))
         self._tensors = {
             name: stored for name, stored in self._tensors.items() if name.startswith(predicting) == further
         }
         if further:
-            names = hf_names(layout.parts | layout.further, range(own, layers), {}, {})
+            names = hf_names(layout.parts | layout.further, range(main_layers, layers), {}, {})
         else:
-            names = hf_names(layout.parts, range(own), layout.tensors, layout.top)
+            names = hf_names(layout.parts, range(main_layers), layout.tensors, layout.top)
         self._names = {hf: name for hf, name in names if name in self._tensors}
         self._check_tensors()
 
@@ -222,10 +222,10 @@ class GgufWeights(NamedTensors):
 
     def bytes_by_type(self) -> Counter[str]:
         """Return the bytes of all tensors of each type."""
-        found = Counter[str]()
+        sizes = Counter[str]()
         for _, tensor in self._tensors.values():
-            found[tensor.tensor_type.name] += int(tensor.n_bytes)
-        return found
+            sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+        return sizes
 
     def config(self) -> Any:
         """Return the configuration of `transformers` that the metadata describes.
@@ -238,18 +238,18 @@ class GgufWeights(NamedTensors):
         }
         file = GgufFile(self.metadata, shapes, self.rope_factors)
         common = file.common_fields()
-        config, own = self._layout.config(file)
+        config, metadata_config = self._layout.config(file)
         self.metadata.check_used()
-        return config(**(common | own))
+        return config(**(common | metadata_config))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._numbers(name)
 
     def _undone(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         assert self._layout.undo is not None, "asked for by layouts that have it"
-        found = self._layout.undo(self.metadata, name, tensor, 1)
-        assert found is not None, "numbers can be put in any order"
-        return found
+        original = self._layout.undo(self.metadata, name, tensor, 1)
+        assert original is not None, "numbers can be put in any order"
+        return original
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Return a part of a tensor.

@@ -57,8 +57,8 @@ def _weight_files(directory: Path) -> list[Path]:
         return paths_of_parts(split_name(gguf))
     patterns = ("*.safetensors", "*.bin")
     for pattern in patterns:
-        if found := sorted(directory.glob(pattern)):
-            return found
+        if paths := sorted(directory.glob(pattern)):
+            return paths
     raise SettingError("model", str(directory), f"no {' or '.join(patterns)} there")
 
 

@@ -98,10 +98,10 @@ def algorithm_of(directory: Path) -> Any:
 def read_record(directory: Path) -> dict[str, Any]:
     """Return what was noted about a model directory; empty if nothing was."""
     try:
-        found = json.loads((directory / RECORD).read_bytes())
+        record = json.loads((directory / RECORD).read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def check_gguf(path: Path) -> None:

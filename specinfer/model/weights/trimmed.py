@@ -47,8 +47,8 @@ class TrimmedBlockWeights(TrimmedWeights):
         assert isinstance(self._weights, BlockWeights)
         if name != HEAD:
             return self._weights.blocks(name, as_stored)
-        found = self._weights.blocks(self._head, as_stored)
-        return None if found is None else (found[0], found[1][self._token_ids])
+        blocks = self._weights.blocks(self._head, as_stored)
+        return None if blocks is None else (blocks[0], blocks[1][self._token_ids])
 
 
 def trimmed(weights: Mapping[str, torch.Tensor], token_ids: Sequence[int]) -> TrimmedWeights:
@@ -75,9 +75,9 @@ class TrimmedHead:
     ) -> None:
         """Create it; `set_head` gives the executor a head."""
         self._weights, self._name, self._set_head = weights, name, set_head
-        found = weights.blocks(name)
-        assert found is not None, name
-        self._blocks: Blocks = found[0], found[1][torch.tensor(token_ids)]
+        blocks = weights.blocks(name)
+        assert blocks is not None, name
+        self._blocks: Blocks = blocks[0], blocks[1][torch.tensor(token_ids)]
 
     def replace(self, tokens: Mapping[int, int]) -> None:
         """Replace rows by those of tokens, by row."""

@@ -20,7 +20,7 @@ REQUESTS = 400
 _BATCH = 50
 _RANKS = 5
 """Number of ranks. The last includes all after it. Odd, for `chi_square_tail`."""
-_LEAST_EXPECTED = 5.0
+_MIN_EXPECTED = 5.0
 FALSE_ALARM = 1e-6
 """Probability with which a right service is found wrong."""
 
@@ -32,7 +32,7 @@ async def draws_follow_q(it: Examined) -> str:
     drawing = [place for place, each in enumerate(it.description.speculators) if each.draws]
     if not drawing:
         raise NotApplicableError("none of its speculators draws")
-    found: dict[int, list[TokenTree]] = {place: [] for place in drawing}
+    trees: dict[int, list[TokenTree]] = {place: [] for place in drawing}
     context = it.context(12)
     for start in range(0, REQUESTS, _BATCH):
         entries = [
@@ -47,16 +47,16 @@ async def draws_follow_q(it: Examined) -> str:
         ]
         for entry, result in zip(entries, await it.ask(entries), strict=True):
             for place, tree in it.trees(entry, result).items():
-                found[place].append(tree)
+                trees[place].append(tree)
         await it.release([entry.request_id for entry in entries])
     names = [it.description.speculators[place].name for place in drawing]
-    return "; ".join(_judge(name, found[place]) for name, place in zip(names, drawing, strict=True))
+    return "; ".join(_judge(name, trees[place]) for name, place in zip(names, drawing, strict=True))
 
 
 def _judge(name: str, trees: Sequence[TokenTree]) -> str:
     observed, expected = rank_counts(trees)
     draws = int(observed.sum())
-    if draws < 2 * _LEAST_EXPECTED:
+    if draws < 2 * _MIN_EXPECTED:
         return f"{name}: {draws} draws, too few to tell"
     observed, expected = merged(observed, expected)
     if len(observed) < 3:
@@ -101,7 +101,7 @@ def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]
 
 def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
     """Combine the last ranks with small expectations, to an odd number."""
-    while len(expected) > 1 and (expected[-1] < _LEAST_EXPECTED or len(expected) % 2 == 0):
+    while len(expected) > 1 and (expected[-1] < _MIN_EXPECTED or len(expected) % 2 == 0):
         observed, expected = (np.append(each[:-2], each[-2:].sum()) for each in (observed, expected))
     return observed, expected
 

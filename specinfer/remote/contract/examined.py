@@ -73,8 +73,8 @@ class Examined:
 
     def context(self, length: int) -> list[int]:
         """Return repeating token ids, so that lookups find something."""
-        told = [each.vocab_size for each in self.description.speculators if each.vocab_size]
-        once: list[int] = self.rng.integers(0, min([_USUAL_TOKENS, *told]), -(-length // 2)).tolist()
+        sizes = [each.vocab_size for each in self.description.speculators if each.vocab_size]
+        once: list[int] = self.rng.integers(0, min([_USUAL_TOKENS, *sizes]), -(-length // 2)).tolist()
         return (once + once)[:length]
 
     def entry(
@@ -87,15 +87,15 @@ class Examined:
             "shape": speculator_pb2.TREE_SHAPE_TREE,
             "sampling": common_pb2.SamplingParams(temperature=0.0),
         }
-        told = self._of_the_target(base_len, delta)
+        target_fields = self._of_the_target(base_len, delta)
         if self.description.reads_references and base_len == 0:
-            told["references"] = [speculator_pb2.Reference(token_ids=self.context(20))]
+            target_fields["references"] = [speculator_pb2.Reference(token_ids=self.context(20))]
         named: dict[str, Any] = {
             "request_id": request_id,
             "base_len": base_len,
             "delta_token_ids": delta,
         }
-        return speculator_pb2.DraftEntry(**(named | defaults | told | fields))
+        return speculator_pb2.DraftEntry(**(named | defaults | target_fields | fields))
 
     async def ask(
         self, entries: Sequence[speculator_pb2.DraftEntry], client: str = CLIENT
@@ -114,8 +114,10 @@ class Examined:
         if names[0] != names[1]:
             raise BrokenContractError(f"of the entries {names[0]} it answered {names[1]}")
         if reply.instance_id != self.description.instance_id:
-            told = self.description.instance_id
-            raise BrokenContractError(f"instance_id is {told!r} in Describe and {reply.instance_id!r} here")
+            instance_id = self.description.instance_id
+            raise BrokenContractError(
+                f"instance_id is {instance_id!r} in Describe and {reply.instance_id!r} here"
+            )
         return list(reply.entries)
 
     async def one(self, entry: speculator_pb2.DraftEntry, client: str = CLIENT) -> speculator_pb2.DraftResult:
@@ -133,9 +135,9 @@ class Examined:
         """
         result = await self.one(entry, client)
         expect_status(result, OK, f"{len(entry.delta_token_ids)} tokens from {entry.base_len} on")
-        held = entry.base_len + len(entry.delta_token_ids)
-        if result.held_len != held:
-            raise BrokenContractError(f"held_len is {result.held_len} after {held} tokens")
+        expected_len = entry.base_len + len(entry.delta_token_ids)
+        if result.held_len != expected_len:
+            raise BrokenContractError(f"held_len is {result.held_len} after {expected_len} tokens")
         return result
 
     async def release(self, request_ids: Sequence[str], client: str = CLIENT) -> int:
@@ -170,9 +172,9 @@ class Examined:
             BrokenContractError: for a speculator's wrong tree.
         """
         asked = set(entry.speculators) or set(range(len(self.description.speculators)))
-        limits, found = TreeLimits(entry.node_budget, entry.max_depth), dict[int, TokenTree]()
+        limits, trees = TreeLimits(entry.node_budget, entry.max_depth), dict[int, TokenTree]()
         for draft in result.drafts:
-            if draft.speculator not in asked or draft.speculator in found:
+            if draft.speculator not in asked or draft.speculator in trees:
                 who = f"speculator {draft.speculator} drafted, asked were {sorted(asked)}, each once"
                 raise BrokenContractError(who)
             if draft.status != OK:
@@ -190,12 +192,12 @@ class Examined:
                 raise BrokenContractError(
                     f"speculator {draft.speculator}: a tree where a chain was asked for"
                 )
-            found[draft.speculator] = tree
-        return found
+            trees[draft.speculator] = tree
+        return trees
 
     def _of_the_target(self, base_len: int, delta: Sequence[int]) -> dict[str, Any]:
         """Return random hidden states and predictions, if the service reads any."""
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         layers, size, k = (
             len(self.description.feature_layers),
             self.description.feature_size,
@@ -205,12 +207,12 @@ class Examined:
             first = max(base_len - 1, 0)
             shape = (base_len + len(delta) - 1 - first, layers, size)
             states = self.rng.normal(size=shape).astype(np.float32).view(np.uint32) >> 16  # to bfloat16
-            told = {"target_features": states.astype(np.uint16).tobytes(), "features_start": first}
+            fields = {"target_features": states.astype(np.uint16).tobytes(), "features_start": first}
         if k and delta:
-            told["target_top_k"] = speculator_pb2.TargetTopK(
+            fields["target_top_k"] = speculator_pb2.TargetTopK(
                 token_ids=delta[-1:], parents=[-1], top_k_token_ids=self.context(k)
             )
-        return told
+        return fields
 
 
 def expect_status(result: speculator_pb2.DraftResult, status: int, what: str) -> None:
@@ -221,5 +223,5 @@ def expect_status(result: speculator_pb2.DraftResult, status: int, what: str) ->
     """
     if result.status != status:
         names = {int(each): each.name for each in EntryStatus}
-        told = f"{names.get(result.status, result.status)} {result.message}".strip()
-        raise BrokenContractError(f"{what}: answered {told} instead of {names[status]}")
+        shown = f"{names.get(result.status, result.status)} {result.message}".strip()
+        raise BrokenContractError(f"{what}: answered {shown} instead of {names[status]}")

@@ -22,23 +22,26 @@ _LONGEST_NAME = 128
 
 async def describes_itself(it: Examined) -> str:
     """Check the names of speculators, and their limits."""
-    told = await it.describe()
+    description = await it.describe()
     problems = {
-        "speculators: there is none": not told.speculators,
-        "max_nodes: must be at least 1": not told.max_nodes,
-        "instance_id: must be drawn when the process starts": not told.instance_id,
+        "speculators: there is none": not description.speculators,
+        "max_nodes: must be at least 1": not description.max_nodes,
+        "instance_id: must be drawn when the process starts": not description.instance_id,
         f"name: 1 to {_LONGEST_NAME} characters": any(
-            not 0 < len(each.name) <= _LONGEST_NAME for each in told.speculators
+            not 0 < len(each.name) <= _LONGEST_NAME for each in description.speculators
         ),
-        "vocab_size: who draws must tell it": any(e.draws and not e.vocab_size for e in told.speculators),
-        "feature_layers: must ascend": list(told.feature_layers) != sorted(set(told.feature_layers)),
-        "feature_size: who reads hidden states must tell it": bool(told.feature_layers)
-        and not told.feature_size,
+        "vocab_size: who draws must tell it": any(
+            e.draws and not e.vocab_size for e in description.speculators
+        ),
+        "feature_layers: must ascend": list(description.feature_layers)
+        != sorted(set(description.feature_layers)),
+        "feature_size: who reads hidden states must tell it": bool(description.feature_layers)
+        and not description.feature_size,
     }
-    broken = [problem for problem, found in problems.items() if found]
+    broken = [problem for problem, present in problems.items() if present]
     if broken:
         raise BrokenContractError("; ".join(broken))
-    return ", ".join(f"{each.name} ({each.drafter})" for each in told.speculators)
+    return ", ".join(f"{each.name} ({each.drafter})" for each in description.speculators)
 
 
 async def appends_deltas(it: Examined) -> str:
@@ -138,10 +141,10 @@ async def bad_entries_cost_themselves(it: Examined) -> str:
         f"speculator {count} of {count}": it.entry("nobody", tokens, speculators=[count]),
         "a request for the second time in a message": it.entry("good", tokens),
     }
-    told = [each.vocab_size for each in it.description.speculators if each.vocab_size]
-    if told:
-        outside = [*tokens, min(min(told), ANY_TOKEN)]
-        bad[f"a token outside of the vocabulary of {min(told)}"] = it.entry("foreign", outside)
+    sizes = [each.vocab_size for each in it.description.speculators if each.vocab_size]
+    if sizes:
+        outside = [*tokens, min(min(sizes), ANY_TOKEN)]
+        bad[f"a token outside of the vocabulary of {min(sizes)}"] = it.entry("foreign", outside)
     names, entries = list(bad), list(bad.values())
     good, *wrong = await it.ask([it.entry("good", tokens), *entries])
     expect_status(good, OK, "a good entry beside bad ones")

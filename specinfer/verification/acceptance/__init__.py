@@ -114,8 +114,8 @@ def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
 
 def drawable(tree: TokenTree) -> dict[int, Int32]:
     """Return the drawable tokens below each node with draws, ascending."""
-    found: dict[int, list[Int32]] = {}
+    draws: dict[int, list[Int32]] = {}
     for proposal in tree.proposals:
         if proposal.kind is not ProposalKind.POINT:
-            found.setdefault(proposal.parent, []).append(proposal.q_token_ids)
-    return {node: np.unique(np.concatenate(lists)) for node, lists in found.items()}
+            draws.setdefault(proposal.parent, []).append(proposal.q_token_ids)
+    return {node: np.unique(np.concatenate(lists)) for node, lists in draws.items()}

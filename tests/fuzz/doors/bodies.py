@@ -25,7 +25,7 @@ from specinfer.errors import SpecInferError
 from tests.fuzz.doors.door import Episode
 
 _BODIES = 60
-_MOST_SAID = 4096
+_MAX_SAID = 4096
 """Characters of a refusal."""
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -164,7 +164,7 @@ class BodyDoor:
             refusal = self._refusal(kind, text)
             if refusal is not None:
                 episode.refused += 1
-                assert len(refusal) <= _MOST_SAID, refusal[:200]
+                assert len(refusal) <= _MAX_SAID, refusal[:200]
             self._schema(text, rng)
             host = _cut(rng.choice(_HOSTS), rng)
             assert AllowedHosts(["*"]).allow(host)

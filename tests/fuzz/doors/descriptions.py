@@ -23,7 +23,7 @@ from tests.fuzz.transport import InlineChannel
 
 _MESSAGES = 20
 _REQUESTS = 2
-_MOST_STEPS = 200
+_MAX_STEPS = 200
 _SETTINGS = GatewaySettings()
 
 
@@ -71,7 +71,7 @@ class DescriptionDoor:
             open_ = [
                 expectation(core.submit(new_request(f"r{i}", rng)), self._target) for i in range(_REQUESTS)
             ]
-            for _ in range(_MOST_STEPS):
+            for _ in range(_MAX_STEPS):
                 await core.step()
                 for expected in open_:
                     expected.check()

@@ -27,9 +27,9 @@ from tests.support.system import EOS, VOCABULARY, ascii_tokenizer
 
 _MESSAGES = 40
 _LONGEST_CONTEXT = 48
-_MOST_DETAILS = 2048
+_MAX_DETAILS = 2048
 """Bytes of an error: gRPC sends it in a header, and those are bounded."""
-_MOST_STEPS = 400
+_MAX_STEPS = 400
 
 
 def make_decoder() -> RequestDecoder:
@@ -68,7 +68,7 @@ class GenerateDoor:
                 if request is not None and request.request_id not in under_way:
                     under_way[request.request_id] = expectation(core.submit(request), self._target)
                     texts[request.request_id] = TextStream(self._tokenizer, request.stop_strings)
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             if not under_way:
                 return
             for item in await core.step():
@@ -89,7 +89,7 @@ class GenerateDoor:
         episode.refused += 1
         assert status_of(refusal) is not grpc.StatusCode.INTERNAL, f"refused without a reason: {refusal!r}"
         size = len(str(refusal).encode())
-        assert size <= _MOST_DETAILS, f"an error of {size} bytes"
+        assert size <= _MAX_DETAILS, f"an error of {size} bytes"
         return None
 
     def _publish(self, item: Progress, texts: dict[str, TextStream]) -> None:

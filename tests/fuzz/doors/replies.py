@@ -16,7 +16,7 @@ from tests.fuzz.traffic import Expectation, expectation, new_request
 
 _SPOILT_STEPS = 25
 _REQUESTS = 4
-_MOST_STEPS = 400
+_MAX_STEPS = 400
 """After the last spoilt message: by then every request must have ended."""
 _ADAPTIVE_SHARE = 0.2
 """Share of episodes with a planner that chooses by the clock. All others are the same whenever they run."""
@@ -61,7 +61,7 @@ class _Run:
                 self._fill()
                 await self._step()
             self._spoiling = False
-            for _ in range(_MOST_STEPS):
+            for _ in range(_MAX_STEPS):
                 if not self._under_way:
                     break
                 await self._step()
@@ -90,7 +90,7 @@ class _Run:
     def _check_books(self) -> None:
         """Nothing is kept of requests that have ended, nor of speculators that do not exist."""
         for service in self._core.pool.services:
-            assert not service.held, f"contexts of requests that have ended: {service.held}"
+            assert not service.cached_len, f"contexts of requests that have ended: {service.cached_len}"
             assert not service.refusals, f"kept of requests that have ended: {service.refusals}"
             unknown = set(service.faults.drafts) - set(service.members)
             assert not unknown, f"failures of speculators that do not exist: {unknown}"

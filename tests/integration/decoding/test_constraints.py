@@ -226,7 +226,7 @@ async def test_a_constraint_that_takes_long_to_compile_is_waited_for(redis_url: 
 async def test_masks_that_are_over_dear_are_their_callers_fault(redis_url: str) -> None:
     """Not the server's: the error names the constraint and the budget, and others go on."""
     async with running_system(redis_url, eos=EOS) as system:
-        system.verifier.masks.budget_s = system.verifier.masks.most_over_s = 0.0
+        system.verifier.masks.budget_s = system.verifier.masks.max_over_s = 0.0
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(system, PROMPTS[0], CONSTRAINTS[0])
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -107,7 +107,7 @@ def decode(engine: VerifierEngine, known: Sequence[Sequence[int]] | None) -> tup
             assert outcome.verdict is not None, outcome.message
             tree = jobs[n].tree
             assert tree is not None
-            held[n] = outcome.held_len
+            held[n] = outcome.cached_len
             texts[n] += [
                 *(int(tree.token_ids[node]) for node in outcome.verdict.accepted),
                 outcome.verdict.bonus,

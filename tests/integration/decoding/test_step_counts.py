@@ -116,7 +116,7 @@ async def test_more_steps_than_may_wait_are_delivered_before_their_time(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(persist, "_APART_S", 3600.0)
-    monkeypatch.setattr(persist, "_MOST_WAITING", 8)
+    monkeypatch.setattr(persist, "_MAX_WAITING", 8)
     async with running_system(redis_url) as system:
         replies = await asyncio.wait_for(system.generate(PROMPTS[0], max_new_tokens=TOKENS), 60)
     assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)
@@ -127,7 +127,7 @@ async def test_what_comes_while_a_write_is_under_way_is_in_the_next_one(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that does not answer: the loop goes on until its bound, and one write has all of it."""
-    monkeypatch.setattr(persist, "_MOST_WAITING", 16)
+    monkeypatch.setattr(persist, "_MAX_WAITING", 16)
     async with running_system(redis_url) as system:
         append, going_on, rows = system.store.append, asyncio.Event(), list[list[int]]()
 

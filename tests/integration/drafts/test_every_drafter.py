@@ -158,7 +158,7 @@ async def test_drafts_change_no_token(redis_url: str, tmp_path: Path, name: str,
             assert sum(sizes) >= row.drafted
         else:
             await assert_a_seed_gives_the_plain_text(answer)
-    await until(lambda: not any(getattr(drafter, name, None) for name in ("_held", "_own")))
+    await until(lambda: not any(getattr(drafter, name, None) for name in ("_cached", "_requests")))
     cache = getattr(getattr(drafter, "_runner", None), "cache", None)
     if cache is not None:
         cache.check()
@@ -171,7 +171,7 @@ async def test_a_request_profits_from_those_before_it(
     drafter = ROWS[name].make(tmp_path)
     async with running_system(redis_url, {name: drafter}, tree_nodes=24, step_nodes=96) as system:
         await asyncio.gather(*(system.tokens(prompt) for prompt in (PROMPT, PROMPT[3:], PROMPT[::-1])))
-        await until(lambda: not getattr(drafter, "_own", None))  # a finished answer is learnt from then
+        await until(lambda: not getattr(drafter, "_requests", None))  # a finished answer is learnt from then
         replies = await system.generate(PROMPT)
     assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPT, TOKENS)
     assert replies[-1].summary.stats.accepted >= accepted

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 
-from http_svc.body.bodies import MOST_TOKENS, ChatBody, CompletionBody
+from http_svc.body.bodies import MAX_TOKENS, ChatBody, CompletionBody
 from http_svc.entry.callers import CallerKeys
 from http_svc.errors import ApiError, invalid_body
 from http_svc.models import Models
@@ -42,7 +42,7 @@ BOMBS: dict[str, tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = 
     "empty objects": (CompletionBody, completion([{}] * MANY), "prompt[0]"),
     "lists of lists": (CompletionBody, completion([[[]]] * MANY), "prompt[0][0]"),
     "late in a list": (CompletionBody, completion(["a"] * MANY + [1.5] * MANY), f"prompt[{MANY}]"),
-    "tokens": (CompletionBody, completion([1] * (MOST_TOKENS + 1)), "prompt"),
+    "tokens": (CompletionBody, completion([1] * (MAX_TOKENS + 1)), "prompt"),
     "messages": (ChatBody, chat(messages=[0] * MANY), "messages"),
     "few messages": (ChatBody, chat(messages=[{}] * 1000), "messages[0].role"),
     "parts": (ChatBody, chat(messages=said([0] * MANY)), "messages[0].content"),

@@ -49,7 +49,7 @@ async def test_one_request_is_followed_through_the_logs_of_all_services(
     caplog.set_level(logging.DEBUG)
     async with running_system(redis_url, {"two": ScriptedDrafter(first(2))}) as system:
         await asyncio.gather(*(system.tokens(PROMPT, request_id=name) for name in ("mine", "other")))
-        await until(lambda: not system.verifier.held_requests)
+        await until(lambda: not system.verifier.cached_requests)
         await until(lambda: "released" in "".join(x["message"] for x in lines_of(caplog, "speculator_svc")))
     told = {
         house: [line["message"] for line in lines_of(caplog, house) if line.get("request_id") == "mine"]
@@ -162,7 +162,7 @@ async def test_requests_that_go_on_elsewhere_leave_no_open_span(redis_url: str) 
         traces = system.gateway.observer._traces
         assert isinstance(traces, RequestTraces)
         assert len(traces) == 1
-        system.loop.persistence.let_go(list(system.loop.scheduler.states))
+        system.loop.persistence.release_requests(list(system.loop.scheduler.states))
         assert len(traces) == 0
         (root,) = named(exporter, "request")
         assert root.attributes is not None

@@ -61,7 +61,7 @@ async def findings(drafters: dict[str, Drafter]) -> dict[str, Finding]:
         open_channel(address) as channel,
     ):
         found = {f.rule: f async for f in check_contract(Examined(address, channel, patience_s=20.0))}
-        assert engine.held_requests == 0 or any(f.outcome is Outcome.BROKEN for f in found.values())
+        assert engine.cached_requests == 0 or any(f.outcome is Outcome.BROKEN for f in found.values())
     return found
 
 

@@ -98,7 +98,7 @@ async def test_a_stop_string_ends_a_request_within_a_grant(redis_url: str, draft
         replies = await system.generate(PROMPT, max_new_tokens=40, stop_strings=[stop])
         ended = await system.ended(replies[0].request_id)
         assert await system.tokens(OTHER, max_new_tokens=40) == greedy(OTHER, 40)
-        assert system.verifier.held_requests == 0 or await _released(system)
+        assert system.verifier.cached_requests == 0 or await _released(system)
     shown = [token for reply in replies for token in reply.token_ids]
     assert "".join(reply.text for reply in replies) == text[: text.index(stop)]
     assert shown == greedy(PROMPT, len(shown))
@@ -106,7 +106,7 @@ async def test_a_stop_string_ends_a_request_within_a_grant(redis_url: str, draft
 
 
 async def _released(system: System) -> bool:
-    for request_id in list(system.verifier._held):
+    for request_id in list(system.verifier._cached):
         await system.ended(request_id)
     return True
 

@@ -44,13 +44,13 @@ from tests.support.system import (
     until,
 )
 
-TOKENS, LEAST_TEXTS, BATCHES = 16, 4, 60
-PROMPTS = [[5 + i, 41, 60 + i % 30, 7, 9 + i % 20] for i in range(5 * LEAST_TEXTS)]
+TOKENS, MIN_TEXTS, BATCHES = 16, 4, 60
+PROMPTS = [[5 + i, 41, 60 + i % 30, 7, 9 + i % 20] for i in range(5 * MIN_TEXTS)]
 
 
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "LEAST_TEXTS", LEAST_TEXTS)
+    monkeypatch.setattr(judgement, "MIN_TEXTS", MIN_TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
 ) -> None:
     async with learning() as found:  # type: ignore[attr-defined]
         await found.serve(PROMPTS)
-        assert len(found.learner.replay.held_out(0, 100)) == LEAST_TEXTS
+        assert len(found.learner.replay.held_out(0, 100)) == MIN_TEXTS
         before = await found.steps()
         link, training = (
             LearningLink(found.address, ClientTls()),
@@ -311,7 +311,7 @@ async def test_weights_are_taken_back_when_newer_texts_say_so(
         assert (worse.taken, worse.version) == (False, 0)
         trials.steps = 20, 10
         taken = await found.offer(sent(parts_of(ssm)))
-        assert (taken.taken, taken.version, taken.episodes) == (True, 1, LEAST_TEXTS)
+        assert (taken.taken, taken.version, taken.episodes) == (True, 1, MIN_TEXTS)
         assert taken.tokens_per_step == 2 * taken.tokens_per_step_before > 0
 
         trials.steps = 20, 25

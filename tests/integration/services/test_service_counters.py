@@ -55,7 +55,9 @@ async def test_what_is_counted_is_counted_by_one_thread(monkeypatch: pytest.Monk
         open_channel(speculator) as to_speculator,
     ):
         monkeypatch.setattr(CacheMetrics, "observe", noting("cache", CacheMetrics.observe))
-        monkeypatch.setattr(SpeculatorMetrics, "observe_held", noting("held", SpeculatorMetrics.observe_held))
+        monkeypatch.setattr(
+            SpeculatorMetrics, "observe_requests", noting("held", SpeculatorMetrics.observe_requests)
+        )
         verify = verifier_pb2_grpc.VerifierStub(to_verifier)
         draft = speculator_pb2_grpc.SpeculatorStub(to_speculator)
         await one_reply(verify.Verify, request([verify_entry("a")]))
@@ -81,7 +83,7 @@ async def test_a_fault_in_metrics_costs_a_line_in_the_log(
         for name in ("observe", "refused"):
             monkeypatch.setattr(VerifierMetrics, name, raises)
         monkeypatch.setattr(CacheMetrics, "observe", raises)
-        for name in ("observe", "observe_held"):
+        for name in ("observe", "observe_requests"):
             monkeypatch.setattr(SpeculatorMetrics, name, raises)
         verify = verifier_pb2_grpc.VerifierStub(to_verifier)
         draft = speculator_pb2_grpc.SpeculatorStub(to_speculator)
@@ -94,7 +96,7 @@ async def test_a_fault_in_metrics_costs_a_line_in_the_log(
             draft.Draft, *[drafting([draft_entry("a", base_len=3 * i)]) for i in range(3)]
         )
         assert [r.status for reply in drafts for r in reply.entries] == [OK] * 3
-        assert engine.held_requests == 1, "it was not forgotten"
+        assert engine.cached_requests == 1, "it was not forgotten"
         assert (await verify.Release(common_pb2.ReleaseRequest(request_ids=["a"]))).released == 1
         assert (await draft.Release(common_pb2.ReleaseRequest(request_ids=["a"]))).released == 1
     told = [record for record in caplog.records if "could not be counted" in record.getMessage()]

@@ -104,14 +104,18 @@ async def test_another_process_is_noticed_at_its_first_answer_and_described_agai
         entry = step_entry("r", PROMPT)
         assert firsts(await draft(pool, [entry])) == {0: 1}
         (service,) = pool.services
-        assert service.held == {"r": 3}
+        assert service.cached_len == {"r": 3}
         assert service.description is not None
         service.description.instance_id = "zero"
         service.refusals.refuse("other", 0)
         entry = step_entry("r", [*PROMPT, 9])
         assert not (await draft(pool, [entry])).trees
         await until(lambda: ready(pool))
-        assert (service.held, bool(service.refusals), service.description.instance_id) == ({}, False, "one")
+        assert (service.cached_len, bool(service.refusals), service.description.instance_id) == (
+            {},
+            False,
+            "one",
+        )
         assert firsts(await draft(pool, [entry])) == {0: 1}
         assert list(drafter.jobs[-1].context) == [*PROMPT, 9]
 
@@ -309,7 +313,7 @@ async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
                 assert list(drafter.jobs[-1].context) == tokens
             mine, theirs = [*mine, 1], [*theirs, 1]
         await x.release(["r"])
-        assert engine.held_requests == 1
+        assert engine.cached_requests == 1
         assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, (
             "it was not asked for everything again"
         )
@@ -320,7 +324,7 @@ async def test_the_deadline_follows_the_steps() -> None:
     """With steps of next to nothing a late service is given up at the least deadline, not at the most."""
     waiting = asyncio.Event()
     async with speculator_service({"a": guess(1)}) as (address, _):
-        policy = replace(POLICY, deadline_s=0.0, most_deadline_s=60.0, hung_s=60.0)
+        policy = replace(POLICY, deadline_s=0.0, max_deadline_s=60.0, hung_s=60.0)
         async with pool_of(address, policy=policy) as pool:
             for number in range(5):
                 await draft(pool, [step_entry("r", [*PROMPT, *range(number)])])

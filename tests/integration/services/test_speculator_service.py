@@ -149,7 +149,7 @@ async def test_clients_with_the_same_request_id_do_not_meet() -> None:
         assert [list(job.context) for job in drafter.jobs[-2:]] == [[5, 6, 1], [7, 8, 9, 1]]
         assert {reply.instance_id for reply in replies} == {"one"}
         gone = await stub.Release(common_pb2.ReleaseRequest(request_ids=["r"], client="x"))
-        assert (gone.released, engine.held_requests) == (1, 1)
+        assert (gone.released, engine.cached_requests) == (1, 1)
         (kept,) = await one_reply(
             stub.Draft, drafting([draft_entry("r", base_len=4, delta_token_ids=[2])], "y")
         )

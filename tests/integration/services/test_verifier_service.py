@@ -87,7 +87,7 @@ async def test_a_bad_entry_at_the_verifier_costs_itself() -> None:
         assert f"return_top_k = {HUGE}: at most 97" in top_k.message
         assert [v.status for v in second.entries] == [OK, ERROR]
         assert "request_id = 'good': is in the message twice" in second.entries[1].message
-        assert engine.held_requests == len(odd) + 1
+        assert engine.cached_requests == len(odd) + 1
 
 
 async def test_features_that_the_model_does_not_have_cost_those_who_ask() -> None:
@@ -206,19 +206,19 @@ async def test_a_verifier_serves_the_latest_lease() -> None:
         for client in (no_lease, old, new):
             await client.describe()
         assert (await no_lease.verify([entry], {}))[0].by_request
-        assert engine.held_requests == 1
+        assert engine.cached_requests == 1
         await old.verify([], {})
-        assert engine.held_requests == 0, "it begins with nothing held"
+        assert engine.cached_requests == 0, "it begins with nothing held"
         await old.verify([entry], {})
         await new.verify([step_entry("other", PROMPT)], {})
-        assert engine.held_requests == 1
+        assert engine.cached_requests == 1
         for client in (no_lease, old):
             with pytest.raises(FencedError, match=f"lease {client.fence} is over"):
                 await client.verify([entry], {})
             await client.release(["other"])
-            assert engine.held_requests == 1, "nothing is done for a stale lease"
+            assert engine.cached_requests == 1, "nothing is done for a stale lease"
         await new.release(["other"])
-        assert engine.held_requests == 0
+        assert engine.cached_requests == 0
 
 
 async def test_another_verifier_process_is_noticed_at_its_first_answer() -> None:

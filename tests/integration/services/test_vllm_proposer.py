@@ -323,7 +323,7 @@ async def test_a_late_answer_for_a_request_that_ended_leaves_nothing_behind(
             await engine.propose([row])
         goes_on.set()
         await until(lambda: pool.outcomes["stale"] == 1)
-        assert not pool._speculators.pool.services[0].held
+        assert not pool._speculators.pool.services[0].cached_len
 
 
 async def test_a_fault_of_ours_costs_drafts_and_is_counted(

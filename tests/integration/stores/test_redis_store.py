@@ -272,9 +272,9 @@ async def test_a_verifier_has_one_holder_and_fences_rise_even_if_redis_loses_its
         second = await stores.lease_b.claim(instance)
         assert isinstance(second, VerifierLease)
         assert second.fence > first.fence
-        await stores.lease_a.give_up(first)  # not its own any more
+        await stores.lease_a.release(first)  # not its own any more
         assert await stores.lease_a.claim(instance) == stores.b.gateway_id
-        await stores.lease_b.give_up(second)
+        await stores.lease_b.release(second)
         third = await stores.lease_a.claim(instance)
         assert isinstance(third, VerifierLease)
         assert third.fence > second.fence

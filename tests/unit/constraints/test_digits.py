@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.digits import MOST_DIGITS
+from specinfer.constraints.digits import MAX_DIGITS
 from specinfer.constraints.matcher import Matcher
 from tests.support.system import VOCABULARY, ascii_tokenizer, text_of
 
 TOKENIZER = ascii_tokenizer()
 COMPILER = Compiler(TOKENIZER.to_json(), VOCABULARY, [0])
-LONG = "7" * (MOST_DIGITS + 8)
+LONG = "7" * (MAX_DIGITS + 8)
 
 
 def matcher_of(schema: Any) -> Matcher:
@@ -65,18 +65,18 @@ def test_strings_keep_their_digits() -> None:
         matcher_of(schema).read(TOKENIZER.encode(text))
 
 
-@given(st.lists(st.integers(0, MOST_DIGITS + 3), min_size=1, max_size=4))
+@given(st.lists(st.integers(0, MAX_DIGITS + 3), min_size=1, max_size=4))
 def test_what_is_read_is_what_masks_allow(cuts: list[int]) -> None:
     """A long row of digits, with some of it taken back."""
     matcher = matcher_of({"type": "array", "items": {"type": "integer"}})
     matcher.read(TOKENIZER.encode("["))
-    digits = TOKENIZER.encode("7" * (MOST_DIGITS + 4))
+    digits = TOKENIZER.encode("7" * (MAX_DIGITS + 4))
     for cut in cuts:
-        assert matcher.try_read(digits[:cut]) == min(cut, MOST_DIGITS)
+        assert matcher.try_read(digits[:cut]) == min(cut, MAX_DIGITS)
         copy = matcher.copy()
-        assert bool(copy.mask()[digits[0]]) == (cut < MOST_DIGITS)
-        matcher.take_back(min(cut, MOST_DIGITS))
-    matcher.read(digits[:MOST_DIGITS])
+        assert bool(copy.mask()[digits[0]]) == (cut < MAX_DIGITS)
+        matcher.take_back(min(cut, MAX_DIGITS))
+    matcher.read(digits[:MAX_DIGITS])
 
 
 def test_only_json_in_a_grammar_is_bounded() -> None:
@@ -86,6 +86,6 @@ def test_only_json_in_a_grammar_is_bounded() -> None:
     )
     matcher = COMPILER.compile(grammar)
     matcher.read(TOKENIZER.encode(f'{LONG} " '))
-    assert matcher.try_read(TOKENIZER.encode(f"[{LONG}")) == 1 + MOST_DIGITS
+    assert matcher.try_read(TOKENIZER.encode(f"[{LONG}")) == 1 + MAX_DIGITS
     free = COMPILER.compile(Constraint(ConstraintKind.REGEX, r"\[[0-9]*\]"))
     free.read(TOKENIZER.encode(f"[{LONG}]"))

@@ -27,13 +27,13 @@ def entry(name: str, base: int, delta: list[int], nodes: int = 2) -> DraftEntry:
 def test_deltas_build_the_context_and_a_gap_asks_for_everything() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
     engine = SpeculatorEngine([drafter])
-    assert engine.draft([entry("r", 0, [5, 6])])[0].held_len == 2
-    assert engine.draft([entry("r", 2, [7])])[0].held_len == 3
+    assert engine.draft([entry("r", 0, [5, 6])])[0].cached_len == 2
+    assert engine.draft([entry("r", 2, [7])])[0].cached_len == 3
     assert list(drafter.jobs[-1].context) == [5, 6, 7]
     (gap,) = engine.draft([entry("r", 9, [8])])
     assert gap.status is EntryStatus.RESYNC
     (again,) = engine.draft([entry("r", 0, [5, 6, 7, 8])])
-    assert (again.status, again.held_len) == (EntryStatus.OK, 4)
+    assert (again.status, again.cached_len) == (EntryStatus.OK, 4)
 
 
 def test_bad_entries_fail_alone() -> None:
@@ -120,7 +120,7 @@ def test_drafters_of_one_service_draft_what_each_is_asked_for() -> None:
     outcomes = engine.draft(entries)
     drafts = [{s: tree.token_ids[1] for s, tree in o.drafts if isinstance(tree, TokenTree)} for o in outcomes]
     assert drafts == [{0: 1, 1: 2}, {1: 2}, {0: 1}]
-    assert [o.held_len for o in outcomes] == [2, 2, 2]
+    assert [o.cached_len for o in outcomes] == [2, 2, 2]
     assert {job.sampling.seed for drafter in drafters for job in drafter.jobs} == {7}, "that of the noise"
     first, second = ({job.draw_seed for job in drafter.jobs} for drafter in drafters)
     assert first == {3}
@@ -206,10 +206,10 @@ def test_idle_requests_are_forgotten() -> None:
     now[0] = 11.0
     engine.draft([entry("new", 0, [3])])
     assert drafter.released == ["old"]
-    assert engine.held_requests == 1
+    assert engine.cached_requests == 1
 
 
 def test_an_empty_budget_appends_and_drafts_nothing() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
     (outcome,) = SpeculatorEngine([drafter]).draft([entry("r", 0, [3, 4], nodes=0)])
-    assert (outcome.drafts, outcome.held_len) == ((), 2)
+    assert (outcome.drafts, outcome.cached_len) == ((), 2)

@@ -110,17 +110,17 @@ def test_a_pool_keeps_the_latest_of_each_first_token() -> None:
     pool = NgramPool(2)
     for ngram in ((1, 2, 3), (1, 4, 5), (7, 8, 9), (1, 2, 3), (1, 6, 6)):
         pool.add(ngram)
-    assert pool.behind(1) == [(6, 6), (2, 3)]
-    assert pool.behind(7) == [(8, 9)]
-    assert pool.behind(2) == []
+    assert pool.after(1) == [(6, 6), (2, 3)]
+    assert pool.after(7) == [(8, 9)]
+    assert pool.after(2) == []
 
 
 def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specinfer.drafters.lookahead._MOST_FIRST_TOKENS", 2)
+    monkeypatch.setattr("specinfer.drafters.lookahead._MAX_FIRST_TOKENS", 2)
     pool = NgramPool(1)
     for first in (1, 2, 1, 3):
         pool.add((first, 5))
-    assert [pool.behind(first) for first in (1, 2, 3)] == [[(5,)], [], [(5,)]]
+    assert [pool.after(first) for first in (1, 2, 3)] == [[(5,)], [], [(5,)]]
 
 
 def test_known_n_grams_come_first_in_a_small_budget_and_alone_in_a_chain() -> None:

@@ -12,11 +12,11 @@ from specinfer.model.weights.source import algorithm_of, is_draft_checkpoint
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 SHIPPED = sorted(path.parent for path in MODELS.glob("*/config.json"))
-MOST_BYTES = 48_000_000
+MAX_BYTES = 48_000_000
 
 
 def test_together_they_are_small() -> None:
-    assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) <= MOST_BYTES
+    assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) <= MAX_BYTES
 
 
 def test_all_are_known_by_their_drafter() -> None:

@@ -104,7 +104,7 @@ def test_finished_requests_are_learnt_only_if_allowed(learn: bool) -> None:
 
 
 def test_what_is_learnt_is_bounded_and_the_oldest_go() -> None:
-    learnt = FinishedTexts(most=25)
+    learnt = FinishedTexts(max_tokens=25)
     for number in range(20):
         learnt.add([number, 99] * 5)
     assert {match.text[0] for match in learnt.occurrences.matches([99])} == {18, 19}

@@ -20,7 +20,7 @@ def test_trees_of_several_sizes_are_drafted_ahead_and_forgotten() -> None:
     assert {job.limits.nodes for job in drafter.jobs} == {2, 4, 8, 16}
     assert {job.sampling.greedy for job in drafter.jobs} == {True, False}
     assert max(max(job.context) for job in drafter.jobs) < 5
-    assert engine.held_requests == 0
+    assert engine.cached_requests == 0
 
 
 def test_a_drafter_that_cannot_draft_now_does_not_keep_the_service_from_serving(
@@ -32,4 +32,4 @@ def test_a_drafter_that_cannot_draft_now_does_not_keep_the_service_from_serving(
     engine = SpeculatorEngine([ScriptedDrafter(broken)])
     with caplog.at_level(logging.WARNING):
         warm_up(engine)
-    assert engine.held_requests == 0
+    assert engine.cached_requests == 0

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.session.verdicts import sound_verdicts
 from specinfer.sampling import GREEDY
-from specinfer.scheduling.commit import MOST_PUT_OFF_S, apply_verdict
+from specinfer.scheduling.commit import MAX_DEFERRED_S, apply_verdict
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.statuses import EntryStatus, FinishReason
@@ -32,7 +32,7 @@ def answer(name: str, **fields: object) -> verifier_pb2.Verdict:
 
 def test_a_right_answer_is_taken_as_it_is() -> None:
     found = sound_verdicts([entry("a")], TREES, [answer("a")], VOCABULARY)["a"]
-    assert (found.status, found.accepted, found.bonus, found.held_len) == (EntryStatus.OK, (1, 2), SAT, 5)
+    assert (found.status, found.accepted, found.bonus, found.cached_len) == (EntryStatus.OK, (1, 2), SAT, 5)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +104,16 @@ def test_an_entry_without_an_answer_ends_and_does_not_wait_for_ever() -> None:
 
 def test_who_is_put_off_waits_by_the_clock_and_not_by_steps() -> None:
     """However many steps others make in the meantime; a step that serves it begins anew."""
-    asked, put_off = entry("a"), VerdictEntry(EntryStatus.EXHAUSTED, "its constraint is being compiled")
-    served = VerdictEntry(EntryStatus.OK, accepted=(), bonus=SAT, held_len=3)
+    asked, deferred = entry("a"), VerdictEntry(EntryStatus.EXHAUSTED, "its constraint is being compiled")
+    served = VerdictEntry(EntryStatus.OK, accepted=(), bonus=SAT, cached_len=3)
     for begin in (0.0, 100.0):
         for step in range(3000):
-            assert apply_verdict(asked, None, put_off, begin + MOST_PUT_OFF_S * step / 3000) is None
+            assert apply_verdict(asked, None, deferred, begin + MAX_DEFERRED_S * step / 3000) is None
         assert apply_verdict(asked, None, VerdictEntry(EntryStatus.RESYNC), begin) is None, "no way around it"
         assert asked.state.finish is None
         if begin == 0.0:
-            assert apply_verdict(asked, None, served, MOST_PUT_OFF_S) is None
-    ended = apply_verdict(asked, None, put_off, 100.1 + MOST_PUT_OFF_S)
+            assert apply_verdict(asked, None, served, MAX_DEFERRED_S) is None
+    ended = apply_verdict(asked, None, deferred, 100.1 + MAX_DEFERRED_S)
     assert ended is not None
     assert (asked.state.finish, asked.state.retryable) == (FinishReason.ERROR, True)
     assert asked.state.error == "its constraint is being compiled"

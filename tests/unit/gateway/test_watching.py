@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.api.callers import Caller
-from gateway.api.watch.watches import AT_ONCE, MOST_UNTOLD, MOST_WATCHES, PER_SECOND, Pace, Watches
+from gateway.api.watch.watches import AT_ONCE, MAX_UNREAD, MAX_WATCHES, PER_SECOND, Pace, Watches
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.sampling import GREEDY
 from specinfer.scheduling.entries import Progress
@@ -30,31 +30,31 @@ def test_the_oldest_steps_are_dropped_and_counted_but_no_end() -> None:
     watches = Watches()
     with watches.open(ALICE, "") as watch:
         watches.tell(None, [progress(0, "ended", final=True)], [])
-        watches.tell(None, [progress(number) for number in range(MOST_UNTOLD + 5)], [])
+        watches.tell(None, [progress(number) for number in range(MAX_UNREAD + 5)], [])
         watches.tell(None, [progress(0, caller="bob")], [])
         seen, dropped = watch.take()
         assert (seen.item.request_id, dropped) == ("ended", 6)
-        left = [watch.take() for _ in range(MOST_UNTOLD - 1)]
-    assert [seen.item.start for seen, _ in left] == list(range(6, MOST_UNTOLD + 5))
+        left = [watch.take() for _ in range(MAX_UNREAD - 1)]
+    assert [seen.item.start for seen, _ in left] == list(range(6, MAX_UNREAD + 5))
     assert {dropped for _, dropped in left} == {0}
 
 
 def test_ends_alone_are_bounded_too() -> None:
     watches = Watches()
     with watches.open(ALICE, "") as watch:
-        watches.tell(None, [progress(number, final=True) for number in range(MOST_UNTOLD + 3)], [])
+        watches.tell(None, [progress(number, final=True) for number in range(MAX_UNREAD + 3)], [])
         assert watch.take()[0].item.start == 3
 
 
 def test_one_key_cannot_take_all_places() -> None:
     watches, opened = Watches(), []
-    for number in range(MOST_WATCHES // 2):
+    for number in range(MAX_WATCHES // 2):
         opened.append(watches.open(ALICE, f"r{number % 3}"))
         opened[-1].__enter__()
     with pytest.raises(ExhaustedError, match="32 of them with this key"), watches.open(ALICE, "r0"):
         pass
     with watches.open(BOB, "r0"):
-        assert len(watches) == MOST_WATCHES // 2 + 1
+        assert len(watches) == MAX_WATCHES // 2 + 1
 
 
 async def test_what_is_left_is_told_before_a_watch_ends() -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from http_svc.body.tools import CalledFunction, Function
 from http_svc.calls.answer import AnswerReader
 from http_svc.calls.answer_form import AnswerForm
-from http_svc.calls.reader import MOST_CALLS
+from http_svc.calls.reader import MAX_CALLS
 from http_svc.tool_schemas import followed
 from specinfer.chat.forms import BY_NAME, FORMS, CallForm
 
@@ -132,11 +132,11 @@ def test_a_call_that_was_cut_off_while_it_repeats_another_is_left_out() -> None:
 
 
 def test_an_answer_has_no_more_calls_than_the_bound() -> None:
-    many = [("f", f'{{"a": {number}}}') for number in range(MOST_CALLS + 1)]
+    many = [("f", f'{{"a": {number}}}') for number in range(MAX_CALLS + 1)]
     reader = AnswerReader("id", AnswerForm(("f",)))
     reader.push(written(BY_NAME["json"], many))
     assert reader.ended
-    assert len(reader.message["tool_calls"]) == MOST_CALLS
+    assert len(reader.message["tool_calls"]) == MAX_CALLS
 
 
 THOUGHTS = AnswerForm(("f",), ("<think>", "</think>"))

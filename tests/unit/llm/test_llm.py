@@ -68,7 +68,7 @@ def test_stream_gives_the_same_text_in_pieces_and_a_left_stream_leaves_nothing()
     next(stream)
     stream.close()
     llm.generate("other", GREEDY)
-    assert llm._driver.engine.verifier.held_requests == 0
+    assert llm._driver.engine.verifier.cached_requests == 0
 
 
 def test_a_stream_keeps_what_other_calls_decoded_for_it() -> None:
@@ -91,7 +91,7 @@ def test_a_left_request_is_gone_at_once_and_its_id_is_free() -> None:
         stream = llm.stream("abc", GREEDY, request_id="mine")
         next(stream)
         stream.close()
-        assert llm._driver.engine.verifier.held_requests == 0
+        assert llm._driver.engine.verifier.cached_requests == 0
         assert not llm._driver.engine.busy
 
 

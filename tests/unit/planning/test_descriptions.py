@@ -112,5 +112,5 @@ def test_services_get_the_scope_of_a_request_that_starts_over() -> None:
 
     assert scope(False) == ""
     assert scope(True) not in ("", "alice")
-    told.held["r"] = 1
+    told.cached_len["r"] = 1
     assert scope(True) == ""

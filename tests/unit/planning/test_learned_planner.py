@@ -11,7 +11,7 @@ import pytest
 from specinfer.errors import SettingError
 from specinfer.planning.choice import Choice
 from specinfer.planning.learned import (
-    MOST,
+    MAX_REPEAT,
     NAMES,
     LearnedPlanner,
     LinearModel,
@@ -50,7 +50,7 @@ class Copying:
 
     def seen(self, contexts: Mapping[str, int]) -> list[int]:
         copies = self.rng.random() < 0.5 if self.shuffled else self.copies
-        return [MOST if copies else 0 for _ in contexts]
+        return [MAX_REPEAT if copies else 0 for _ in contexts]
 
     def run(self, steps: int) -> tuple[float, dict[bool, float]]:
         """Tokens per second, and how often drafts were asked for, by whether the text copied."""
@@ -100,7 +100,7 @@ def test_it_speculates_while_a_text_repeats_itself_and_not_else() -> None:
 def test_wrong_weights_are_outgrown(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Weights that say the opposite: drafts are right where nothing repeats. Without refinement they stay."""
     wrong = np.zeros(len(NAMES))
-    wrong[NAMES.index("one")], wrong[NAMES.index(f"match {MOST}")] = 2.0, -2.0
+    wrong[NAMES.index("one")], wrong[NAMES.index(f"match {MAX_REPEAT}")] = 2.0, -2.0
     world, right = Copying(LinearModel(wrong), seed), Copying(None, seed)
     for each in (world, right):
         each.run(1000)
@@ -146,7 +146,7 @@ def test_features_are_of_committed_tokens() -> None:
     tokens = [1, 2, 3, 4, 9, 1, 2, 3]
     assert [repeats.match(tokens, n) for n in range(1, 9)] == [0, 0, 0, 0, 0, 0, 2, 3]
     tokens += [4, 9, 1, 2, 3, 4, 9]
-    assert repeats.match(tokens, len(tokens)) == MOST
+    assert repeats.match(tokens, len(tokens)) == MAX_REPEAT
     assert repeats.match([*tokens, 5], len(tokens) + 1) == 0
     assert Repeats().match([7] * 3, 3) == 2
 

@@ -20,10 +20,10 @@ ALONE = frozenset({0})
 
 
 def planner_of(
-    speculators: int, most_nodes: int = 16, step_nodes: int = 64, adaptive: bool = True, node_ms: float = 0.1
+    speculators: int, max_nodes: int = 16, step_nodes: int = 64, adaptive: bool = True, node_ms: float = 0.1
 ) -> TablePlanner:
     """With as many services of one speculator each, and a verifier that says what a node takes."""
-    planner = TablePlanner(curve(node_ms), NodeBudget(most_nodes, step_nodes), adaptive)
+    planner = TablePlanner(curve(node_ms), NodeBudget(max_nodes, step_nodes), adaptive)
     planner.enrol([frozenset({s}) for s in range(speculators)])
     return planner
 

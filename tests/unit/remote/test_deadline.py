@@ -2,12 +2,12 @@
 
 import pytest
 
-from specinfer.remote.policy import LEAST_S, TIMES, PoolPolicy, UsualStepTime, draft_deadline
+from specinfer.remote.policy import MIN_S, TIMES, PoolPolicy, UsualStepTime, draft_deadline
 
 
 @pytest.mark.parametrize(
     ("step_s", "deadline_s"),
-    [(None, 3.0), (0.0, LEAST_S), (0.001, LEAST_S), (0.2, 0.2 * TIMES), (0.5, 0.5 * TIMES), (10.0, 3.0)],
+    [(None, 3.0), (0.0, MIN_S), (0.001, MIN_S), (0.2, 0.2 * TIMES), (0.5, 0.5 * TIMES), (10.0, 3.0)],
 )
 def test_in_proportion_between_floor_and_maximum(step_s: float | None, deadline_s: float) -> None:
     assert draft_deadline(step_s, 3.0) == pytest.approx(deadline_s)
@@ -15,8 +15,8 @@ def test_in_proportion_between_floor_and_maximum(step_s: float | None, deadline_
 
 def test_a_fixed_deadline_stays() -> None:
     assert PoolPolicy(97, "", deadline_s=0.05).deadline(10.0) == 0.05
-    assert PoolPolicy(97, "", most_deadline_s=2.0).deadline(None) == 2.0
-    assert PoolPolicy(97, "", most_deadline_s=2.0).deadline(0.1) == pytest.approx(0.1 * TIMES)
+    assert PoolPolicy(97, "", max_deadline_s=2.0).deadline(None) == 2.0
+    assert PoolPolicy(97, "", max_deadline_s=2.0).deadline(0.1) == pytest.approx(0.1 * TIMES)
 
 
 def test_drafting_and_pauses_do_not_count() -> None:

@@ -22,7 +22,7 @@ def test_they_go_where_a_request_starts_over() -> None:
 
 
 def test_a_message_has_so_many_tokens_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(references, "_MOST_TOKENS", 10)
+    monkeypatch.setattr(references, "_MAX_TOKENS", 10)
     asked = entries(0, 0, 9)
     add_references(asked, {"r0": ((1, 2, 3), (4, 5, 6), (7,)), "r1": ((8,) * 9,), "r2": ((9,),)})
     assert [sent(entry) for entry in asked] == [[[1, 2, 3], [4, 5]], [[8] * 5], []]

@@ -11,7 +11,7 @@ def tries(refusals: Refusals, steps: int, request_id: str = "r") -> list[int]:
     for step in range(steps):
         if 0 in refusals.willing(request_id, [0, 1]):
             found.append(step)
-            refusals.put_off(request_id, 0)
+            refusals.defer(request_id, 0)
     return found
 
 

@@ -9,7 +9,7 @@ from specinfer.remote.policy import PoolPolicy
 from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree, merge_trees
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import verifier_pb2
-from specinfer.wire.tree_codec import encode_tree, most_bytes
+from specinfer.wire.tree_codec import encode_tree, max_bytes
 
 LARGEST_TOKEN = 2**31 - 1
 
@@ -34,7 +34,7 @@ def test_the_largest_trees_of_everybody_fit(requests: int, speculators: int) -> 
     step_bytes = 2**20
     share = TreeShare.of(128, step_bytes, requests, speculators)
     nodes, support = 60, 0
-    while most_bytes(fan(0, nodes, nodes + support + 1)) <= share.encoded_bytes and support + nodes < 900:
+    while max_bytes(fan(0, nodes, nodes + support + 1)) <= share.encoded_bytes and support + nodes < 900:
         support += 1
     trees = [(s, fan(s, nodes, nodes + support)) for s in range(speculators)]
     for _, tree in trees:
@@ -57,11 +57,11 @@ def test_a_tree_over_its_share_is_malformed_by_name() -> None:
     for share, name in (
         (TreeShare(7, 10**6, 10**6), "tree.candidates = 8"),
         (TreeShare(8, 319, 10**6), "tree.q_token_ids = 320"),
-        (TreeShare(8, 320, most_bytes(tree) - 1), "tree.bytes"),
+        (TreeShare(8, 320, max_bytes(tree) - 1), "tree.bytes"),
     ):
         with pytest.raises(MalformedTreeError, match=name):
             share.check(tree)
-    TreeShare(8, 320, most_bytes(tree)).check(tree)
+    TreeShare(8, 320, max_bytes(tree)).check(tree)
 
 
 def test_shares_add_up_to_what_the_verifier_accepts() -> None:

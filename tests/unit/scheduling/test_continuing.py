@@ -79,7 +79,7 @@ class ScriptedVerifier:
             accepted.append(node)
             context.append(int(tree.token_ids[node]))
         bonus = self._next(entry.state, context)
-        return VerdictEntry(EntryStatus.OK, accepted=tuple(accepted), bonus=bonus, held_len=len(context))
+        return VerdictEntry(EntryStatus.OK, accepted=tuple(accepted), bonus=bonus, cached_len=len(context))
 
 
 @given(
@@ -171,8 +171,8 @@ def test_what_is_dropped_goes_on_elsewhere_and_verdicts_for_it_are_ignored() -> 
     assert s.drop("a") is state
     again = s.submit(request("a"), 0.0, generated=tokens[3:])  # came back meanwhile
     trees = {entry.request_id: TokenTree.root_only(entry.delta[-1]) for entry in entries}
-    held = {e.request_id: e.base_len + e.most_read for e in entries}
-    verdicts = {name: VerdictEntry(EntryStatus.OK, bonus=5, held_len=n) for name, n in held.items()}
+    held = {e.request_id: e.base_len + e.max_read for e in entries}
+    verdicts = {name: VerdictEntry(EntryStatus.OK, bonus=5, cached_len=n) for name, n in held.items()}
     moved = s.commit(entries, trees, verdicts, 0.0)
     assert {progress.state.request.request_id for progress in moved} == held.keys() - {"a"}
     assert state.tokens == again.tokens == tokens

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.scheduling.queue import LEAST_HINT_S, MOST_HINT_S, FinishRate
+from specinfer.scheduling.queue import MAX_HINT_S, MIN_HINT_S, FinishRate
 
 
 def test_the_hint_is_the_time_in_which_one_request_finishes() -> None:
@@ -31,7 +31,7 @@ def test_hints_have_bounds() -> None:
     rate = FinishRate()
     rate.begin(0.0)
     assert rate.hint(0.0) == 1.0
-    assert rate.hint(1e6) == MOST_HINT_S
+    assert rate.hint(1e6) == MAX_HINT_S
     for _ in range(50):
         rate.finish(1.0)
-    assert rate.hint(1.0) == LEAST_HINT_S
+    assert rate.hint(1.0) == MIN_HINT_S

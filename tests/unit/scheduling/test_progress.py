@@ -58,7 +58,7 @@ def test_a_prompt_that_is_read_again_counts_its_cached_tokens_once() -> None:
 
     def read(base: int, tokens: int, cached: int) -> None:
         entry = StepEntry(state, base, tuple(range(base, base + tokens)), False, TreeLimits(0, 0), 0)
-        verdict = VerdictEntry(EntryStatus.OK, held_len=base + tokens, cached_tokens=cached)
+        verdict = VerdictEntry(EntryStatus.OK, cached_len=base + tokens, cached_tokens=cached)
         assert apply_verdict(entry, None, verdict, 0.0) is None
 
     read(0, 40, 32)

@@ -103,7 +103,7 @@ class FairSharing(RuleBasedStateMachine):
         assert sorted(s.place for s in self.queue) == sorted(s.place for s in self.waiting)
         while self.waiting:
             self.admit()
-        assert not self.queue._own
+        assert not self.queue._by_caller
         assert not len(self.queue._callers)
 
 
@@ -251,8 +251,8 @@ def test_callers_share_the_chunk_in_which_prompts_are_read() -> None:
     def read() -> dict[str, int]:
         entries = s.plan(0.0)
         for entry in entries:
-            entry.state.verifier_len += entry.most_read - entry.final  # a token stays to be sent
-        return {entry.request_id: entry.most_read for entry in entries if entry.most_read > 1}
+            entry.state.verifier_len += entry.max_read - entry.final  # a token stays to be sent
+        return {entry.request_id: entry.max_read for entry in entries if entry.max_read > 1}
 
     for index in range(3):
         submit(f"long{index}", "a", 20)

@@ -10,7 +10,7 @@ from gateway.session.limits import longest_request
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.sampling import Sampling
-from specinfer.scheduling.commit import MOST_PUT_OFF_S
+from specinfer.scheduling.commit import MAX_DEFERRED_S
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
 from specinfer.scheduling.reading import PassSize, ReadingPace
@@ -34,8 +34,8 @@ def scheduler(limits: SchedulerLimits = LIMITS, nodes: int = 4) -> Scheduler:
 
 
 def answer(entry: StepEntry, bonus: int, accepted: tuple[int, ...] = ()) -> VerdictEntry:
-    held = entry.base_len + entry.most_read + len(accepted)
-    return VerdictEntry(EntryStatus.OK, accepted=accepted, bonus=bonus, held_len=held)
+    held = entry.base_len + entry.max_read + len(accepted)
+    return VerdictEntry(EntryStatus.OK, accepted=accepted, bonus=bonus, cached_len=held)
 
 
 def step(s: Scheduler, bonus: int = CAT) -> list[StepEntry]:
@@ -74,7 +74,7 @@ def test_reading_at_most_doubles_the_seconds_of_a_decoding_step(
         own = [e for e in entries if e.request_id not in reading]
         assert {e.request_id for e in own} == decoding, "each decodes in each step"
         rows = sum(1 + e.limits.nodes for e in own)
-        read = sum(e.most_read for e in entries) - len(own)
+        read = sum(e.max_read for e in entries) - len(own)
         assert read
         assert not rows or read == 1 or curve.at(rows + read) <= 2.000001 * curve.at(rows)
 
@@ -109,10 +109,10 @@ def test_a_step_reads_whole_chunks_while_nobody_decodes() -> None:
     budget = NodeBudget(0, 0, pass_seconds=(2.0, 2.5, 3.0, 4.0, 5.0, 6.0))
     s = Scheduler(replace(LIMITS, prefill_chunk=100), budget)
     s.submit(request("a", prompt=101), 0.0)
-    assert [e.most_read for e in step(s)] == [100]
-    assert [e.most_read for e in step(s)] == [1]
+    assert [e.max_read for e in step(s)] == [100]
+    assert [e.max_read for e in step(s)] == [1]
     s.submit(request("b", prompt=10), 0.0)
-    assert [[e.most_read for e in step(s)] for _ in range(4)] == [[1, 3], [1, 3], [1, 3], [1, 1]]
+    assert [[e.max_read for e in step(s)] for _ in range(4)] == [[1, 3], [1, 3], [1, 3], [1, 1]]
 
 
 def test_a_prompt_is_read_in_chunks_and_decoding_goes_on_beside_it() -> None:
@@ -120,7 +120,7 @@ def test_a_prompt_is_read_in_chunks_and_decoding_goes_on_beside_it() -> None:
     s.submit(request("short"), 0.0)
     step(s)
     s.submit(request("long", prompt=10), 0.0)
-    deltas = [{e.request_id: (e.most_read, e.final) for e in step(s)} for _ in range(4)]
+    deltas = [{e.request_id: (e.max_read, e.final) for e in step(s)} for _ in range(4)]
     assert deltas == [
         {"short": (1, True), "long": (4, False)},
         {"short": (1, True), "long": (4, False)},
@@ -135,10 +135,10 @@ def test_a_prompt_s_first_entry_has_all_that_may_be_cached() -> None:
     s.submit(request("long", prompt=90), 0.0)
     (entry,) = s.plan(0.0)
     assert (len(entry.delta), entry.read_limit, entry.final) == (90, 4, False)
-    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, held_len=84, cached_tokens=80)}, 0.0)
+    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, cached_len=84, cached_tokens=80)}, 0.0)
     (entry,) = s.plan(0.0)
     assert (entry.base_len, len(entry.delta), entry.read_limit, entry.final) == (84, 4, 0, False)
-    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, held_len=88)}, 0.0)
+    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, cached_len=88)}, 0.0)
     (entry,) = s.plan(0.0)
     assert (len(entry.delta), entry.final, entry.state.cached_tokens) == (2, True, 80)
 
@@ -147,7 +147,7 @@ def test_two_prompts_share_one_chunk_per_step() -> None:
     s = scheduler()
     s.submit(request("a", prompt=6), 0.0)
     s.submit(request("b", prompt=6), 0.0)
-    lengths = [{e.request_id: e.most_read for e in step(s)} for _ in range(3)]
+    lengths = [{e.request_id: e.max_read for e in step(s)} for _ in range(3)]
     assert lengths[0] == {"a": 4}
     assert lengths[1] == {"a": 2, "b": 2}
     assert lengths[2] == {"a": 1, "b": 4}
@@ -160,7 +160,7 @@ def test_prompts_are_read_where_a_step_may_have_only_one_token_for_each_request(
     for name in "abc":
         s.submit(request(name, prompt=5, new=2), 0.0)
     for _ in range(20):
-        assert sum(entry.most_read for entry in step(s)) <= 3
+        assert sum(entry.max_read for entry in step(s)) <= 3
     assert not s.states, "all of them end"
 
 
@@ -228,9 +228,9 @@ def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
     state = s.submit(request("a"), 0.0)
     full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
     for step in range(1000):
-        now = MOST_PUT_OFF_S * step / 1000
+        now = MAX_DEFERRED_S * step / 1000
         assert s.commit(s.plan(now), {}, {"a": full}, now) == []
-    s.commit(s.plan(MOST_PUT_OFF_S), {}, {"a": full}, MOST_PUT_OFF_S + 0.1)
+    s.commit(s.plan(MAX_DEFERRED_S), {}, {"a": full}, MAX_DEFERRED_S + 0.1)
     assert state.finish is FinishReason.ERROR
 
 
@@ -286,7 +286,7 @@ def test_trees_change_nothing_about_what_is_taken(
             continue
         s.submit(asked, 0.0)
         for entry in (entry for _ in range(prompt + new) for entry in step(s)):
-            cached = entry.base_len + entry.most_read + entry.limits.nodes
+            cached = entry.base_len + entry.max_read + entry.limits.nodes
             assert cached <= capacity
         assert not s.states, "it ends"
 
@@ -354,7 +354,7 @@ def test_speculation_off_and_sequence_get_their_limits() -> None:
 def test_trees_are_told_what_will_not_be_verified() -> None:
     s = scheduler()
     s.submit(request("a"), 0.0)
-    (entry,) = s.plan(0.0, most_nodes=4, worth=TreeWorth(0.25, 80.0))
+    (entry,) = s.plan(0.0, max_nodes=4, worth=TreeWorth(0.25, 80.0))
     assert (entry.limits.nodes, entry.limits.min_path_probability, entry.limits.tokens_per_second) == (
         4,
         0.25,

@@ -90,7 +90,7 @@ def test_a_long_text_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return Seen(str.__getitem__(self, key))
 
     text, stream = "ab " * 3000, TextStream(TOKENIZER, ["never", "no"])
-    stream._held = Seen("")
+    stream._pending = Seen("")
     assert stream.push(TOKENIZER.encode(text), last=True).text == text
     assert looked <= 2 * 6 * len(text)
     monkeypatch.setattr(TOKENIZER, "decode", None)  # not used

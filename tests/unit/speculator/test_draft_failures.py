@@ -22,7 +22,7 @@ from tests.support.system import ScriptedDrafter
 
 def failed(*speculators: int) -> DraftOutcome:
     return DraftOutcome(
-        "r", EntryStatus.OK, drafts=tuple((n, SpecInferError(f"no {n}")) for n in speculators), held_len=1
+        "r", EntryStatus.OK, drafts=tuple((n, SpecInferError(f"no {n}")) for n in speculators), cached_len=1
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.tree.builder import point_tree
-from speculator_svc.learning.judgement import LEAST_TEXTS, Trial, judge, loses
+from speculator_svc.learning.judgement import MIN_TEXTS, Trial, judge, loses
 from speculator_svc.learning.trials import matched
 
 
@@ -30,8 +30,8 @@ def test_weights_that_are_no_better_are_refused(served: int, offered: int) -> No
 
 
 def test_few_texts_judge_nothing() -> None:
-    assert "16 are needed" in judge(trials(1, 30, 20, LEAST_TEXTS - 1)).why_not
-    assert judge(trials(1, 30, 20, LEAST_TEXTS)).better
+    assert "16 are needed" in judge(trials(1, 30, 20, MIN_TEXTS - 1)).why_not
+    assert judge(trials(1, 30, 20, MIN_TEXTS)).better
 
 
 def test_a_gain_of_many_texts_of_one_caller_does_not_pay_for_anothers_loss() -> None:

@@ -13,7 +13,7 @@ from specinfer.drafters.entries import DraftOutcome
 from specinfer.statuses import EntryStatus
 from specinfer.v1 import speculator_pb2
 from speculator_svc.clients import own_id
-from speculator_svc.learning.replay import HELD_OUT, LEAST_OUTPUT, MOST_LENGTH, Replay, record
+from speculator_svc.learning.replay import HELD_OUT, MAX_LENGTH, MIN_OUTPUT, Replay, record
 
 MOST, KEEP_S, ALL = 500, 100.0, 10**6
 
@@ -36,7 +36,7 @@ def request(replay: Replay, name: str, caller: int, prompt: int, output: int) ->
     tokens = [(7 * caller + i) % 50 for i in range(prompt + output)]
     replay.begin(name, caller, prompt, tokens[:prompt])
     for start in range(prompt, len(tokens), 3):
-        replay.go_on(name, start, tokens[start : start + 3])
+        replay.continue_request(name, start, tokens[start : start + 3])
     replay.end([name])
     return tokens
 
@@ -60,11 +60,11 @@ def test_bounds_hold_and_held_out_texts_are_never_given_away(
         judged_by |= {each.number for each in held_out}
         for each in (*training, *held_out):
             assert each.ended >= clock.now - KEEP_S
-            assert len(each.tokens) - each.prompt_len >= LEAST_OUTPUT
+            assert len(each.tokens) - each.prompt_len >= MIN_OUTPUT
         assert [each.number for each in training] == sorted(each.number for each in training)
         clock.now += pause
     assert not given_away & judged_by
-    kept = Counter(caller for caller, _, output, _ in requests if output >= LEAST_OUTPUT)
+    kept = Counter(caller for caller, _, output, _ in requests if output >= MIN_OUTPUT)
     assert len(given_away | judged_by) <= sum(kept.values())
 
 
@@ -115,18 +115,18 @@ def test_a_request_of_the_same_name_is_not_taken_for_the_one_before() -> None:
     message = speculator_pb2.DraftRequest(entries=[entry])
     own = own_id("", "r")
     replay.begin(own, 1, 2, [1, 2, 3, 4, 5])
-    record(replay, message, [DraftOutcome(own, EntryStatus.OK, held_len=5)])
-    replay.go_on(own, 5, list(range(20)))
+    record(replay, message, [DraftOutcome(own, EntryStatus.OK, cached_len=5)])
+    replay.continue_request(own, 5, list(range(20)))
     replay.end([own])
     assert replay.newest == 0
 
 
 def test_what_did_not_begin_here_or_has_a_gap_is_not_kept() -> None:
     replay = Replay(10**6, KEEP_S, Clock())
-    replay.go_on("unknown", 5, list(range(20)))
+    replay.continue_request("unknown", 5, list(range(20)))
     replay.begin("gap", 1, 2, [1, 2])
-    replay.go_on("gap", 3, list(range(20)))
-    replay.go_on("gap", 2, list(range(20)))
+    replay.continue_request("gap", 3, list(range(20)))
+    replay.continue_request("gap", 2, list(range(20)))
     replay.end(["unknown", "gap", "never seen"])
     assert replay.tokens == 0
 
@@ -134,7 +134,7 @@ def test_what_did_not_begin_here_or_has_a_gap_is_not_kept() -> None:
 def test_a_request_that_starts_over_is_kept_once() -> None:
     replay = Replay(10**6, KEEP_S, Clock())
     replay.begin("r", 1, 2, [1, 2])
-    replay.go_on("r", 2, [3] * 5)
+    replay.continue_request("r", 2, [3] * 5)
     replay.begin("r", 1, 2, [1, 2, *[3] * 9])
     replay.end(["r"])
     (found,) = (*replay.training(0), *replay.held_out(0, ALL))
@@ -144,7 +144,7 @@ def test_a_request_that_starts_over_is_kept_once() -> None:
 
 def test_of_a_long_text_the_last_tokens_are_kept_with_the_place_of_its_answer() -> None:
     replay = Replay(10**6, KEEP_S, Clock())
-    tokens = list(range(MOST_LENGTH + 300))
+    tokens = list(range(MAX_LENGTH + 300))
     replay.begin("long", 1, len(tokens) - 100, tokens)
     replay.end(["long"])
     (found,) = (*replay.training(0), *replay.held_out(0, ALL))

@@ -35,33 +35,33 @@ def place(training: OnlineTraining) -> float:
 def test_training_goes_on_at_the_weights_before_those_that_were_taken_back(training: OnlineTraining) -> None:
     for version in (1, 2):
         move(training, version)
-        training.note(taken=True, version=version)
+        training.note(accepted=True, version=version)
     move(training, 3)
-    training.note(taken=False, version=2)
+    training.note(accepted=False, version=2)
     assert place(training) == 3
-    training.note(taken=False, version=1)
+    training.note(accepted=False, version=1)
     assert place(training) == 1
 
 
 def test_taken_back_to_the_start_it_goes_on_there(training: OnlineTraining) -> None:
     start = place(training)
     move(training, 5)
-    training.note(taken=True, version=1)
-    training.note(taken=False, version=0)
+    training.note(accepted=True, version=1)
+    training.note(accepted=False, version=0)
     assert place(training) == start
 
 
 def test_refused_again_and_again_it_begins_anew_at_what_was_taken(training: OnlineTraining) -> None:
     move(training, 1)
-    training.note(taken=True, version=4)
+    training.note(accepted=True, version=4)
     for refusal in range(1, 2 * REFUSALS + 1):
         move(training, 7)
-        training.note(taken=False, version=4)
+        training.note(accepted=False, version=4)
         assert place(training) == (7 if refusal % REFUSALS else 1)
 
 
 def test_refused_without_anything_taken_it_trains_on(training: OnlineTraining) -> None:
     for _ in range(2 * REFUSALS):
         move(training, 7)
-        training.note(taken=False, version=0)
+        training.note(accepted=False, version=0)
         assert place(training) == 7

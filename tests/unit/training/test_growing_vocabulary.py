@@ -8,7 +8,7 @@ import torch
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.families import open_weights
-from speculator_svc.learning.follow import LEAST_OCCURRENCES, labelled, with_frequent_tokens
+from speculator_svc.learning.follow import MIN_OCCURRENCES, labelled, with_frequent_tokens
 from speculator_svc.training.corpus import Continuation
 from speculator_svc.training.student import Student
 from tests.support.models.saved_model import save_target
@@ -34,7 +34,7 @@ def text(*tokens: int) -> Continuation:
 
 
 def test_rows_of_known_tokens_stay_and_new_ones_are_the_targets(draft: DraftModel, target: Path) -> None:
-    often = text(*[7] * LEAST_OCCURRENCES, *[51] * LEAST_OCCURRENCES, 4, 9)
+    often = text(*[7] * MIN_OCCURRENCES, *[51] * MIN_OCCURRENCES, 4, 9)
     grown = with_frequent_tokens(draft, [often], target, 100)
     assert grown.token_ids.tolist() == sorted([*draft.token_ids.tolist(), 7, 51])
     assert grown.config.vocab_size == len(grown.token_ids)
@@ -49,7 +49,7 @@ def test_rows_of_known_tokens_stay_and_new_ones_are_the_targets(draft: DraftMode
 def test_it_never_grows_beyond_its_bound(draft: DraftModel, target: Path) -> None:
     most = len(draft.token_ids) + 3
     for first in (41, 51, 61):  # round after round, tokens that were not there before
-        texts = [text(*[token] * LEAST_OCCURRENCES) for token in range(first, first + 10)]
+        texts = [text(*[token] * MIN_OCCURRENCES) for token in range(first, first + 10)]
         draft = with_frequent_tokens(draft, texts, target, most)
         assert len(draft.token_ids) <= most
     assert len(draft.token_ids) == most

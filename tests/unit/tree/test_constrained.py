@@ -43,7 +43,7 @@ def test_nothing_follows_a_complete_text() -> None:
     matcher = after({(CAT,): (), (DOG,): ()})
     found = without_forbidden(example_tree(), matcher)
     assert paths(found) == {(THE,), (THE, CAT), (THE, DOG)}
-    assert with_forced(found, matcher, most=8, depth=8) is found
+    assert with_forced(found, matcher, max_nodes=8, depth=8) is found
 
 
 @given(trees(), st.integers(0, 1000))
@@ -84,21 +84,21 @@ def test_candidates_stay_in_their_order(found: list[TokenTree], seed: int) -> No
 def test_what_is_forced_is_added_behind_the_likeliest_nodes_first() -> None:
     """Behind "the dog": ran, sat; behind "the cat sat": ran."""
     matcher = after({(DOG,): (RAN,), (DOG, RAN): (SAT,), (CAT, SAT): (RAN,)})
-    whole = with_forced(example_tree(), matcher, most=8, depth=8)
+    whole = with_forced(example_tree(), matcher, max_nodes=8, depth=8)
     added = {(THE, DOG, RAN), (THE, DOG, RAN, SAT), (THE, CAT, SAT, RAN)}
     assert paths(whole) == paths(example_tree()) | added
     check_tree(whole, VOCABULARY, max_nodes=100)
     assert {whole.sequence_of(node) for node in whole.forced} == added
-    assert paths(with_forced(example_tree(), matcher, most=1, depth=8)) == paths(example_tree()) | {
+    assert paths(with_forced(example_tree(), matcher, max_nodes=1, depth=8)) == paths(example_tree()) | {
         (THE, CAT, SAT, RAN)  # 0.6 * 0.5, dog has 0.25
     }
-    assert (THE, DOG, RAN, SAT) not in paths(with_forced(example_tree(), matcher, most=8, depth=2))
+    assert (THE, DOG, RAN, SAT) not in paths(with_forced(example_tree(), matcher, max_nodes=8, depth=2))
 
 
 def test_what_is_forced_and_drafted_is_not_added() -> None:
     matcher = after({(): (CAT,), (CAT,): (SAT,)})
     left = without_forbidden(example_tree(), matcher)
-    assert with_forced(left, matcher, most=8, depth=8) is left
+    assert with_forced(left, matcher, max_nodes=8, depth=8) is left
 
 
 def test_a_chain_stays_a_chain() -> None:
@@ -107,9 +107,9 @@ def test_a_chain_stays_a_chain() -> None:
     builder.propose_points(cat, [SAT], [0.5])
     matcher = after({(CAT,): (SAT, RAN), (CAT, SAT): (RAN,), (CAT, SAT, RAN): (DOG,)})
     matcher.forced = lambda: [RAN, DOG] if matcher.path in ((CAT,), (CAT, SAT)) else []  # type: ignore[method-assign]
-    found = with_forced(builder.build(), matcher, most=8, depth=8, chain=True)
+    found = with_forced(builder.build(), matcher, max_nodes=8, depth=8, chain=True)
     assert paths(found) == {(THE, CAT, SAT, RAN, DOG)[:length] for length in range(1, 6)}
-    assert len(paths(with_forced(builder.build(), matcher, most=8, depth=8))) == 7
+    assert len(paths(with_forced(builder.build(), matcher, max_nodes=8, depth=8))) == 7
 
 
 @given(st.lists(trees(root=THE), min_size=1, max_size=3), st.integers(0, 1000), st.integers(0, 6))

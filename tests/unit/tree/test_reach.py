@@ -10,7 +10,7 @@ from specinfer.sampling import GREEDY
 from specinfer.scheduling.entries import StepEntry, plan_entries
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
-from specinfer.tree import FREE, TokenTree, TreeBuilder, most_depth
+from specinfer.tree import FREE, TokenTree, TreeBuilder, depth_limit
 from specinfer.verification.jobs import EngineLimits, VerifyJob, check_job
 
 VOCABULARY = 97
@@ -30,7 +30,7 @@ def comb(root: int, depth: int, width: int) -> TokenTree:
     [(0, 4, 6, 2), (3, 1, 6, 2), (0, 6, 6, 0), (0, 7, 6, 0), (5, 1, 8, 2)],
 )
 def test_a_tree_may_reach_the_last_position(base: int, delta: int, limit: int, depth: int) -> None:
-    assert most_depth(base, delta, limit) == depth
+    assert depth_limit(base, delta, limit) == depth
 
 
 @given(

@@ -42,7 +42,7 @@ def step(
     def program(branches: Branches) -> Sequence[TokenTree]:
         tree = prune(merged(pool.drafts, branches), matcher)
         (tree,) = cut_trees([tree], [pool.budget + 1], **cut)  # type: ignore[arg-type]
-        return [with_forced(tree, matcher, most=2, depth=3)]
+        return [with_forced(tree, matcher, max_nodes=2, depth=3)]
 
     return program
 

@@ -47,12 +47,12 @@ def test_a_tree_is_accepted_as_far_as_the_target_agrees(settled: bool) -> None:
     outcome = only(engine.verify([job("r", 0, PROMPT, tree)]))
     assert outcome.verdict is not None
     assert (outcome.verdict.accepted, outcome.verdict.bonus) == ((1, 2), expected[2])
-    assert outcome.held_len == len(PROMPT) + 2
+    assert outcome.cached_len == len(PROMPT) + 2
     if settled:
         engine.settle()
         (sequence,) = engine.runner.cache._sequences
         assert (sequence.tokens, sequence.nodes) == ([*PROMPT, *expected[:2]], 0)
-    after = only(engine.verify([job("r", outcome.held_len, [expected[2]])]))
+    after = only(engine.verify([job("r", outcome.cached_len, [expected[2]])]))
     assert after.verdict is not None
     assert after.verdict.bonus == expected[3]
 
@@ -83,7 +83,7 @@ def test_a_wrong_base_asks_for_resync_and_changes_nothing() -> None:
     engine = make()
     engine.verify([job("r", 0, PROMPT)])
     outcome = only(engine.verify([job("r", 2, [9])]))
-    assert (outcome.status, outcome.held_len) == (EntryStatus.RESYNC, 4)
+    assert (outcome.status, outcome.cached_len) == (EntryStatus.RESYNC, 4)
     assert only(engine.verify([job("r", 4, [9])])).status is EntryStatus.OK
 
 
@@ -101,7 +101,7 @@ def test_non_finite_logits_fail_one_request(monkeypatch: pytest.MonkeyPatch) -> 
     bad, good = engine.verify([job("bad", 0, PROMPT), job("good", 0, PROMPT)])
     assert (bad.status, bad.message) == (EntryStatus.ERROR, "the model produced non-finite logits")
     assert good.status is EntryStatus.OK
-    assert engine.held_requests == 1
+    assert engine.cached_requests == 1
 
 
 def test_base_zero_starts_over() -> None:
@@ -181,7 +181,7 @@ def test_idle_requests_are_forgotten() -> None:
     engine.verify([job("old", 0, PROMPT)])
     now[0] = 11.0
     engine.verify([job("new", 0, PROMPT)])
-    assert engine.held_requests == 1
+    assert engine.cached_requests == 1
     assert only(engine.verify([job("old", 4, [1])])).status is EntryStatus.RESYNC
 
 
@@ -208,7 +208,7 @@ def test_a_drafter_that_is_the_target_guesses_everything_that_is_sampled(samplin
         assert outcome.verdict is not None
         assert outcome.verdict.accepted == (1, 2, 3, 4)
         context += [*tree.token_ids[1:].tolist(), outcome.verdict.bonus]
-        held = outcome.held_len
+        held = outcome.cached_len
 
 
 @pytest.mark.statistical
@@ -319,7 +319,7 @@ def _sample(
             assert outcome.verdict is not None
             contexts[seed] += [int(tree.token_ids[v]) for v in outcome.verdict.accepted]
             contexts[seed].append(outcome.verdict.bonus)
-            held[seed] = outcome.held_len
+            held[seed] = outcome.cached_len
     ids = [str(seed) for seed in seeds]
     engine.release(ids)
     for drafter in drafters:
@@ -348,11 +348,11 @@ def test_a_limited_prompt_is_taken_as_far_as_it_is_cached_and_then_to_the_limit(
     outcome = only(engine.verify([limited]))
     known = min(before // 16, (length - 1) // 16) * 16
     assert (outcome.status, outcome.cached_tokens) == (EntryStatus.OK, known)
-    assert outcome.held_len > 0
-    assert known <= outcome.held_len <= min(known + limit, length - 1)
-    assert outcome.held_len in (length - 1, known + limit) or outcome.held_len % 16 == 0
-    assert outcome.held_len > known + limit - 16 or outcome.held_len == length - 1
-    after = only(engine.verify([job("r", outcome.held_len, prompt[outcome.held_len :])]))
+    assert outcome.cached_len > 0
+    assert known <= outcome.cached_len <= min(known + limit, length - 1)
+    assert outcome.cached_len in (length - 1, known + limit) or outcome.cached_len % 16 == 0
+    assert outcome.cached_len > known + limit - 16 or outcome.cached_len == length - 1
+    after = only(engine.verify([job("r", outcome.cached_len, prompt[outcome.cached_len :])]))
     assert after.verdict is not None
     assert [after.verdict.bonus] == greedy(prompt, 1)
 

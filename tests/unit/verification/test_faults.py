@@ -101,11 +101,11 @@ def inject(monkeypatch: pytest.MonkeyPatch, engine: VerifierEngine, where: str, 
     name = f"r{poisoned}"
 
     def its_sequence(sequence: Any) -> bool:
-        held = engine._held.get(name)
+        held = engine._cached.get(name)
         return held is not None and held.sequence is sequence
 
     def its_adjustment(adjustment: Any) -> bool:
-        held = engine._held.get(name)
+        held = engine._cached.get(name)
         return held is not None and held.adjustment is adjustment
 
     owner: Any
@@ -130,7 +130,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, engine: VerifierEngine, where: str, 
 
 
 def its_root(tree: TokenTree, engine: VerifierEngine, name: str) -> bool:
-    held = engine._held.get(name)
+    held = engine._cached.get(name)
     return (
         held is not None and tree.root_token_id == held.sequence.tokens[-1] and POISON in held.sequence.tokens
     )
@@ -161,7 +161,7 @@ def test_a_fault_ends_the_entry_that_meets_it_and_no_other(
     assert [hit.tokens[i] for i in others] == [calm.tokens[i] for i in others]
     engine.settle()
     engine.runner.cache.check()
-    assert engine.held_requests == len(others)
+    assert engine.cached_requests == len(others)
     assert engine.faults
 
 
@@ -183,7 +183,7 @@ def test_a_fault_in_keeping_what_was_accepted_costs_one_cache(monkeypatch: pytes
     hit = Requests(engine, None)
     hit.step()
     calm.step()
-    broken = engine._held["r1"].sequence
+    broken = engine._cached["r1"].sequence
     commit = hits(engine.runner.cache.commit, lambda sequence, _: sequence is broken)
     monkeypatch.setattr(engine.runner.cache, "commit", commit)
     assert [status.name for status in hit.step()] == ["OK", "RESYNC", "OK", "OK"]

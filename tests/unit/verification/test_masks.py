@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.constraints.masks import Behind, MaskThreads
+from specinfer.constraints.masks import MaskState, MaskThreads
 from specinfer.llm import LLM, SamplingParams
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.statuses import EntryStatus
@@ -56,7 +56,7 @@ class Requests:
         return found
 
     def _take(self, job: VerifyJob, outcome: VerifyOutcome) -> None:
-        self.held[job.request_id] = outcome.held_len
+        self.held[job.request_id] = outcome.cached_len
         if outcome.verdict is not None:
             assert job.tree is not None
             accepted = job.tree.token_ids[list(outcome.verdict.accepted)].tolist()
@@ -102,7 +102,7 @@ def test_a_request_whose_masks_take_long_waits_alone(drafts: bool, sampling: Sam
         assert steps < 50
     assert requests.tokens["quick"] == texts["quick"]
     assert len(requests.tokens["free"]) == steps
-    assert requests.engine.masks.put_off >= masked > 0
+    assert requests.engine.masks.deferred >= masked > 0
     compiler.gates.open()
     while "slow" not in requests.finished:
         requests.step(trees(), sampling)
@@ -160,12 +160,12 @@ class HeldBack(MaskThreads):
 
     def __init__(self, most: int) -> None:
         super().__init__()
-        self.masks: list[Future[Behind | None]] = []
+        self.masks: list[Future[MaskState | None]] = []
         self._most = most
 
-    def submit(self, dear: bool, work: Callable[[], Behind | None]) -> "Future[Behind | None]":
+    def submit(self, expensive: bool, work: Callable[[], MaskState | None]) -> "Future[MaskState | None]":
         made = len(self.masks) < self._most
-        self.masks.append(super().submit(dear, work) if made else Future())
+        self.masks.append(super().submit(expensive, work) if made else Future())
         return self.masks[-1]
 
 
@@ -183,7 +183,7 @@ def test_masks_of_a_request_that_leaves_are_not_made(made: int) -> None:
 
 def test_masks_that_are_over_dear_for_long_end_their_request() -> None:
     """With an error that names the constraint and the budget; the others go on."""
-    masks = MaskThreads(budget_s=0.0, most_over_s=0.0)
+    masks = MaskThreads(budget_s=0.0, max_over_s=0.0)
     requests = Requests(engine_of(masks=masks), {"quick": QUICK, "free": None})
     statuses = []
     for _ in range(50):

@@ -119,7 +119,7 @@ def test_where_large_passes_are_cheap_they_are_measured_up_to_what_a_step_may_ho
     """By this clock every pass takes as long, as on a GPU."""
     ticks = iter(range(10**6))
     runner = runner_of(MODEL, kv_tokens=2048)
-    flat = measure_passes(runner, budget_s=0, clock=lambda: next(ticks) / 8, most_tokens=200)
+    flat = measure_passes(runner, budget_s=0, clock=lambda: next(ticks) / 8, max_tokens=200)
     assert [tokens for tokens, _ in flat][-3:] == [64, 128, 200]
     runner.cache.check()
     assert runner.cache.free_tokens == runner.cache.capacity_tokens
@@ -134,7 +134,7 @@ def test_where_a_pass_takes_a_second_few_are_run() -> None:
         looks += 1
         return float(looks)
 
-    found = measure_passes(runner_of(MODEL, kv_tokens=2048), clock=clock, most_tokens=300)
+    found = measure_passes(runner_of(MODEL, kv_tokens=2048), clock=clock, max_tokens=300)
     assert found == [(1, 1.0), (16, 1.0), (64, 1.0), (128, 1.0), (256, 1.0)]
     assert looks == 2 * 2 + 2 * 5, "every pass once"
 

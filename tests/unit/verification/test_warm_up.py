@@ -36,7 +36,7 @@ def test_trees_are_verified_ahead_and_nothing_of_them_stays(limits: EngineLimits
     assert {job.sampling.greedy for job in engine.asked} == {True, False}
     cache = engine.runner.cache
     cache.check()
-    assert engine.held_requests == 0
+    assert engine.cached_requests == 0
     assert cache.free_tokens == cache.capacity_tokens
     assert cache.shared_tokens == 0
 

@@ -30,7 +30,7 @@ def test_what_a_later_lease_forgets_keeps_its_prefix_blocks() -> None:
     job = VerifyJob("r", 0, prompt, TokenTree.root_only(prompt[-1]), GREEDY)
     (before,) = engine.verify([job])
     assert engine.release_all() == 1
-    assert engine.held_requests == 0
+    assert engine.cached_requests == 0
     (gap,) = engine.verify([VerifyJob("r", 40, [5], TokenTree.root_only(5), GREEDY)])
     assert gap.status is EntryStatus.RESYNC
     shared = engine.runner.cache.shared_tokens

@@ -225,15 +225,15 @@ def rope_parameters(
 def _yarn(meta: Metadata, factor: float, original: int) -> dict[str, Any]:
     if not (factor and original):
         raise IncompatibleError("GGUF: rope.scaling.type = 'yarn' without factor or original_context_length")
-    found: dict[str, Any] = {
+    scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": original,
     }
     for name, key in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if meta.has(f"rope.scaling.{name}"):
-            found[key] = meta.number(f"rope.scaling.{name}")
-    return found
+            scaling[key] = meta.number(f"rope.scaling.{name}")
+    return scaling
 
 
 def one_count(meta: Metadata, name: str, default: int | None = None) -> int:
@@ -258,5 +258,5 @@ def _special_ids(meta: Metadata) -> dict[str, int | None]:
     Those that it does not name are None, in place of the family's usual ones.
     """
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    found = {name: meta.other(f"tokenizer.ggml.{short}_token_id") for name, short in names.items()}
-    return {name: None if value is None else int(value) for name, value in found.items()}
+    ids = {name: meta.other(f"tokenizer.ggml.{short}_token_id") for name, short in names.items()}
+    return {name: None if value is None else int(value) for name, value in ids.items()}

@@ -57,9 +57,11 @@ def read_parts(path: Path) -> "list[QuickReader]":
         raise IncompatibleError(f"{path.name} is split in {count}: {missing[0]} is not beside it")
     readers = [first, *map(_reader, paths[1:])]
     for place, reader in enumerate(readers):
-        found = (_number(reader, "split.count"), _number(reader, "split.no"))
-        if found != (count, place):
-            raise IncompatibleError(f"{paths[place].name} says that it is part {found[1] + 1} of {found[0]}")
+        stated = (_number(reader, "split.count"), _number(reader, "split.no"))
+        if stated != (count, place):
+            raise IncompatibleError(
+                f"{paths[place].name} says that it is part {stated[1] + 1} of {stated[0]}"
+            )
     wanted, tensors = _number(first, "split.tensors.count"), sum(len(reader.tensors) for reader in readers)
     if wanted and wanted != tensors:
         raise IncompatibleError(

@@ -44,18 +44,18 @@ class QuickReader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         read = np.fromfile(self.path, np.uint8, rows.nbytes, offset=int(tensor.data_offset) + start * row)
         if read.nbytes != rows.nbytes:
             raise IncompatibleError(f"{self.path} ends in {tensor.name}")
-        found: np.ndarray = read.view(rows.dtype).reshape(rows.shape)
-        return found
+        rows_of_bytes: np.ndarray = read.view(rows.dtype).reshape(rows.shape)
+        return rows_of_bytes
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         if raw_type == GGUFValueType.ARRAY:
             kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
             if count[0] > _LONG and kind[0] != GGUFValueType.ARRAY:
                 size = kind.nbytes + count.nbytes
-                found = GGUFValueType(kind[0]), int(count[0])
-                size += self._size_of(orig_offs + size, *found)
-                self._lists[orig_offs] = found
-                return size, [kind, count], [], [GGUFValueType.ARRAY, found[0]]
+                type_and_count = GGUFValueType(kind[0]), int(count[0])
+                size += self._size_of(orig_offs + size, *type_and_count)
+                self._lists[orig_offs] = type_and_count
+                return size, [kind, count], [], [GGUFValueType.ARRAY, type_and_count[0]]
         parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
         return parts
 

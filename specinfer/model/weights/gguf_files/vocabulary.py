@@ -87,14 +87,14 @@ class Vocabulary:
         Raises:
             IncompatibleError: if a name is invalid for a file.
         """
-        found = {
+        templates = {
             key.removeprefix(_TEMPLATES): str(text)
             for key, text in self._fields.items()
             if key.startswith(_TEMPLATES)
         }
-        if odd := [name for name in found if not re.fullmatch(r"[\w-]+", name)]:
+        if odd := [name for name in templates if not re.fullmatch(r"[\w-]+", name)]:
             raise IncompatibleError(f"GGUF: {_TEMPLATES}{odd[0]}: is no name of a chat template")
-        return found
+        return templates
 
     def adapt(self, stages: dict[str, Any]) -> None:
         """Change `transformers`' `tokenizer.json` to match the file.
@@ -118,25 +118,25 @@ class Vocabulary:
 
     def for_transformers(self) -> dict[str, Any]:
         """Return the values under the names by which `transformers` builds a tokenizer."""
-        found = {short: self._get(key) for key, short in _FOR_TRANSFORMERS.items()}
-        return {short: value for short, value in found.items() if value is not None}
+        settings = {short: self._get(key) for key, short in _FOR_TRANSFORMERS.items()}
+        return {short: value for short, value in settings.items() if value is not None}
 
     def options(self) -> dict[str, Any]:
         """Return arguments of a `transformers` tokenizer: special tokens and templates."""
-        found: dict[str, Any] = {
+        options: dict[str, Any] = {
             f"{name}_token": None if (token := self._get(f"{key}_token_id")) is None else self.tokens[token]
             for name, key in _SPECIAL.items()
         }
         if (template := self._fields.get("tokenizer.chat_template")) is not None:
-            found["chat_template"] = template
+            options["chat_template"] = template
         for name in ("add_bos_token", "add_eos_token"):
             if (value := self._get(name)) is not None:
-                found[name] = value
+                options[name] = value
         if self._get("model") == "llama":
-            found.setdefault("add_bos_token", True)
-        if self.begins_with_bos() and found["bos_token"] is not None:
-            found["add_bos_token"] = True
-        return found
+            options.setdefault("add_bos_token", True)
+        if self.begins_with_bos() and options["bos_token"] is not None:
+            options["add_bos_token"] = True
+        return options
 
     def _adapt_bytes(self, stages: dict[str, Any]) -> None:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS

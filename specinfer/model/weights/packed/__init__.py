@@ -39,8 +39,8 @@ def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.
 def quant_method(hf: Any) -> str | None:
     """Return the `quant_method` of a `transformers` configuration; None if nothing is quantised."""
     for config in (hf, hf.get_text_config()):
-        found = getattr(config, "quantization_config", None)
-        if found is not None:
-            values = found if isinstance(found, dict) else found.to_dict()
+        quantisation = getattr(config, "quantization_config", None)
+        if quantisation is not None:
+            values = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
             return str(values.get("quant_method"))
     return None

@@ -64,13 +64,13 @@ def read_scheme(directory: Path) -> Scheme | None:
     """
     path = directory / "config.json"
     config = json.loads(path.read_bytes()) if path.is_file() else {}
-    found = config.get("quantization_config") or config.get("compression_config")
-    return scheme_of(found) if found else None
+    fields = config.get("quantization_config") or config.get("compression_config")
+    return scheme_of(fields) if fields else None
 
 
-def scheme_of(found: Mapping[str, Any]) -> Scheme:
+def scheme_of(fields: Mapping[str, Any]) -> Scheme:
     """Return the quantisation that a `quantization_config` describes."""
-    method = str(found.get("quant_method"))
+    method = str(fields.get("quant_method"))
     readers = {
         "gptq": _gptq,
         "awq": _awq,
@@ -80,47 +80,47 @@ def scheme_of(found: Mapping[str, Any]) -> Scheme:
     }
     if method not in readers:
         raise _refusal("quant_method", method, f"supported are {', '.join(readers)}")
-    scheme, used = readers[method](found)
-    unknown = sorted(name for name in found if name not in _WITHOUT_EFFECT | used and found[name])
+    scheme, used = readers[method](fields)
+    unknown = sorted(name for name in fields if name not in _WITHOUT_EFFECT | used and fields[name])
     if unknown:
-        raise _refusal(unknown[0], found[unknown[0]], "is not understood")
+        raise _refusal(unknown[0], fields[unknown[0]], "is not understood")
     return scheme
 
 
-def _refusal(key: str, value: object, why: str) -> IncompatibleError:
-    return IncompatibleError(f"quantization_config: {key} = {value!r}: {why}")
+def _refusal(key: str, value: object, reason: str) -> IncompatibleError:
+    return IncompatibleError(f"quantization_config: {key} = {value!r}: {reason}")
 
 
-def _gptq(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
-    bits, layout = found.get("bits"), found.get("checkpoint_format") or "gptq"
+def _gptq(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
+    bits, layout = fields.get("bits"), fields.get("checkpoint_format") or "gptq"
     if bits not in (4, 8):
         raise _refusal("bits", bits, "4 and 8 are supported for gptq")
     if layout not in ("gptq", "gptq_v2"):
         raise _refusal("checkpoint_format", layout, "gptq and gptq_v2 are supported")
-    if found.get("is_marlin_format"):
+    if fields.get("is_marlin_format"):
         raise _refusal("is_marlin_format", True, "is not supported")
-    group, ordered = _group(found, "group_size"), bool(found.get("desc_act"))
+    group, ordered = _group(fields, "group_size"), bool(fields.get("desc_act"))
     scheme = Scheme("gptq", bits, group, ordered, zero_offset=int(layout == "gptq"))
     return scheme, {"bits", "group_size", "checkpoint_format"}
 
 
-def _awq(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
-    bits = found.get("bits", found.get("w_bit"))
-    version = str(found.get("version", "gemm")).lower()
+def _awq(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
+    bits = fields.get("bits", fields.get("w_bit"))
+    version = str(fields.get("version", "gemm")).lower()
     if bits != 4:
         raise _refusal("bits", bits, "4 is supported for awq")
     if version != "gemm":
         raise _refusal("version", version, "gemm is supported for awq")
-    if not found.get("zero_point", True):
+    if not fields.get("zero_point", True):
         raise _refusal("zero_point", False, "awq without zero points is not supported")
-    group = _group(found, "group_size" if "group_size" in found else "q_group_size")
+    group = _group(fields, "group_size" if "group_size" in fields else "q_group_size")
     return Scheme("awq", 4, group), {"bits", "w_bit", "group_size", "q_group_size"}
 
 
-def _fp8(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
-    block = found.get("weight_block_size")
-    if found.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        raise _refusal("fmt", found["fmt"], "e4m3 is supported")
+def _fp8(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
+    block = fields.get("weight_block_size")
+    if fields.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise _refusal("fmt", fields["fmt"], "e4m3 is supported")
     if block is not None and not (
         len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
     ):
@@ -128,27 +128,27 @@ def _fp8(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
     return Scheme("fp8", block=None if block is None else (block[0], block[1])), {"weight_block_size"}
 
 
-def _compressed(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
-    layout = found.get("format")
+def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
+    layout = fields.get("format")
     if layout != "float-quantized":
         raise _refusal("format", layout, "float-quantized is supported for compressed-tensors")
-    for name, group in (found.get("config_groups") or {}).items():
+    for name, group in (fields.get("config_groups") or {}).items():
         weights = group.get("weights") or {}
         kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
         if kind != ("float", 8, True) or group.get("format", layout) != layout:
             raise _refusal(f"config_groups.{name}.weights", kind, "symmetric float of 8 bits is supported")
-    if found.get("kv_cache_scheme"):
-        raise _refusal("kv_cache_scheme", found["kv_cache_scheme"], "is not supported")
+    if fields.get("kv_cache_scheme"):
+        raise _refusal("kv_cache_scheme", fields["kv_cache_scheme"], "is not supported")
     if (
-        set(found.get("sparsity_config") or {}) - {"format"}
-        or (found.get("sparsity_config") or {}).get("format", "dense") != "dense"
+        set(fields.get("sparsity_config") or {}) - {"format"}
+        or (fields.get("sparsity_config") or {}).get("format", "dense") != "dense"
     ):
-        raise _refusal("sparsity_config", found["sparsity_config"], "is not supported")
+        raise _refusal("sparsity_config", fields["sparsity_config"], "is not supported")
     return Scheme("fp8"), {"sparsity_config"}
 
 
-def _group(found: Mapping[str, Any], key: str) -> int:
-    group = found.get(key)
+def _group(fields: Mapping[str, Any], key: str) -> int:
+    group = fields.get(key)
     if not isinstance(group, int) or (group <= 0 and group != -1):
         raise _refusal(key, group, "must be a number of inputs, or -1")
     return group

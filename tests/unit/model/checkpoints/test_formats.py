@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from specinfer.errors import SettingError
 from specinfer.model.formats.base import BlockFormat
-from specinfer.model.formats.held import HeldFormats, HeldWeights, QuantisedWeights
 from specinfer.model.formats.registry import (
     BLOCK_FORMATS,
     FORMATS,
@@ -19,6 +18,7 @@ from specinfer.model.formats.registry import (
     format_for_rows,
     weights_help,
 )
+from specinfer.model.formats.weights_in_format import QuantisedWeights, WeightFormats, WeightsInFormat
 from specinfer.model.weights.interfaces import Blocks
 from tests.support.models.block_models import FormattedWeights
 from tests.support.models.block_products import integer_blocks
@@ -175,7 +175,7 @@ TENSORS = {
 EMBEDDING, QUERY, DOWN, NORM = TENSORS
 
 
-def read(held: HeldWeights) -> HeldFormats:
+def read(held: WeightsInFormat) -> WeightFormats:
     """Take all tensors as the compiled executor does, whose embedding is the head, too."""
     held[EMBEDDING], held[NORM]
     for name in (EMBEDDING, QUERY, DOWN):
@@ -187,13 +187,13 @@ def read(held: HeldWeights) -> HeldFormats:
 def test_what_is_held_is_counted() -> None:
     file = File(TENSORS, {EMBEDDING: "Q6_K", QUERY: "Q4_K"})
     bfloat16 = torch.bfloat16
-    as_stored = read(HeldWeights(file, FORMATS["auto"], "native", bfloat16))
+    as_stored = read(WeightsInFormat(file, FORMATS["auto"], "native", bfloat16))
     assert str(as_stored) == "as in the file: 1 Q4_K, 1 Q6_K, 2 BF16, 1 F32"
     assert as_stored.blocks == ("Q4_K", "Q6_K")
-    quantised = read(HeldWeights(TENSORS, FORMATS["q4_k"], "native", bfloat16))
+    quantised = read(WeightsInFormat(TENSORS, FORMATS["q4_k"], "native", bfloat16))
     expected = "in Q4_K, as asked, rows that fill no blocks of 256 in Q5_0: 2 Q4_K, 1 Q5_0, 1 BF16, 1 F32"
     assert str(quantised) == expected
-    draft = read(HeldWeights(TENSORS, FORMATS["q8_0"], "native", bfloat16, asked=False))
+    draft = read(WeightsInFormat(TENSORS, FORMATS["q8_0"], "native", bfloat16, asked=False))
     assert str(draft) == "in Q8_0, as auto is for drafts: 3 Q8_0, 1 BF16, 1 F32"
     for weights, name, backend, words in (
         (TENSORS, "auto", "native", "in bfloat16, as dtype says: 3 BF16, 1 F32"),
@@ -207,20 +207,20 @@ def test_what_is_held_is_counted() -> None:
         ),
         (TENSORS, "int8", "gpu", "quantised to int8, as asked: 2 INT8, 2 BF16"),
     ):
-        found = read(HeldWeights(weights, FORMATS[name], backend, bfloat16))
+        found = read(WeightsInFormat(weights, FORMATS[name], backend, bfloat16))
         assert str(found) == words
 
 
 def test_numbers_of_a_file_count_as_they_are_held() -> None:
     stored = {DOWN: ("F16", TENSORS[DOWN].half().view(torch.uint8)), QUERY: ("F32", TENSORS[QUERY])}
-    held = HeldWeights(FormattedWeights(TENSORS, stored), FORMATS["auto"], "native", torch.bfloat16)
+    held = WeightsInFormat(FormattedWeights(TENSORS, stored), FORMATS["auto"], "native", torch.bfloat16)
     found = read(held)
     assert str(found) == "as in the file: 2 F32, 1 BF16, 1 F16"
     assert found.blocks == ("F16", "F32")
 
 
 def test_a_matrix_that_becomes_numbers_does_not_count_as_blocks() -> None:
-    held = HeldWeights(File(TENSORS, {QUERY: "Q4_K"}), FORMATS["auto"], "native", torch.bfloat16)
+    held = WeightsInFormat(File(TENSORS, {QUERY: "Q4_K"}), FORMATS["auto"], "native", torch.bfloat16)
     assert held.blocks(QUERY) is not None
     held[QUERY]
     assert dict(held.formats().counts) == {"BF16": 1}

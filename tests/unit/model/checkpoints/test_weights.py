@@ -11,8 +11,8 @@ import torch
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.formats.base import BlockFormat
-from specinfer.model.formats.held import QuantisedWeights
 from specinfer.model.formats.registry import FORMATS
+from specinfer.model.formats.weights_in_format import QuantisedWeights
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner

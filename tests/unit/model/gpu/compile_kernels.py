@@ -71,7 +71,7 @@ def layer_cases() -> Iterator[Case]:
         )
     yield Case("gate", layer_kernels.gate, wide, {"BLOCK": 1024}, {})
     cache = {"keys": "*bf16", "values": "*bf16", "moves": "*i32"}
-    moved = {"D": 128, "WIDTH": 128, "MOST": compaction.MOST_MOVED}
+    moved = {"D": 128, "WIDTH": 128, "MOST": compaction.MAX_MOVED}
     yield Case("move_entries", compaction.move_entries, cache, moved, {}, ("head_stride",))
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specinfer.model.gpu.layer_kernels import MOST_MOVED, move
+from specinfer.model.gpu.layer_kernels import MAX_MOVED, move
 from tests.unit.model.gpu.passes import DEVICE
 
 
@@ -12,7 +12,7 @@ from tests.unit.model.gpu.passes import DEVICE
     [
         ([3, 9, 4], [1, 2, 3]),  # slot 3 is read and written
         ([5, 6], [6, 5]),
-        (list(range(1, MOST_MOVED + 20)), list(range(MOST_MOVED + 19))),  # more than a program holds
+        (list(range(1, MAX_MOVED + 20)), list(range(MAX_MOVED + 19))),  # more than a program holds
     ],
 )
 def test_entries_move_as_if_at_once(source: list[int], target: list[int]) -> None:

@@ -6,7 +6,7 @@ import torch
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.gpu.description import describe, exact_bucket
-from specinfer.model.gpu.graphs import MOST_ROWS, bucket_for, bucket_grid
+from specinfer.model.gpu.graphs import MAX_ROWS, bucket_for, bucket_grid
 from tests.unit.model.gpu.passes import NoStorage, ragged_pass
 
 
@@ -64,4 +64,4 @@ def test_passes_are_rounded_up_to_a_bucket_that_was_captured() -> None:
     found = {bucket_for(ragged_pass(seed), 2) for seed in range(20)}
     assert None not in found
     assert found <= set(grid)
-    assert max(bucket.rows for bucket in grid) == MOST_ROWS
+    assert max(bucket.rows for bucket in grid) == MAX_ROWS

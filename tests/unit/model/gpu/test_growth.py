@@ -68,7 +68,7 @@ def grow_both(
 @pytest.fixture
 def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the device cannot grow, the trees would be equal without proving anything. Narrow, for speed."""
-    monkeypatch.setattr(growth, "LEAST_WIDTH", 8)
+    monkeypatch.setattr(growth, "MIN_WIDTH", 8)
 
     def refuse(self: ModelRunner, *arguments: Any) -> bool:
         assert growth.can_grow(*arguments[1:])

@@ -15,7 +15,7 @@ from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.loading import hold
+from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.native.executor import pass_of
 from specinfer.model.options import DTYPES, RunnerOptions
@@ -98,7 +98,7 @@ def in_torch(weights: EagleWeights) -> EagleRunner:
 
 def by_passes(weights: EagleWeights, dtype: str) -> EagleRunner:
     options, blocks = native_options(dtype), TOKENS // 16
-    _, held = hold(weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options)
+    _, held = backend_and_weights(weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options)
     layer = NativeEagle(weights, held, DTYPES[options.dtype], blocks, options.kv_type)
     return EagleRunner(cast(EagleModel, CompiledPasses(layer)), blocks)
 

@@ -17,7 +17,7 @@ _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16
 
 
 @dataclass(frozen=True, slots=True)
-class HeldFormats:
+class WeightFormats:
     """Formats in which a model's tensors are stored, and the reason."""
 
     reason: str
@@ -37,13 +37,13 @@ class HeldFormats:
         return f"{self.reason}: {counts}" if counts else self.reason
 
 
-NOT_COUNTED = HeldFormats("not counted", {})
+NOT_COUNTED = WeightFormats("not counted", {})
 
 
-def formats_of_parameters(parameters: Iterable[torch.Tensor]) -> HeldFormats:
+def formats_of_parameters(parameters: Iterable[torch.Tensor]) -> WeightFormats:
     """Return the formats of a model that `transformers` loaded."""
     counts = Counter(_TYPE_NAMES.get(each.dtype, name_of(each.dtype).upper()) for each in parameters)
-    return HeldFormats("as transformers loaded them", counts)
+    return WeightFormats("as transformers loaded them", counts)
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -51,7 +51,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class HeldWeights(NamedTensors):
+class WeightsInFormat(NamedTensors):
     """Returns weights to an executor in a format, and counts their types."""
 
     def __init__(
@@ -96,10 +96,10 @@ class HeldWeights(NamedTensors):
         if not self.gives_blocks:
             return None
         assert isinstance(self._source, BlockWeights)
-        found = self._source.blocks(name, as_stored)
-        if found is not None:
-            self._blocks[name] = found[0]
-        return found
+        blocks = self._source.blocks(name, as_stored)
+        if blocks is not None:
+            self._blocks[name] = blocks[0]
+        return blocks
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Return a part of a tensor."""
@@ -111,13 +111,13 @@ class HeldWeights(NamedTensors):
         """Return the shape of a tensor."""
         return shape_of(self._source, name)
 
-    def formats(self) -> HeldFormats:
+    def formats(self) -> WeightFormats:
         """Return what has been taken so far."""
         counts = Counter([*self._blocks.values(), *self._numbers.values()])
         blocks = set(self._blocks.values())
         if isinstance(self.format, GpuFormat):
             blocks.add(self.format.name.upper())
-        return HeldFormats(self._reason(), counts, tuple(sorted(blocks)))
+        return WeightFormats(self._reason(), counts, tuple(sorted(blocks)))
 
     def _type_of(self, name: str, dimensions: int) -> str:
         if self._backend == "native" and (dimensions == 1 or name.endswith((ROUTER, SHARED_GATE))):
@@ -144,11 +144,11 @@ class HeldWeights(NamedTensors):
         if not self._blocks:
             return f"in {name_of(self._dtype)}, as no matrix can be stored in blocks of {chosen.type_name}"
         fallbacks = sorted(set(self._blocks.values()) - {chosen.type_name})
-        why = "as asked" if self._asked else "as auto is for drafts"
+        reason = "as asked" if self._asked else "as auto is for drafts"
         if not fallbacks:
-            return f"in {chosen.type_name}, {why}"
+            return f"in {chosen.type_name}, {reason}"
         where = f"rows that fill no blocks of {chosen.block} in {', '.join(fallbacks)}"
-        return f"in {chosen.type_name}, {why}, {where}"
+        return f"in {chosen.type_name}, {reason}, {where}"
 
 
 class QuantisedWeights(NamedTensors):
