@@ -118,10 +118,10 @@ def check_draft(model: str, draft: str) -> None:
     except SettingError as error:
         names = f"nor one of the drafters {', '.join(DRAFTERS)}"
         raise SettingError("draft", draft, f"{error.why}, {names}") from error
-    if _is_same(model, draft) and not has_own_mtp(directory):
-        raise SettingError("draft", draft, f"is the model itself, which {NO_MTP}")
     if is_draft_checkpoint(directory):  # its target is checked when it is read
         return
+    if _is_same(model, draft) and not has_own_mtp(directory):
+        raise SettingError("draft", draft, f"is the model itself, which {NO_MTP}")
     ours, theirs = (tokenizer_facts(each).fingerprint for each in (resolve_model(model), directory))
     if ours != theirs:
         fits = [*trained_for(model).values(), *(known.name for known in fitting_drafts(model))]

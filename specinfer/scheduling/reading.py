@@ -49,6 +49,8 @@ class ReadingPace:
         """
         self._seconds = np.array([0.0, *pass_seconds])
         self._level, self._slope = 1.0, 0.0
+        self._steps = 0
+        """Steps without prompts from which the level was learned."""
 
     def max_tokens(self, rows: int, context: int) -> int | None:
         """Return the maximum prompt tokens after `context` tokens, if limited.
@@ -69,7 +71,8 @@ class ReadingPace:
         base = float(self._seconds[size.rows])
         if not size.read:
             ratio = min(max(pass_s / base, 1 / _MAX_DISTURBANCE), _MAX_DISTURBANCE)
-            self._level += _WEIGHT * (ratio - self._level)
+            self._steps += 1
+            self._level += max(_WEIGHT, 1 / self._steps) * (ratio - self._level)
             return
         added = float(self._seconds[size.rows + size.read]) - base
         if size.context < _MIN_CONTEXT or added <= 0:

@@ -50,7 +50,7 @@ class ModelConfig:
     inv_freq: tuple[float, ...] = ()
     """[R/2] rotary frequencies of a head's first R dimensions.
 
-    None: learnt positions, or none at all if `layer_rotary` says so.
+    None: learnt positions, or no positions if `layer_rotary` has none.
     """
     rotary_scale: float = 1.0
     """Factor on cos and sin (YaRN's attention scaling; 1 otherwise)."""

@@ -93,7 +93,7 @@ def _fault_for_poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         return wrapped
 
     owner, name, is_poison = {
-        "plan": (CacheRoom, "most_nodes", lambda room, request, *_: request.request_id == "poison"),
+        "plan": (CacheRoom, "max_nodes", lambda room, request, *_: request.request_id == "poison"),
         "text": (TextStream, "push", lambda stream, *_: stream._stops == ("~",)),
         "write": (gateway.store.requests, "encode_progress", lambda item, *_: item.request_id == "poison"),
         "publish": (

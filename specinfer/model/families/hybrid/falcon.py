@@ -1,4 +1,7 @@
-"""Falcon H1: attention and a state space (Mamba 2) side by side in every layer, with a factor on each part."""
+"""Falcon H1: attention and a state space in every layer.
+
+Each part has a factor of its own. The state space is Mamba 2.
+"""
 
 from typing import Any
 

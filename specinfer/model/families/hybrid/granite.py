@@ -1,4 +1,7 @@
-"""Granite 4: mostly state spaces (Mamba 2), a few attention layers; dense, or with experts."""
+"""Granite 4: state spaces (Mamba 2) and few attention layers.
+
+Models are dense or have experts.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""State spaces (Mamba 2, arXiv 2405.21060): alone, and what families that have such layers share."""
+"""Mamba 2 (arXiv 2405.21060), and names shared by families with such layers."""
 
 from collections.abc import Mapping
 from functools import partial
