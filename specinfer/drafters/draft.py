@@ -51,7 +51,9 @@ def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> F
         check_draft(model, draft)
     if not name:
         return {"drafter": "ngram"}
-    method = "mtp" if _is_same(model, name) else method_of(resolve_model(name))
+    method = method_of(resolve_model(name))
+    if method == "ssm" and _is_same(model, name):
+        method = "mtp"
     return {
         "drafter": f"ngram+{method}",
         "model": name,
