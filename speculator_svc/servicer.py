@@ -47,7 +47,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         self._engine, self._thread, self._metrics = engine, thread, metrics
         self._description, self._tracer, self._learner = description, tracer, learner
         self._observing = Observing()
-        self._failures = DraftFailures([each.name for each in description.speculators])
+        self._failures = DraftFailures([speculator.name for speculator in description.speculators])
 
     async def Draft(
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context

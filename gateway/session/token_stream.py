@@ -126,13 +126,13 @@ class TokenStreams:
 
     def forget_if_idle(self, token_stream: TokenStream) -> None:
         """Drop a token stream that no client reads and no session fills."""
-        name = token_stream.request.request_id
+        request_id = token_stream.request.request_id
         if (
             not token_stream.readers
             and (token_stream.ending is not None or not token_stream.local)
-            and self._token_streams.get(name) is token_stream
+            and self._token_streams.get(request_id) is token_stream
         ):
-            del self._token_streams[name]
+            del self._token_streams[request_id]
 
     def followed(self) -> dict[str, TokenStream]:
         """Return the streams that are read and filled from Redis."""

@@ -43,7 +43,7 @@ class DigitTokens:
         return not _DIGITS.isdisjoint(self.bytes_of(token)[:1])
 
     @cached_property
-    def others(self) -> NDArray[np.bool_]:
+    def non_digits(self) -> NDArray[np.bool_]:
         """Mask [V] of the tokens that start with no digit."""
         return np.array([not self.starts_with_digit(token) for token in range(self._vocab_size)])
 
@@ -99,5 +99,5 @@ class DigitRows:
         """
         if not self.full:
             return mask
-        other_tokens = mask & self.tokens.others
+        other_tokens = mask & self.tokens.non_digits
         return other_tokens if other_tokens.any() else mask

@@ -122,7 +122,7 @@ def check_draft(model: str, draft: str) -> None:
         raise SettingError("draft", draft, f"is the model itself, which {NO_MTP}")
     if is_draft_checkpoint(directory):  # its target is checked when it is read
         return
-    ours, theirs = (tokenizer_facts(each).fingerprint for each in (resolve_model(model), directory))
+    ours, theirs = (tokenizer_facts(path).fingerprint for path in (resolve_model(model), directory))
     if ours != theirs:
         fits = [*trained_for(model).values(), *(known.name for known in fitting_drafts(model))]
         known = f"known to fit: {', '.join(fits)}" if fits else "no model that is known fits"

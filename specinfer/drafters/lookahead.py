@@ -154,8 +154,8 @@ class LookaheadDrafter:
             return
         predicted = predictions(job.target_top_k) if job.target_top_k is not None else {}
         ngrams = written(job.target_top_k, ngram) if job.target_top_k is not None else ()
-        for each in (*window.ngrams(predicted), *ngrams):
-            pool.add(each)
+        for gram in (*window.ngrams(predicted), *ngrams):
+            pool.add(gram)
         window.advance(predicted, len(job.context))
 
     def _tree(self, job: DraftJob) -> TokenTree:

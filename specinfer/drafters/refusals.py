@@ -58,8 +58,8 @@ class Refusals:
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Forget requests that have ended."""
-        for name in request_ids:
-            self._by_request.pop(name, None)
+        for request_id in request_ids:
+            self._by_request.pop(request_id, None)
 
     def clear(self) -> None:
         """Forget all refusals, as another process answers."""

@@ -100,8 +100,11 @@ class TextMatches:
 
     def __call__(self, contexts: Mapping[str, int]) -> list[int]:
         """Return `Repeats.match` of requests with the tokens of their contexts."""
-        self._repeats = {name: self._repeats.get(name) or Repeats() for name in contexts}
-        return [self._repeats[name].match(self._tokens_of(name), length) for name, length in contexts.items()]
+        self._repeats = {request_id: self._repeats.get(request_id) or Repeats() for request_id in contexts}
+        return [
+            self._repeats[request_id].match(self._tokens_of(request_id), length)
+            for request_id, length in contexts.items()
+        ]
 
 
 class LinearModel:
@@ -222,12 +225,12 @@ class LearnedPlanner(TablePlanner):
             self._left = 0  # texts change from step to step; trials last as long as the table's
         self._planned += 1
         features = np.ones((len(wanting), len(NAMES)))
-        features[:, 1] = [self.texts.ratio(name) for name in wanting]
+        features[:, 1] = [self.texts.ratio(request_id) for request_id in wanting]
         features[:, 2:] = np.array(self._matches(wanting))[:, None] >= _LENGTHS
         self._features = features.sum(axis=0)
-        self._waiting = {name: self._waiting.get(name, {}) for name in wanting}
-        for (name, context), row in zip(wanting.items(), features, strict=True):
-            waiting = self._waiting[name]
+        self._waiting = {request_id: self._waiting.get(request_id, {}) for request_id in wanting}
+        for (request_id, context), row in zip(wanting.items(), features, strict=True):
+            waiting = self._waiting[request_id]
             waiting[context] = row
             if len(waiting) > _MAX_WAITING:
                 del waiting[min(waiting)]
@@ -258,8 +261,8 @@ class LearnedPlanner(TablePlanner):
         sets = [asked for asked in self._shares.sets if asked <= report.choice.speculators]
         usual = [self._usual(asked, size) for asked in sets]
         lessons: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
-        for name, (tree, accepted) in report.outcomes.items():
-            features = self._take_waiting(name, report.contexts.get(name, -1))
+        for request_id, (tree, accepted) in report.outcomes.items():
+            features = self._take_waiting(request_id, report.contexts.get(request_id, -1))
             if features is None:
                 continue
             for asked, scale in zip(sets, usual, strict=True):
@@ -283,10 +286,10 @@ class LearnedPlanner(TablePlanner):
         factors[1] = sum([gain.tokens for gain in gains]) / log2(1 + _USUAL_NODES)
         return factors
 
-    def _take_waiting(self, name: str, context: int) -> Floats | None:
+    def _take_waiting(self, request_id: str, context: int) -> Floats | None:
         """Return a request's features at this context; forget older ones."""
-        waiting = self._waiting.get(name, {})
+        waiting = self._waiting.get(request_id, {})
         features = waiting.get(context)
-        for old in [each for each in waiting if each <= context]:
+        for old in [length for length in waiting if length <= context]:
             del waiting[old]
         return features

@@ -92,7 +92,7 @@ class FeatureRelay:
 
     def want(self, layers: Sequence[Sequence[int]]) -> None:
         """Set the layers that services want."""
-        wanted = tuple(sorted({layer for each in layers for layer in each}))
+        wanted = tuple(sorted({layer for layers_of_reader in layers for layer in layers_of_reader}))
         if wanted != self.layers:
             self.layers = wanted
             self._kept.clear()
@@ -251,12 +251,16 @@ class TargetOutputs:
         readers = [(place, reader) for place, reader in enumerate(every) if reader.feature_layers]
         features.want([reader.feature_layers for _, reader in readers])
         since = {}
-        for name in [entry.request_id for entry in entries] if readers else ():
-            positions = [reader.features_len.get(name, 0) for place, reader in readers if reads(place, name)]
-            features.drop(name, positions)
-            start = features.wanted_from(name, positions)
+        for request_id in [entry.request_id for entry in entries] if readers else ():
+            positions = [
+                reader.features_len.get(request_id, 0)
+                for place, reader in readers
+                if reads(place, request_id)
+            ]
+            features.drop(request_id, positions)
+            start = features.wanted_from(request_id, positions)
             if start is not None:
-                since[name] = start
+                since[request_id] = start
         return WantedFeatures(features.layers, since, features.bytes_of(features.layers))
 
     def arrived(

@@ -58,7 +58,7 @@ class Observing:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: float | None = None
+        self._logged_at: float | None = None
 
     def __call__(self, count: Callable[[], None]) -> None:
         """Count one step."""
@@ -66,8 +66,8 @@ class Observing:
             count()
         except Exception:
             now = self._clock()
-            if self._told is None or now - self._told >= _LOG_EVERY_S:
-                self._told = now
+            if self._logged_at is None or now - self._logged_at >= _LOG_EVERY_S:
+                self._logged_at = now
                 log.exception("something could not be counted; metrics are wrong from now on")
 
 

@@ -185,10 +185,10 @@ class WatchReplies:
                 await watch.wait()
                 await asyncio.sleep(self._pace.turn(time.monotonic()))
                 seen, dropped = watch.take()
-                name = seen.item.request_id
-                text = texts.setdefault(name, RequestText(self._tokenizer))
+                stepped_id = seen.item.request_id
+                text = texts.setdefault(stepped_id, RequestText(self._tokenizer))
                 yield reply_of(seen, dropped, self._texts, text)
                 if seen.item.final:
-                    del texts[name]
+                    del texts[stepped_id]
                     if request_id:
                         return

@@ -23,7 +23,7 @@ DEFAULT_METRICS_PORT = 9464
 """Port of a gateway's metrics."""
 PORTS = range(20_000, 32_000)
 """Ports of `free_ports`, below Linux' range for outgoing connections."""
-_taken = itertools.count(random.randrange(len(PORTS)))
+_next_port = itertools.count(random.randrange(len(PORTS)))
 
 
 def check_metrics_port() -> None:
@@ -64,7 +64,7 @@ def free_ports(count: int) -> list[int]:
     for _ in range(len(PORTS)):
         if len(ports) == count:
             break
-        port = PORTS[next(_taken) % len(PORTS)]
+        port = PORTS[next(_next_port) % len(PORTS)]
         if not _why_not_bound(socket.AF_INET, ("127.0.0.1", port)):
             ports.append(port)
     if len(ports) < count:

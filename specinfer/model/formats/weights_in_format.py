@@ -42,7 +42,9 @@ NOT_COUNTED = WeightFormats("not counted", {})
 
 def formats_of_parameters(parameters: Iterable[torch.Tensor]) -> WeightFormats:
     """Return the formats of a model that `transformers` loaded."""
-    counts = Counter(_TYPE_NAMES.get(each.dtype, name_of(each.dtype).upper()) for each in parameters)
+    counts = Counter(
+        _TYPE_NAMES.get(parameter.dtype, name_of(parameter.dtype).upper()) for parameter in parameters
+    )
     return WeightFormats("as transformers loaded them", counts)
 
 

@@ -85,9 +85,9 @@ class Place:
 
         The first stages have one more where they cannot be equal, since the last one has the head.
         """
-        each, more = divmod(count, self.layout.stages)
-        start = self.stage * each + min(self.stage, more)
-        return range(start, start + each + (self.stage < more))
+        per_stage, more = divmod(count, self.layout.stages)
+        start = self.stage * per_stage + min(self.stage, more)
+        return range(start, start + per_stage + (self.stage < more))
 
     def share(self, count: int) -> range:
         """Return its part of `count` things that are divided within a stage.
@@ -98,8 +98,8 @@ class Place:
         if count < ranks:
             first = self.tensor * count // ranks
             return range(first, first + 1)
-        each = count // ranks
-        return range(self.tensor * each, (self.tensor + 1) * each)
+        per_rank = count // ranks
+        return range(self.tensor * per_rank, (self.tensor + 1) * per_rank)
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """Return this rank's model: its layers, heads and MLP part."""
