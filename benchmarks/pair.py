@@ -25,6 +25,7 @@ from specinfer.cli.demo import PAIR
 from specinfer.cli.show import console
 from specinfer.hub import resolve_model
 from specinfer.model.weights.source import KEPT_GGUF
+from specinfer.service.api_keys import make_key, write_keys
 from specinfer.system.threads import thread_count
 
 STREAMS = (1, 4, 16)
@@ -76,12 +77,20 @@ def main(
 
 
 def own_modes(stack: ExitStack, model: str, draft: str, temperature: float, folder: Path) -> dict[str, Mode]:
-    """Start our server; return plain decoding and trees."""
+    """Start our server; return plain decoding and trees.
+
+    Each mode has an API key and so a prefix cache of its own: neither finds the prompts that the other has read.
+    """
+    made = {name: make_key(name) for name in (PLAIN, "trees")}
+    write_keys(folder / "keys", [entry for _, entry in made.values()])
     command = [sys.executable, "-m", "specinfer.cli", "serve", "--listen", "{host}:{port}", "--model", model]
-    server = stack.enter_context(Server([*command, "--draft", draft], folder / "specinfer.log"))
+    command += ["--draft", draft, "--api-keys", str(folder / "keys"), "--prefix-scope", "key"]
+    server = stack.enter_context(Server(command, folder / "specinfer.log", made[PLAIN][0]))
     return {
         name: partial(
-            server.tokens_per_second, fields={"temperature": temperature, "speculation": speculation}
+            server.tokens_per_second,
+            fields={"temperature": temperature, "speculation": speculation},
+            api_key=made[name][0],
         )
         for name, speculation in ((PLAIN, "off"), ("trees", "tree"))
     }

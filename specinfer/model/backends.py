@@ -102,7 +102,7 @@ def _make_gpu(work: Work) -> Executor:
 
 
 def _supports_torch(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
-    if config.kv_layers < config.layers or config.output_gate:
+    if any(config.recurrent_layers) or config.output_gate:
         return f"torch executor: model_type = {config.family!r}: no recurrent layers"
     return ""
 

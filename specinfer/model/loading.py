@@ -76,7 +76,7 @@ def load_model(
                 raise
             log.warning("%s; using the generic executor", error)
         else:
-            if config.max_positions < hf.max_position_embeddings:
+            if config.max_positions < (getattr(hf, "max_position_embeddings", None) or 0):
                 log.warning(
                     "model_type = %r: served up to %d positions (rope_type = 'longrope')",
                     *(hf.model_type, config.max_positions),

@@ -31,14 +31,14 @@ def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: 
     Args:
         available: bytes that are left before the weights are read.
         weights: bytes of the weights.
-        bytes_per_token: see `token_bytes`.
+        bytes_per_token: see `token_bytes`; 0 without attention.
         longest: positions of the model.
 
     Raises:
         SettingError: if there is too little memory.
     """
     room = int((available - weights) * SHARE)
-    tokens = min(room // bytes_per_token, MAX_REQUESTS * longest)
+    tokens = min(room // max(1, bytes_per_token), MAX_REQUESTS * longest)
     if tokens < _MIN_TOKENS:
         left, needed = max(0, available - weights) / 1e6, _MIN_TOKENS * bytes_per_token / SHARE / 1e6
         reason = f"{left:.0f} MB are left after the weights, {needed:.0f} MB are needed"

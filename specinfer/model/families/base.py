@@ -36,6 +36,8 @@ class RecurrentShape:
     value_dim: int
     convolved: int
     """Inputs that a convolution sees, the token's own included."""
+    factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Factors on queries, keys and values before they are convolved."""
 
     @property
     def values(self) -> int:

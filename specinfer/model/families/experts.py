@@ -48,6 +48,8 @@ class Experts:
     alpha: float = 1.0
     biased: bool = False
     """True if router and experts have biases."""
+    gated_shared: bool = False
+    """True if the router weights the shared expert."""
 
     def __post_init__(self) -> None:
         if not 0 < self.used <= self.count:
@@ -68,7 +70,8 @@ def qwen_experts(hf: Any) -> Experts | None:
         return None
     chosen = (hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size)
     shared = getattr(hf, "shared_expert_intermediate_size", 0)
-    return Experts(*chosen, bool(getattr(hf, "norm_topk_prob", True)), shared, frozenset(dense))
+    renormalised = bool(getattr(hf, "norm_topk_prob", True))
+    return Experts(*chosen, renormalised, shared, frozenset(dense), gated_shared=bool(shared))
 
 
 _PART = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.(.+)")

@@ -11,6 +11,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers, as `layer_types` names them."""
 NO_ROTARY = -1
 """Entry of `ModelConfig.layer_rotary` of layers without positions."""
+UNBOUNDED = 1 << 20
+"""Positions to which a model without positions is served."""
 _KNOWN = ("default", "linear", "llama3", "yarn", "longrope")
 
 

@@ -81,9 +81,13 @@ class MatrixSlot(IntEnum):
     GATE = 4
     UP = 5
     DOWN = 6
-    HEAD = 7
-    FC = 8
-    ROUTER = 9
+    CONVOLVED = 7
+    OUTPUT_GATES = 8
+    STATE_GATES = 9
+    STATE_OUT = 10
+    HEAD = 11
+    FC = 12
+    ROUTER = 13
     EXPERTS = 1000
 
 
@@ -211,7 +215,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_model_free": (None, [c_void_p]),
     "si_set_matrix": (None, [c_void_p, c_int, c_int, c_int, c_void_p]),
     "si_set_vector": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
-    "si_set_layer": (None, [c_void_p, c_int, c_int, c_int, c_int, c_int]),
+    "si_set_factor": (None, [c_void_p, c_int, c_int, c_float]),
+    "si_set_layer": (None, [c_void_p, c_int, c_int, c_int, c_int]),
     "si_set_experts": (None, [c_void_p, c_int, c_void_p]),
     "si_set_embedding": (None, [c_void_p, c_int, c_void_p]),
     "si_packed": (c_int64, [c_void_p, c_int, c_int, c_void_p]),

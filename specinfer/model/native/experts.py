@@ -43,7 +43,7 @@ def expert_shape(experts: Experts) -> ExpertShape:
         used=experts.used,
         inter=experts.intermediate_size,
         shared=experts.shared_size,
-        gated_shared=bool(experts.shared_size),
+        gated_shared=experts.gated_shared,
         renormalised=experts.renormalised,
         limit=experts.limit,
         alpha=experts.alpha,

@@ -52,6 +52,7 @@ def _recurrent_fields(shape: RecurrentShape | None) -> dict[str, int]:
     if shape is None:
         return {"convolved": 1}
     found = asdict(shape)
+    del found["factors"]  # they are in the weights of the convolution
     return found | {"recurrent_kind": RecurrentKind[found.pop("kind").upper()]}
 
 
@@ -119,9 +120,8 @@ class NativeModel:
         )
         """Address by which the kernels know the model."""
         for layer in range(config.layers):
-            kind = config.recurrent(layer), config.place(layer)
             self.library.si_set_layer(
-                self.address, layer, config.window(layer), config.rotary_of(layer), *kind
+                self.address, layer, config.window(layer), config.rotary_of(layer), config.place(layer)
             )
 
     def __del__(self) -> None:

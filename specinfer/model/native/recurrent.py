@@ -117,7 +117,7 @@ class NativeStates:
 
         Call it right after loading: their limit is a share of the memory that is free now.
         """
-        layers, shape = model.config.layers - model.config.kv_layers, model.config.recurrent_shape
+        layers, shape = sum(model.config.recurrent_layers), model.config.recurrent_shape
         if not layers or shape is None:
             return None
         base, token = ctypes.c_int32(), ctypes.c_int32()

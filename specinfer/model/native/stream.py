@@ -19,6 +19,7 @@ from specinfer.model.weights.config import ModelConfig
 _OF_A_LAYER = (
     *(MatrixSlot.QUERY, MatrixSlot.KEY, MatrixSlot.VALUE, MatrixSlot.OUT),
     *(MatrixSlot.GATE, MatrixSlot.UP, MatrixSlot.DOWN),
+    *(MatrixSlot.CONVOLVED, MatrixSlot.OUTPUT_GATES, MatrixSlot.STATE_GATES, MatrixSlot.STATE_OUT),
 )
 
 
@@ -68,7 +69,7 @@ class StreamedMatrices:
         """Return the bytes [bytes] uint8 that the kernels have packed."""
         at = ctypes.c_void_p()
         size = self._library.si_packed(self._model, layer, which, ctypes.byref(at))
-        if not size:  # the gate of an MLP without one
+        if not size:  # a matrix that the layer does not have
             return torch.empty(0, dtype=torch.uint8)
         packed = np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (size,))
         return torch.from_numpy(packed)

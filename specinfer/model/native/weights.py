@@ -90,27 +90,34 @@ class WeightPacker:
 
     def pack_layer(self, layer: int) -> None:
         """Pack one decoder layer."""
-        prefix = f"model.layers.{layer}."
-        if self._config.recurrent(layer):
+        prefix, config = f"model.layers.{layer}.", self._config
+        if config.recurrent(layer):
             self._pack_recurrent(layer, f"{prefix}linear_attn.")
-        else:
-            for which, name in _LAYER_MATRICES:
-                self._matrix(layer, which, f"{prefix}{name}.weight")
-        self._mlp(layer, prefix)
+        if config.attends(layer):
+            self._pack_attention(layer, prefix)
+        if config.has_mlp:
+            self._mlp(layer, prefix)
+        for slot, factor in config.factors.items():
+            self._library.si_set_factor(self._model, layer, MatrixSlot[slot.upper()], factor)
         for bias, names in _LAYER_BIASES:
             if f"{prefix}{names[0]}.bias" in self._weights:
                 self._vector(layer, bias, [f"{prefix}{name}.bias" for name in names])
-        if self._config.pre_norm:
+        if config.pre_norm:
             self._norm(layer, VectorSlot.INPUT_NORM, VectorSlot.INPUT_NORM_BIAS, f"{prefix}input_layernorm")
+        if config.pre_norm and config.has_mlp:
             self._norm(
                 layer, VectorSlot.POST_NORM, VectorSlot.POST_NORM_BIAS, f"{prefix}post_attention_layernorm"
             )
-        if self._config.post_norm:
+        if config.post_norm:
             self._vector(layer, VectorSlot.ATTENDED_NORM, [f"{prefix}post_self_attn_layernorm.weight"])
             self._vector(layer, VectorSlot.MLP_NORM, [f"{prefix}post_mlp_layernorm.weight"])
+
+    def _pack_attention(self, layer: int, prefix: str) -> None:
+        for which, name in _LAYER_MATRICES:
+            self._matrix(layer, which, f"{prefix}{name}.weight")
         if self._config.sinks:
             self._vector(layer, VectorSlot.SINKS, [f"{prefix}{SINKS}"], wanted=(self._config.heads,))
-        if self._config.qk_norm and not self._config.recurrent(layer):
+        if self._config.qk_norm:
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
 
@@ -129,7 +136,7 @@ class WeightPacker:
         shape = expert_shape(experts)
         self._library.si_set_experts(self._model, layer, ctypes.byref(shape))
         names = {f"{prefix}{ROUTER}": experts.count}
-        if experts.shared_size:
+        if experts.gated_shared:
             names[f"{prefix}{SHARED_GATE}"] = 1
         for name, rows in names.items():
             self._check_shapes([name], (rows, hidden))
@@ -154,15 +161,24 @@ class WeightPacker:
         """
         shape, hidden = self._config.recurrent_shape, self._config.hidden_size
         assert shape is not None, "a model with recurrent layers has their shape"
-        self._shaped_matrix(layer, MatrixSlot.QUERY, f"{prefix}in_proj_qkv.weight", (shape.channels, hidden))
-        self._shaped_matrix(layer, MatrixSlot.KEY, f"{prefix}in_proj_z.weight", (shape.values, hidden))
-        self._shaped_matrix(layer, MatrixSlot.OUT, f"{prefix}out_proj.weight", (hidden, shape.values))
+        self._shaped_matrix(
+            layer, MatrixSlot.CONVOLVED, f"{prefix}in_proj_qkv.weight", (shape.channels, hidden)
+        )
+        self._shaped_matrix(
+            layer, MatrixSlot.OUTPUT_GATES, f"{prefix}in_proj_z.weight", (shape.values, hidden)
+        )
+        self._shaped_matrix(layer, MatrixSlot.STATE_OUT, f"{prefix}out_proj.weight", (hidden, shape.values))
         if shape.kind == "short_convolution":
-            self._shaped_matrix(layer, MatrixSlot.VALUE, f"{prefix}in_proj_x.weight", (shape.values, hidden))
+            self._shaped_matrix(
+                layer, MatrixSlot.STATE_GATES, f"{prefix}in_proj_x.weight", (shape.values, hidden)
+            )
         else:
             self._pack_gates(layer, prefix, shape)
         self._check_shapes([f"{prefix}conv1d.weight"], (shape.channels, 1, shape.convolved))
-        self._put(layer, VectorSlot.CONVOLUTION, self._read(f"{prefix}conv1d.weight").float()[:, 0].T)
+        kernel = self._read(f"{prefix}conv1d.weight").float()[:, 0].T
+        keys = shape.key_heads * shape.key_dim
+        factors = torch.tensor(shape.factors).repeat_interleave(torch.tensor([keys, keys, shape.values]))
+        self._put(layer, VectorSlot.CONVOLUTION, kernel * factors)
         if f"{prefix}conv1d.bias" in self._weights:
             self._sized(layer, VectorSlot.CONVOLUTION_BIAS, f"{prefix}conv1d.bias", shape.channels)
 
@@ -172,13 +188,14 @@ class WeightPacker:
         self._check_shapes(names, (len(names) * heads, self._config.hidden_size))
         rows = torch.cat([self._fetch(name) for name in names])
         storage = self._number_storage()
-        self._library.si_set_matrix(self._model, layer, MatrixSlot.VALUE, storage, rows.data_ptr())
+        self._library.si_set_matrix(self._model, layer, MatrixSlot.STATE_GATES, storage, rows.data_ptr())
         decays = f"{prefix}A_log"
         self._check_shapes([decays], (heads,))
         self._put(layer, VectorSlot.DECAY, -self._read(decays).float().exp())
         self._sized(layer, VectorSlot.TIME_BIAS, f"{prefix}dt_bias", heads)
         normed = shape.values if space else shape.value_dim
-        self._sized(layer, VectorSlot.GATED_NORM, f"{prefix}norm.weight", normed)
+        if not space or f"{prefix}norm.weight" in self._weights:
+            self._sized(layer, VectorSlot.GATED_NORM, f"{prefix}norm.weight", normed)
         if space:
             self._sized(layer, VectorSlot.SKIP, f"{prefix}D", heads)
 
@@ -206,7 +223,7 @@ class WeightPacker:
         self._matrix(0, MatrixSlot.HEAD, EMBEDDING if tied else "lm_head.weight")
         scale = self._config.logit_scale
         self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm", scale)
-        if not self._config.rotary_dim:
+        if self._config.learnt_positions:
             self._vector(0, VectorSlot.POSITIONS, [POSITIONS])
         return embedding
 

@@ -15,13 +15,10 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
-from specinfer.model.families.positions import longest_text
+from specinfer.model.families.positions import UNBOUNDED, longest_text
 from specinfer.model.torch.generic_attention import CURRENT, NAME, GenericPass, Memory
 from specinfer.model.torch.recurrent import RecurrentLayers, TokenState
 from specinfer.model.weights.config import ModelConfig, eos_token_ids
-
-UNBOUNDED = 1 << 20
-"""Positions to which a model without positions is served."""
 
 
 class GenericExecutor:

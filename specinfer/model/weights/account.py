@@ -77,8 +77,9 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
 
     few = copy.deepcopy(hf)
     few.num_hidden_layers = config.varied_layers
-    if getattr(few, "layer_types", None):
-        few.layer_types = few.layer_types[: config.varied_layers]
+    kinds = getattr(few, "layer_types", None)
+    if kinds and len(kinds) > config.varied_layers:  # it may follow from the number of layers
+        few.layer_types = kinds[: config.varied_layers]
     with torch.device("meta"):
         state = AutoModelForCausalLM.from_config(few).state_dict()
     renamed = in_llama_names(config, state)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,10 @@ class ModelConfig:
     qk_norm: bool
     eos_token_ids: tuple[int, ...]
     inv_freq: tuple[float, ...] = ()
-    """[R/2] rotary frequencies of a head's first R dimensions; none: learnt positions."""
+    """[R/2] rotary frequencies of a head's first R dimensions.
+
+    None: learnt positions, or none at all if `layer_rotary` says so.
+    """
     rotary_scale: float = 1.0
     """Factor on cos and sin (YaRN's attention scaling; 1 otherwise)."""
     layer_norm: bool = False
@@ -97,13 +100,30 @@ class ModelConfig:
     """True for recurrent layers; empty: all layers attend."""
     recurrent_shape: RecurrentShape | None = None
     """Shape of recurrent layers."""
+    recurrent_attends: bool = False
+    """True if recurrent layers attend as well."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Factors on what matrices of all layers make.
+
+    Keys are gate, down, out, output_gates, state_gates and state_out (slots of the kernels).
+    """
     output_gate: bool = False
     """True if query rows alternate by head with rows of output gates."""
 
     @property
     def rotary_dim(self) -> int:
-        """Rotary dimensions of a head, its first ones; 0: learnt positions."""
+        """Rotary dimensions of a head, its first ones."""
         return 2 * len(self.inv_freq)
+
+    @property
+    def learnt_positions(self) -> bool:
+        """True if embeddings of positions are added to those of tokens."""
+        return not (self.inv_freq or self.layer_rotary)
+
+    @property
+    def has_mlp(self) -> bool:
+        """True if layers have an MLP or experts."""
+        return bool(self.intermediate_size) or self.experts is not None
 
     @property
     def score_scale(self) -> float:
@@ -124,16 +144,25 @@ class ModelConfig:
         return None if experts is None or layer in experts.dense_layers else experts
 
     def recurrent(self, layer: int) -> bool:
-        """Return whether a layer keeps a state instead of attending."""
+        """Return whether a layer keeps a state."""
         return bool(self.recurrent_layers) and self.recurrent_layers[layer]
+
+    def attends(self, layer: int) -> bool:
+        """Return whether a layer has attention."""
+        return self.recurrent_attends or not self.recurrent(layer)
 
     @property
     def kv_layers(self) -> int:
         """Number of layers that attend."""
-        return self.layers - sum(self.recurrent_layers)
+        return sum(map(self.attends, range(self.layers)))
 
     def place(self, layer: int) -> int:
-        """Return the number of a layer among those of its kind."""
+        """Return the number of a layer among those of its kind.
+
+        Where recurrent layers attend, all layers are both.
+        """
+        if self.recurrent_attends:
+            return layer
         before = sum(self.recurrent_layers[:layer])
         return before if self.recurrent(layer) else layer - before
 
@@ -188,6 +217,7 @@ class ModelConfig:
         yield "norms of whole rows of queries and keys", self.qk_norm_rows
         factors = (self.embedding_scale, self.residual_scale, self.logit_scale)
         yield "factors on embeddings, residuals or logits", any(factor != 1 for factor in factors)
+        yield "factors on what matrices make", bool(self.factors)
         yield "a factor on attention scores", self.score_scale != self.head_dim**-0.5
         yield "bounds of queries, keys and values", bool(self.qkv_bound)
         yield "soft caps", bool(self.score_cap or self.logit_cap)
@@ -268,7 +298,7 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
         raise IncompatibleError(
             f"hidden_act = {family_fields['activation']!r}: supported are {', '.join(ACTIVATIONS)}"
         )
-    heads = hf.num_attention_heads
+    heads = getattr(hf, "num_attention_heads", 1)  # state spaces alone have none
     common = {
         "family": hf.model_type,
         "vocab_size": hf.vocab_size,
@@ -277,7 +307,7 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
         "heads": heads,
         "kv_heads": heads,
         "head_dim": hf.hidden_size // heads,
-        "max_positions": longest_text(hf),
+        "max_positions": family_fields.get("max_positions") or longest_text(hf),
         "tied_embeddings": bool(hf.tie_word_embeddings),
         "qk_norm": False,
         "eos_token_ids": eos_token_ids(hf, generation),

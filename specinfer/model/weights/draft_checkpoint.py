@@ -252,7 +252,7 @@ def fingerprint_in(directory: Path) -> str:
 
 def frozen_names(target: ModelConfig) -> tuple[str, ...]:
     """Return the tensors that an SSM shares with its target."""
-    return (EMBEDDING,) if target.rotary_dim else (EMBEDDING, POSITIONS)
+    return (EMBEDDING, POSITIONS) if target.learnt_positions else (EMBEDDING,)
 
 
 class _Overlay(Mapping[str, torch.Tensor]):

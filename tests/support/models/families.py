@@ -61,6 +61,22 @@ _WIDE_MAMBA = {
     "residual_multiplier": 0.5,
     "embedding_multiplier": 1.5,
 }
+_FALCON = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_ssm": 128,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.7,
+    "mlp_multipliers": [0.8, 0.9],
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [1.4, 0.5, 0.7, 1.1, 0.9],
+}
 _SLIDING = {"sliding_window": 8}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -134,7 +150,8 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", _HEAD | _SLIDING),
     "exaone_moe": ("exaone_moe", _HEAD | _EXPERTS),
     "falcon": ("falcon", {}),
-    "falcon_h1": ("falcon_h1", _MAMBA | {"mamba_d_ssm": 64}),
+    "falcon_h1": ("falcon_h1", _FALCON),
+    "falcon_h1, normed": ("falcon_h1", _FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "falcon_mamba": ("falcon_mamba", {"state_size": 8}),
     "flex_olmo": ("flex_olmo", _EXPERTS),
     "gemma": ("gemma", _HEAD),
@@ -219,7 +236,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mamba": ("mamba", {"state_size": 8}),
-    "mamba2": ("mamba2", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}),
+    "mamba2": ("mamba2", {"num_heads": 8, "state_size": 16, "n_groups": 2}),
     "minimax": (
         "minimax",
         _HEAD | _EXPERTS | {"layer_types": ["linear_attention", "full_attention"] * 2, "block_size": 8},

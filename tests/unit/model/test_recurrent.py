@@ -24,7 +24,10 @@ FAMILIES = (
     *("qwen3_5_text", "qwen3_next", "lfm2", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h"),
     "olmo_hybrid",
 )
-COMPILED = ("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense")
+COMPILED = (
+    *("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense", "granitemoehybrid"),
+    *("falcon_h1", "falcon_h1, normed", "mamba2"),
+)
 """Families of the compiled kernels."""
 RUNS = [
     *((family, "generic") for family in FAMILIES),

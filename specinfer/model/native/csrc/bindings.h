@@ -21,17 +21,19 @@ enum CacheKind { FLOAT32_CACHE, BFLOAT16_CACHE, BYTES_CACHE };
 enum RecurrentKind { DELTA_NET, STATE_SPACE, SHORT_CONVOLUTION };
 
 // Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). Those of the i-th expert are
-// EXPERTS + 3 i on: gate, up, down. Of a recurrent layer QUERY makes what is convolved (queries, keys, values), KEY the gates
-// of its output, VALUE those of its states: beta, then alpha, of each head, or steps of time; of a short convolution factors
-// of what is convolved.
-enum MatrixSlot { QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, HEAD, FC, ROUTER, EXPERTS = 1000 };
+// EXPERTS + 3 i on: gate, up, down. Of a recurrent layer CONVOLVED makes what is convolved (queries, keys, values),
+// OUTPUT_GATES the gates of its output, STATE_GATES those of its states: beta, then alpha, of each head, or steps of time;
+// of a short convolution factors of what is convolved. STATE_OUT: what the layer adds to the hidden states.
+enum MatrixSlot {
+  QUERY, KEY, VALUE, OUT, GATE, UP, DOWN, CONVOLVED, OUTPUT_GATES, STATE_GATES, STATE_OUT, HEAD, FC, ROUTER, EXPERTS = 1000
+};
 
 // Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
 // A norm that is not set is not there. Q_NORM, K_NORM: of each head, or of all heads of a row together, by their length.
 // ATTENDED_NORM, MLP_NORM: of what attention and MLP add to the hidden states. SINKS: scores [heads] that take a part of
 // attention and give nothing. EXPERT_...: of all experts of a layer, one after another.
 // Of recurrent layers: CONVOLUTION [width, channels], its CONVOLUTION_BIAS, DECAY (negative) and TIME_BIAS [heads], SKIP [heads]
-// of a state space, GATED_NORM [value dimension], of a state space of all heads.
+// of a state space, GATED_NORM [value dimension], of a state space of all heads, or none.
 enum VectorSlot {
   INPUT_NORM, POST_NORM, Q_NORM, K_NORM, FINAL_NORM, POSITIONS, INPUT_NORM_BIAS, POST_NORM_BIAS, FINAL_NORM_BIAS,
   QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS, HIDDEN_NORM, HIDDEN_NORM_BIAS,
@@ -52,7 +54,7 @@ struct Shape {
   float embedding_scale, score_scale, residual_scale;  // factors on embeddings, scores, what attention and MLP add
   float score_cap, logit_cap;                          // c tanh(x / c) of scores and logits; 0: none
   float bound;                                         // of the magnitude of queries, keys and values; 0: none
-  int kv_layers;    // those that attend; the others are recurrent (si_set_layer)
+  int kv_layers;    // those that attend: a layer does, or is recurrent, or both, by its matrices
   int output_gate;  // each query head is followed by the gate of its output
   // Recurrent layers: their kind, heads of keys and of values, dimensions of those, inputs that a convolution sees.
   int recurrent_kind, key_heads, value_heads, key_dim, value_dim, convolved;
@@ -153,6 +155,7 @@ inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(Storage::Q4_K), VALUE(Storage::Q5_K), VALUE(Storage::Q6_K), VALUE(Storage::IQ4_NL), VALUE(Storage::IQ4_XS),
     VALUE(Storage::BLOCK_FLOAT), VALUE(Storage::MXFP4), VALUE(MatrixSlot::QUERY), VALUE(MatrixSlot::KEY), VALUE(MatrixSlot::VALUE),
     VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::GATE), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN),
+    VALUE(MatrixSlot::CONVOLVED), VALUE(MatrixSlot::OUTPUT_GATES), VALUE(MatrixSlot::STATE_GATES), VALUE(MatrixSlot::STATE_OUT),
     VALUE(MatrixSlot::HEAD), VALUE(MatrixSlot::FC), VALUE(MatrixSlot::ROUTER), VALUE(MatrixSlot::EXPERTS),
     VALUE(VectorSlot::INPUT_NORM), VALUE(VectorSlot::POST_NORM), VALUE(VectorSlot::Q_NORM), VALUE(VectorSlot::K_NORM),
     VALUE(VectorSlot::FINAL_NORM), VALUE(VectorSlot::POSITIONS), VALUE(VectorSlot::INPUT_NORM_BIAS),

@@ -30,26 +30,12 @@ class Worker {
     for (int layer = p_.first_layer; layer < end; ++layer) {
       keep_features(layer);
       Layer& l = m_.layers[layer];
-      const Shares<3> qkv({&l.q, &l.k, &l.v}, thread_, threads_);
-      if (!s_.states) norm(l.input_norm, qkv.inputs());
-      else prepare(m_.normed.data(), p_.tokens, l.q.k, qkv.inputs());
-      project(l, qkv, first(l.out));
-      if (l.recurrent) recur(l);
-      else attend(l, layer);
-      const Matrix& inner = l.experts.any() ? l.experts.router : s_.gated ? l.gate : l.up;
-      if (s_.parallel) norm(l.post_norm, PLAIN);  // of x as attention saw it
-      add_to_x(l.out, m_.attended.data(), l.attended_norm, first(inner));
-      const int ways = l.up.input | (s_.gated ? l.gate.input : PLAIN);
-      if (s_.parallel) prepare(m_.normed.data(), p_.tokens, s_.hidden, ways);
-      else norm(l.post_norm, ways);
       // of a layer that is not there yet nothing can be fetched
-      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].q : end == s_.layers ? m_.head : l.out;
-      if (l.experts.any()) {
-        mix(l, first(next));
-        continue;
-      }
-      expand(l, first(l.down));
-      add_to_x(l.down, m_.inner.data(), l.mlp_norm, first(next));
+      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].first() : end == s_.layers ? m_.head : l.first();
+      const Matrix& inner = l.experts.any() ? l.experts.router : !l.up.n ? next : s_.gated ? l.gate : l.up;
+      if (l.recurrent()) recur(l, l.attends() ? l.q : inner);
+      if (l.attends()) attend(l, layer, inner);
+      if (l.up.n || l.experts.any()) run_mlp(l, next);
     }
     if (end < s_.layers) return;
     keep_features(end);
@@ -70,23 +56,46 @@ class Worker {
 
   void read_embedding(int token, float* to) const { read_row(m_.embedding_storage, m_.embedding, token, s_.hidden, to); }
 
-  void attend(const Layer& l, int layer) {
+  // x += what attention makes of its normed rows. A recurrent layer has read these before.
+  void attend(const Layer& l, int layer, const Matrix& next) {
+    const Shares<3> qkv({&l.q, &l.k, &l.v}, thread_, threads_);
+    if (s_.states || l.recurrent()) prepare(m_.normed.data(), p_.tokens, l.q.k, qkv.inputs());
+    else norm(l.input_norm, qkv.inputs());
+    project(qkv, l.qkv_bias, first(l.out));
     norm_rows(l);
     place(l, layer);
     attention_.run(layer);
     barrier_.wait();
     if (s_.output_gate) gate_attended(l);
+    if (s_.parallel) norm(l.post_norm, PLAIN);  // of x as attention saw it
+    add_to_x(l.out, m_.attended.data(), l.attended_norm, first(next));
   }
 
-  void recur(const Layer& l) {
+  // x += what its experts or its MLP make of the normed rows.
+  void run_mlp(const Layer& l, const Matrix& next) {
+    const int ways = l.up.input | (s_.gated ? l.gate.input : PLAIN);
+    if (s_.parallel) prepare(m_.normed.data(), p_.tokens, s_.hidden, ways);
+    else norm(l.post_norm, ways);
+    if (l.experts.any()) return mix(l, first(next));
+    expand(l, first(l.down));
+    add_to_x(l.down, m_.inner.data(), l.mlp_norm, first(next));
+  }
+
+  // x += what the layer's states make of its normed rows.
+  void recur(const Layer& l, const Matrix& next) {
+    const Shares<3> inputs({&l.convolved, &l.output_gates, &l.state_gates}, thread_, threads_);
+    norm(l.input_norm, inputs.inputs());
+    project(inputs, {}, first(l.state_out));
     const bool is_short = s_.recurrent_kind == SHORT_CONVOLUTION;
     is_short ? short_convolution_.multiply_inputs(l) : heads_.convolve(l);
     barrier_.wait();
     is_short ? short_convolution_.convolve(l) : heads_.run(l);
     barrier_.wait();
-    if (s_.recurrent_kind != STATE_SPACE) return;
-    heads_.norm_groups(l);
-    barrier_.wait();
+    if (s_.recurrent_kind == STATE_SPACE && !l.gated_norm.empty()) {
+      heads_.norm_groups(l);
+      barrier_.wait();
+    }
+    add_to_x(l.state_out, m_.attended.data(), Norm{}, first(next));
   }
 
   void gate_attended(const Layer& l) {
@@ -110,7 +119,7 @@ class Worker {
       read_embedding(p_.token_ids[t], x);
       for (int i = 0; i < s_.hidden; ++i) x[i] *= s_.embedding_scale;
     }
-    if (!s_.rotary)
+    if (!m_.positions.empty())
       for (int t = r.begin; t < r.end; ++t)
         for (int i = 0; i < s_.hidden; ++i)
           m_.x[size_t(t) * s_.hidden + i] += m_.positions[size_t(p_.positions[t]) * s_.hidden + i];
@@ -168,14 +177,15 @@ class Worker {
     barrier_.wait();
   }
 
-  void project(const Layer& l, const Shares<3>& qkv, const char* next) {
-    const int columns = this->columns(l);
-    for (int i = 0, before = 0; i < 3; before += qkv.matrix[i++]->n)
-      multiply(*qkv.matrix[i], m_.inputs, m_.normed.data(), p_.tokens, qkv.tiles[i], qkv.first(i + 1, next),
+  // The products of the normed rows with three matrices, side by side.
+  void project(const Shares<3>& to, const std::vector<float>& bias, const char* next) {
+    const int columns = to.matrix[0]->n + to.matrix[1]->n + to.matrix[2]->n;
+    for (int i = 0, before = 0; i < 3; before += to.matrix[i++]->n)
+      multiply(*to.matrix[i], m_.inputs, m_.normed.data(), p_.tokens, to.tiles[i], to.first(i + 1, next),
                [&](int row, int col, const float* v, int n) {
                  float* y = &m_.qkv[size_t(row) * columns + before + col];
-                 std::copy(v, v + n, y);
-                 if (!l.qkv_bias.empty()) add_to(y, &l.qkv_bias[before + col], n);
+                 for (int j = 0; j < n; ++j) y[j] = to.matrix[i]->factor * v[j];
+                 if (!bias.empty()) add_to(y, &bias[before + col], n);
                });
     barrier_.wait();
   }
@@ -245,13 +255,14 @@ class Worker {
     mixture_.add_experts(l.experts, next);
   }
 
-  // x += residual_scale * norm(a W^T + bias), the sum times a row's weight if there are weights.
+  // x += residual_scale * norm(factor * (a W^T + bias)), the sum times a row's weight if there are weights.
   void add_to_x(const Matrix& w, const float* a, const Norm& norm, const char* next, const float* weights = nullptr) {
     prepare(a, p_.tokens, w.k, w.input);
     const Shares<1> shares({&w}, thread_, threads_);
     const bool normed = !norm.weight.empty();
     multiply(w, m_.inputs, a, p_.tokens, shares.tiles[0], next, [&](int row, int col, float* v, int n) {
       if (!w.bias.empty()) add_to(v, &w.bias[col], n);
+      for (int i = 0; i < n; ++i) v[i] *= w.factor;
       if (normed) return void(std::copy(v, v + n, &m_.change[size_t(row) * s_.hidden + col]));
       float* y = &m_.x[size_t(row) * s_.hidden + col];
       const float scale = weights ? s_.residual_scale * weights[row] : s_.residual_scale;
@@ -271,7 +282,7 @@ class Worker {
     barrier_.wait();
   }
 
-  // inner = act(gate) * up, or act(up)
+  // inner = act(factor * gate) * up, or act(up)
   void expand(const Layer& l, const char* next) {
     if (s_.activation == SILU) expand<silu>(l, next);
     if (s_.activation == GELU) expand<gelu>(l, next);
@@ -292,7 +303,9 @@ class Worker {
     // both matrices are shared out alike: a thread finds the gates of its columns where it put them
     const Shares<1> gate({&l.gate}, thread_, threads_);
     multiply(l.gate, m_.inputs, m_.normed.data(), p_.tokens, gate.tiles[0], up.first(0, next),
-             [&](int row, int col, const float* v, int n) { std::copy(v, v + n, inner(row, col)); });
+             [&](int row, int col, const float* v, int n) {
+               for (int i = 0; i < n; ++i) inner(row, col)[i] = l.gate.factor * v[i];
+             });
     multiply(l.up, m_.inputs, m_.normed.data(), p_.tokens, up.tiles[0], next, [&](int row, int col, const float* v, int n) {
       float* y = inner(row, col);
       write_lanes(n, y, [&](int i) { return mul(act(load_first(y + i, n - i, zeros())), load(v + i)); });

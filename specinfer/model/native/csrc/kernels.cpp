@@ -73,10 +73,15 @@ void si_place(void* model, int layer, int which, const void* at) {
   static_cast<Model*>(model)->layers[layer].matrix(which).place(static_cast<const char*>(at));
 }
 
+// A factor on what one of a layer's matrices makes: see Matrix.
+void si_set_factor(void* model, int layer, int which, float factor) {
+  static_cast<Model*>(model)->layers[layer].matrix(which).factor = factor;
+}
+
 // What a layer has that others have otherwise: see Layer.
-void si_set_layer(void* model, int layer, int window, int table, int recurrent, int place) {
+void si_set_layer(void* model, int layer, int window, int table, int place) {
   Layer& l = static_cast<Model*>(model)->layers[layer];
-  l.window = window, l.table = table, l.recurrent = recurrent, l.place = place;
+  l.window = window, l.table = table, l.place = place;
 }
 
 // To be called before the matrices of the layer's experts are set.

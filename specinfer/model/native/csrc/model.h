@@ -22,14 +22,19 @@ struct Layer {
   std::vector<float> q_norm, k_norm, qkv_bias, sinks;
   std::vector<float> convolution, convolution_bias, decay, time_bias, gated_norm, skip;  // of a recurrent layer
   int window = 0, table = 0;            // positions that it looks back, 0: all; its rotary table, -1: none
-  bool recurrent = false;
-  int place = 0;                        // number among the layers that attend, or among the recurrent ones
-  Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one
+  int place = 0;                        // number among the layers that attend, or among the recurrent ones; all are both or none
+  Matrix q, k, v, out, gate, up, down;  // a gate only where the MLP has one; no MLP in some state spaces
+  Matrix convolved, output_gates, state_gates, state_out;  // of a recurrent layer
   Experts experts;
+  bool recurrent() const { return convolved.n > 0; }
+  bool attends() const { return q.n > 0; }
+  // The matrix that reads the hidden states first.
+  const Matrix& first() const { return recurrent() ? convolved : q; }
   Matrix& matrix(int slot) {
     if (slot == ROUTER) return experts.router;
     if (slot >= EXPERTS) return experts.matrix(slot);
-    Matrix* all[] = {&q, &k, &v, &out, &gate, &up, &down};  // in the order of MatrixSlot
+    Matrix* all[] = {&q, &k, &v, &out, &gate, &up, &down,  // in the order of MatrixSlot
+                     &convolved, &output_gates, &state_gates, &state_out};
     return *all[slot];
   }
 };
@@ -60,12 +65,13 @@ struct RecurrentSizes {
   int keys, values, channels;  // of a row: keys (and queries) and values of all heads, and all three together
   int state, base;             // of a head's state; of a block: those of all heads, and the last inputs of the convolution
   int token;                   // of a token: its inputs of the convolution, key, change of the state, decay
-  int gates;                   // columns of VALUE
+  int gates, columns;          // of STATE_GATES; of CONVOLVED, OUTPUT_GATES and STATE_GATES together
   explicit RecurrentSizes(const Shape& s)
       : keys(s.key_heads * s.key_dim), values(s.value_heads * s.value_dim), channels(2 * keys + values),
         state(s.key_dim * s.value_dim), base(s.value_heads * state + (s.convolved - 1) * channels),
         token(channels + (s.recurrent_kind == SHORT_CONVOLUTION ? 0 : keys + values + s.value_heads)),
-        gates(s.recurrent_kind == DELTA_NET ? 2 * s.value_heads : s.recurrent_kind == STATE_SPACE ? s.value_heads : values) {}
+        gates(s.recurrent_kind == DELTA_NET ? 2 * s.value_heads : s.recurrent_kind == STATE_SPACE ? s.value_heads : values),
+        columns(channels + values + gates) {}
 };
 
 // Numbers that a layer's first projections read: EAGLE's an embedding and a hidden state.
@@ -74,11 +80,8 @@ inline int read_width(const Shape& s) { return s.states ? 2 * s.hidden : s.hidde
 // Packs the rows of a matrix; `layer` counts for those of layers alone.
 inline void set_matrix(Model& m, int layer, int which, Storage storage, const void* rows) {
   const Shape& s = m.shape;
-  const bool recurrent = which < HEAD && m.layers[layer].recurrent;
   const RecurrentSizes r(s);
-  const int query = recurrent ? r.values : s.heads * s.dim, read = read_width(s);
-  const int first = recurrent ? r.channels : query * (1 + s.output_gate);
-  const int key = recurrent ? r.values : s.kv_heads * s.dim, value = recurrent ? r.gates : key;
+  const int query = s.heads * s.dim, key = s.kv_heads * s.dim, read = read_width(s);
   const auto put = [&](Matrix& to, int n, int k, int vectors) {
     pack(to, m.arena, storage, rows, n, k, vectors);
     m.ways |= to.input;
@@ -88,12 +91,15 @@ inline void set_matrix(Model& m, int layer, int which, Storage storage, const vo
   const ExpertShape& experts = m.layers[layer].experts.shape;
   const int inter = experts.count ? experts.shared : s.inter;
   Matrix& to = m.layers[layer].matrix(which);
-  if (which == QUERY) put(to, first, read, 2);
-  if (which == KEY) put(to, key, read, 2);
-  if (which == VALUE) put(to, value, read, 2);
+  if (which == QUERY) put(to, query * (1 + s.output_gate), read, 2);
+  if (which == KEY || which == VALUE) put(to, key, read, 2);
   if (which == OUT) put(to, s.hidden, query, 2);
   if (which == GATE || which == UP) put(to, inter, s.hidden, WIDE);
   if (which == DOWN) put(to, s.hidden, inter, 2);
+  if (which == CONVOLVED) put(to, r.channels, read, 2);
+  if (which == OUTPUT_GATES) put(to, r.values, read, 2);
+  if (which == STATE_GATES) put(to, r.gates, read, 2);
+  if (which == STATE_OUT) put(to, s.hidden, r.values, 2);
   if (which == ROUTER) put(to, experts.count + experts.gated_shared, s.hidden, 2);
   if (which < EXPERTS) return;
   if ((which - EXPERTS) % 3 < 2) put(to, experts.inter, s.hidden, WIDE);
@@ -128,7 +134,7 @@ void prepare(Model& m, const Pass& p) {
   const auto grow = [](auto& buffer, size_t n) { buffer.resize(std::max(buffer.size(), n)); };
   grow(m.x, tokens * s.hidden);
   if (!m.layers[0].attended_norm.weight.empty()) grow(m.change, tokens * s.hidden);
-  grow(m.qkv, tokens * std::max<size_t>(attending, r.channels + r.values + r.gates));
+  grow(m.qkv, tokens * std::max<size_t>(attending, r.columns));
   grow(m.mixed, tokens * r.channels);
   grow(m.deltas, tokens * r.values);
   grow(m.decays, tokens * s.value_heads);

@@ -26,8 +26,11 @@ from tests.support.tiny_models import reference_logits, runner_of
 
 pytestmark = pytest.mark.native
 
-MIXTURES = ("qwen3_5_moe_text", "qwen3_next")
-FAMILIES = ("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense", *MIXTURES)
+MIXTURES = ("qwen3_5_moe_text", "qwen3_next", "granitemoehybrid")
+FAMILIES = (
+    *("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense"),
+    *("falcon_h1", "falcon_h1, normed", "mamba2", *MIXTURES),
+)
 SEEDS = range(6)
 
 
@@ -274,7 +277,6 @@ def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path)
     [
         ("lfm2", {"conv_bias": True}, "conv_bias = True"),
         ("qwen3_5_text", {"attention_bias": True}, "attention_bias = True"),
-        ("granitemoehybrid", {}, "num_local_experts = 4"),
         ("granitemoehybrid, dense", {"time_step_limit": (0.0, 1.0)}, "time_step_limit"),
         ("qwen3_5_text", {"linear_key_head_dim": 8}, "recurrent heads of 8 keys and 32 values"),
     ],

@@ -71,6 +71,7 @@ struct Matrix {
   const char* data = nullptr;    // where the tiles lie
   std::vector<float> bias;
   std::vector<float> scale;      // per packed column, of block floating point
+  float factor = 1;              // on what a layer makes with it: of gate, down, out and those of states
   int tiles() const { return n ? (n + width - 1) / width : 0; }
   size_t bytes() const { return tiles() * tile_bytes; }
   const char* tile(int i) const { return data + i * tile_bytes; }

@@ -167,7 +167,7 @@ void multiply_blocks(const Matrix& m, const ByteUnit* a, int rows, Range range, 
   using B = Blocks<F>;
   const int blocks = m.k / F::WEIGHTS, units = m.k / UNIT, pieces = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
   // lines of the next tile that a unit of each piece fetches; one piece streams, and fetches its own tile 4 kB ahead, the
-  // blocks' scales, too: without them it fell behind (a row took 43 instead of 31 ms: Zen 4, 980 MB of Q4_K and Q6_K)
+  // blocks' scales, too: without them it lagged (a row took 43 instead of 31 ms: Zen 4, 980 MB of Q4_K and Q6_K)
   const int lines = int(((pieces == 1 ? B::BLOCK_BYTES / B::UNITS : m.tile_bytes / pieces / units) + 63) / 64);
   alignas(64) float out[BLOCK_ROWS * TILE];
   for (int tile = range.begin; tile < range.end; ++tile) {

@@ -152,7 +152,7 @@ class RecurrentHeads {
     const int keys = s_.key_dim, values = s_.value_dim, first = key_head(head) * keys, inside = past_.inside(row);
     const float* mixed = &m_.mixed[size_t(row) * sizes_.channels];
     const float *q = mixed + first, *k = mixed + sizes_.keys + first, *v = mixed + 2 * sizes_.keys + head * values;
-    const float* row_at = &m_.qkv[size_t(row) * (l.q.n + l.k.n + l.v.n)];
+    const float* row_at = &m_.qkv[size_t(row) * sizes_.columns];
     const float *gate = row_at + sizes_.channels + head * values, *beta = row_at + sizes_.channels + sizes_.values + head;
     const float time = softplus(beta[spaces() ? 0 : s_.value_heads] + l.time_bias[head]);
     const int64_t* block = past_.block(row);

@@ -76,9 +76,8 @@ class Past {
 
  private:
   PastToken row(int row, const Layer& l) const {
-    const size_t columns = l.q.n + l.k.n + l.v.n;
     if (m_.shape.recurrent_kind == SHORT_CONVOLUTION) return {&m_.mixed[size_t(row) * sizes_.channels]};
-    return {&m_.qkv[row * columns], &m_.mixed[size_t(row) * sizes_.channels + sizes_.keys],
+    return {&m_.qkv[size_t(row) * sizes_.columns], &m_.mixed[size_t(row) * sizes_.channels + sizes_.keys],
             &m_.deltas[size_t(row) * sizes_.values], &m_.decays[size_t(row) * m_.shape.value_heads]};
   }
 
