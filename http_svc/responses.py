@@ -159,7 +159,6 @@ class ResponseShape:
         return self._part(index, {"delta": combined(deltas)}, None) if deltas else None
 
     def end(self, index: int, finish: FinishReason, reader: AnswerReader | None = None) -> dict[str, Any]:
-        """Return the end of a choice."""
         return self._part(index, self.kind.delta(""), _finish(finish, reader is not None and reader.called))
 
     def _logprobs(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:

@@ -160,7 +160,6 @@ class VerifierMetrics:
         ).set(1)
 
     def observe(self, step: HostStep) -> None:
-        """Count one step."""
         self._step.observe(step.verify_s)
         self._batch.observe(len(step.jobs))
         for tokens, pass_s in step.passes:

@@ -43,7 +43,6 @@ class VerifierSessions:
 
     @property
     def leases(self) -> list[VerifierLease]:
-        """The leases of all sessions."""
         return [session.lease for session in self.by_instance.values()]
 
     @property

@@ -102,7 +102,6 @@ class Observer:
             self._ended(item.state, item.state.finish)
 
     def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
-        """Note a finished step."""
         self._steps.append((step, pool))
         self._record(step, pool.names)
 

@@ -87,7 +87,6 @@ class Persistence:
         self._outage = Outage(store.name)
 
     def open(self, state: RequestState, adoption: int) -> None:
-        """Open a request of this session."""
         self.unfinished[state.request.request_id] = adoption
 
     def readopt(self, request_id: str, adoption: int) -> bool:

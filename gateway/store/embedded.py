@@ -200,7 +200,6 @@ class EmbeddedStore(RequestStore):
         return [n for n, e in self._entries.items() if e.cancelled and e.owned and e.ending is None]
 
     def close(self) -> None:
-        """Close the file."""
         if self._journal is not None:
             self._journal.close()
 

@@ -68,8 +68,6 @@ class DemoRun:
 
 
 class DemoModels(NamedTuple):
-    """Models of the demo."""
-
     model: str
     draft: str
     why: str

@@ -35,7 +35,6 @@ class DigitTokens:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
     def bytes_of(self, token: int) -> bytes:
-        """Return a token's bytes."""
         return bytes(self._tokenizer.decode_bytes([token]))
 
     def starts_with_digit(self, token: int) -> bool:
@@ -73,7 +72,6 @@ class DigitRows:
         return self._place.digits >= MAX_DIGITS
 
     def read(self, token: int) -> None:
-        """Read the next token."""
         depth, in_string, escaped, digits, _ = self._place
         for byte in self.tokens.bytes_of(token):
             if in_string:

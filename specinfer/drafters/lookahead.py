@@ -121,7 +121,6 @@ class LookaheadDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "LookaheadDrafter":
-        """Build the drafter from its options."""
         tokenizer = Tokenizer.load(resolve_model(options.model))
         shape = LookaheadShape(window=5, ngram=3, candidates=4)
         fingerprint = tokenizer.fingerprint()
@@ -137,7 +136,6 @@ class LookaheadDrafter:
         return [self._tree(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Forget a request."""
         self._windows.pop(request_id, None)
         self._pools.pop(request_id, None)
 

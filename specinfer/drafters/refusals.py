@@ -57,7 +57,6 @@ class Refusals:
                 del self._by_request[request_id]
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Forget requests that have ended."""
         for request_id in request_ids:
             self._by_request.pop(request_id, None)
 

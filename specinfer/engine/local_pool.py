@@ -165,7 +165,6 @@ class LocalPool:
         self.outputs.arrived(wanted, trees, verdicts)
 
     def release(self, request_ids: Sequence[str]) -> None:
-        """Forget requests."""
         self.outputs.forget(request_ids)
         self._refusals.forget(request_ids)
         for group in self._groups:

@@ -27,8 +27,6 @@ from specinfer.tree import TokenTree
 
 
 class StepPlan(NamedTuple):
-    """Plan of one iteration."""
-
     choice: Choice
     entries: list[StepEntry]
     """Parts of the requests; empty if there is nothing to do."""

@@ -124,7 +124,6 @@ EXECUTORS = ("auto", *BACKENDS)
 
 
 def executors_help() -> str:
-    """Return the help of a setting."""
     described = "; ".join(f"{backend.name}, {backend.help}" for backend in BACKENDS.values())
     automatic = " or ".join(backend.name for backend in BACKENDS.values() if backend.automatic)
     return f"{described}; auto, the first of {automatic} that can, or generic for models that neither knows"

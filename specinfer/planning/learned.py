@@ -119,7 +119,6 @@ class LinearModel:
 
     @classmethod
     def usual(cls) -> "LinearModel":
-        """Return the table's model."""
         return cls(np.array([float(name == "usual") for name in NAMES]), _INITIAL_VARIANCE)
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
@@ -133,7 +132,6 @@ class LinearModel:
         self._variance = (spread + spread.T) / 2
 
     def variance(self, features: Floats, step: int) -> float:
-        """Return the variance of a prediction in this step."""
         return _TOKENS * float(features @ self._spread(step) @ features)
 
     def _spread(self, step: int) -> Floats:
@@ -273,7 +271,6 @@ class LearnedPlanner(TablePlanner):
         return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in lessons.items()}
 
     def model(self, asked: SpeculatorSet) -> LinearModel:
-        """Return the model of a set."""
         if asked not in self._models:
             name = set_name(self._names[speculator] for speculator in asked)
             self._models[asked] = deepcopy(self._trained.get(name)) or LinearModel.usual()

@@ -263,7 +263,6 @@ class TablePlanner:
         return True
 
     def observe(self, report: StepReport) -> None:
-        """Learn from a step."""
         if not self._adaptive:
             return
         choice, batch = report.choice, report.batch

@@ -55,7 +55,6 @@ class RequestTexts:
 
     @property
     def ratios(self) -> float:
-        """Sum of the ratios of all requests."""
         return sum([self.ratio(request_id) for request_id in self._texts])
 
     def add(self, request_id: str, accepted: int, expected: float) -> None:

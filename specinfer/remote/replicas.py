@@ -122,7 +122,6 @@ class SpeculatorReplicas:
         return places
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that have ended."""
         for shares in self._shares.values():
             shares.forget(request_ids)
         for replica in self.known:

@@ -89,7 +89,6 @@ class SpeculatorService:
         self.faults = DraftFaults(self.address)
 
     def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, DraftQuery]:
-        """Return this service's work in a step."""
         now = self.clock()
         present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
         asked = {}

@@ -91,7 +91,6 @@ class FeatureRelay:
         """Context positions before which the verifier has none."""
 
     def want(self, layers: Sequence[Sequence[int]]) -> None:
-        """Set the layers that services want."""
         wanted = tuple(sorted({layer for layers_of_reader in layers for layer in layers_of_reader}))
         if wanted != self.layers:
             self.layers = wanted
@@ -156,7 +155,6 @@ class FeatureRelay:
             kept.drop(min(positions))
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that ended."""
         for request_id in request_ids:
             self._kept.pop(request_id, None)
             self._floor.pop(request_id, None)
@@ -196,7 +194,6 @@ class TopKRelay:
         return None if latest is None or not k else Predicted(latest.tree, latest.top_k[:, :k])
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that ended."""
         for request_id in request_ids:
             self._latest.pop(request_id, None)
 
@@ -276,6 +273,5 @@ class TargetOutputs:
                 self.top_k.arrived(name, trees[name], verdicts[name].top_k)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that ended."""
         self.features.forget(request_ids)
         self.top_k.forget(request_ids)

@@ -61,7 +61,6 @@ class Observing:
         self._logged_at: float | None = None
 
     def __call__(self, count: Callable[[], None]) -> None:
-        """Count one step."""
         try:
             count()
         except Exception:
@@ -105,8 +104,6 @@ COUNTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class StepCounter(Collector):
-    """A counter with labels."""
-
     def __init__(
         self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
     ) -> None:

@@ -197,7 +197,6 @@ class VerifierEngine:
 
     @property
     def cached_requests(self) -> int:
-        """Requests with something in the cache."""
         return len(self._cached)
 
     def _cached_len(self, request_id: str) -> int:

@@ -115,8 +115,6 @@ _PROGRESS = re.compile(rf'{re.escape(LOGGER)}(?:: |", "message": ")([^"\n]*)')
 
 
 class Child:
-    """One child process."""
-
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self._log = name, log
         with log.open("wb") as output:
@@ -145,7 +143,6 @@ class Child:
         return "" if code is None else f"{self.name} {describe_exit(code)}: {self.last_line()}"
 
     def last_line(self) -> str:
-        """Return the last line of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "(no output)"
 

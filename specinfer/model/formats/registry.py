@@ -85,7 +85,6 @@ def find_format(name: str) -> Format:
 
 
 def unknown_format(name: str) -> str:
-    """Return the error for an unknown format's name."""
     if name in _RENAMED:
         return f"is called {_RENAMED[name]} now"
     return f"must be one of {', '.join(FORMATS)}"

@@ -104,13 +104,11 @@ class WeightsInFormat(NamedTensors):
         return blocks
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Return a part of a tensor."""
         tensor = read_part(self._source, name, span)
         self._numbers[name] = self._type_of(name, tensor.dim())
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         return shape_of(self._source, name)
 
     def formats(self) -> WeightFormats:
@@ -168,7 +166,6 @@ class QuantisedWeights(NamedTensors):
         return self._weights[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         return shape_of(self._weights, name)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:

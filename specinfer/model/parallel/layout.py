@@ -36,7 +36,6 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Number of all ranks."""
         return self.tensor * self.stages
 
     def known_part(self, config: ModelConfig) -> ModelConfig:
@@ -173,7 +172,6 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         return self._weights[stored]
 
     def _outside(self, name: str) -> torch.Tensor:
-        """Return a tensor outside the layers."""
         ends = self._place.is_last and (name == _HEAD or self._config.tied_embeddings)
         if name in (EMBEDDING, _HEAD):
             here = ends or (name == EMBEDDING and self._place.is_first)
