@@ -25,7 +25,7 @@ def check_state_space(hf: Any, known: Mapping[str, Any]) -> None:
     Raises:
         IncompatibleError: naming one that has another value than the known one.
     """
-    for name, value in ({"hidden_act": "silu"} | known).items():
+    for name, value in {"hidden_act": "silu", **known}.items():
         if (found := getattr(hf, name)) not in (value, None):
             raise IncompatibleError(f"{name} = {found!r}: not supported")
     if tuple(hf.time_step_limit) != _WITHOUT_LIMITS:
