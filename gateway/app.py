@@ -53,8 +53,6 @@ _HEALTH_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway that runs."""
-
     settings: GatewaySettings
     sessions: VerifierSessions
     lease_manager: LeaseManager

@@ -17,8 +17,6 @@ Peer: TypeAlias = Literal["verifier", "speculator", "client"]
 
 
 class TraceOfStep(Protocol):
-    """The spans of a step that is traced."""
-
     traceparent: str
     """Trace context for the services."""
 

@@ -46,6 +46,6 @@ def with_headers(
     for value in request.headers.getlist(NO_TRAINING_HEADER):
         if value.lower() not in _FLAGS:
             raise InvalidInputError(NO_TRAINING_HEADER, value, "must be true or false")
-        for each in asked:
-            each.no_training = each.no_training or _FLAGS[value.lower()]
+        for call in asked:
+            call.no_training = call.no_training or _FLAGS[value.lower()]
     return asked

@@ -49,7 +49,6 @@ class GatewayHealth:
         return f"gateway at {address}: {problem}" if problem else ""
 
     async def close(self) -> None:
-        """Close all channels."""
         for channel in self._channels.values():
             await channel.close()
 

@@ -152,17 +152,16 @@ class ResponseShape:
             content, says = {"delta": combined(deltas)}, bool(deltas)
         if not says and not self.logprobs:
             return None
-        return self._part(index, content, None, self._told(piece.token_logprobs, offsets))
+        return self._part(index, content, None, self._logprobs(piece.token_logprobs, offsets))
 
     def last(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
         """Return the reader's output at a choice's end, if any."""
         return self._part(index, {"delta": combined(deltas)}, None) if deltas else None
 
     def end(self, index: int, finish: FinishReason, reader: AnswerReader | None = None) -> dict[str, Any]:
-        """Return the end of a choice."""
         return self._part(index, self.kind.delta(""), _finish(finish, reader is not None and reader.called))
 
-    def _told(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
+    def _logprobs(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
         return self.kind.logprobs(rows, offsets) if self.logprobs else None
 
     def usage(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
@@ -184,7 +183,7 @@ class ResponseShape:
         return {
             "index": index,
             **content,
-            "logprobs": self._told(answer.token_logprobs, TextOffsets()),
+            "logprobs": self._logprobs(answer.token_logprobs, TextOffsets()),
             "finish_reason": _finish(answer.finish_reason, called),
         }
 

@@ -172,7 +172,6 @@ def _options(body: Body, limit: int) -> RequestOptions:
 
 
 def _form(body: Body) -> RequestOptions:
-    """Return the options of the text's form."""
     wanted = body.structured_outputs
     if wanted is None:
         form = body.response_format if isinstance(body, ChatBody) else None

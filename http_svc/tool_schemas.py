@@ -41,7 +41,7 @@ def name_function(message: str, functions: Sequence[Function]) -> str:
 def _without_patterns(schema: Any) -> Any:
     """Leave out patterns that Rust's regular expressions cannot be."""
     if isinstance(schema, list):
-        return [_without_patterns(each) for each in schema]
+        return [_without_patterns(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {key: value for key, value in schema.items() if not _is_beyond(key, value)}

@@ -16,7 +16,7 @@ from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
 _MAX_DELAYED = 4
 """Maximum tokens after a window that may begin a character."""
-_READ_BEHIND = 8
+_READ_AFTER = 8
 """Tokens before a text that its beginning may depend on."""
 _EACH = "specinfer.each"
 
@@ -49,9 +49,9 @@ class Detokenizer:
         """
         decoder = tokenizer.byte_decoder
         tells = tokenizer.tells if decoder is None else decoder.tells
-        said = None if after is None else [token for token in after[-_READ_BEHIND:] if tells(token)]
+        said = None if after is None else [token for token in after[-_READ_AFTER:] if tells(token)]
         if said == [] and after:  # only special ones at the end: somewhere before there may be a text
-            said = [token for token in after if tells(token)][-_READ_BEHIND:]
+            said = [token for token in after if tells(token)][-_READ_AFTER:]
         self._reader: _TokenReader = _Window(tokenizer, said) if decoder is None else _Bytes(decoder, said)
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -34,12 +34,12 @@ def meant(name: str, known: Collection[str]) -> str | None:
 
     Names may have dashes in front, and dashes or underscores inside.
     """
-    plain, options = _plain(name), {_plain(each): each for each in known}
+    plain, options = _plain(name), {_plain(other): other for other in known}
     for option, names in _ELSEWHERE.items():
         if option in options and plain in names.split():
             return options[option]
     begins = [
-        each for each in options if len(plain) > 2 and (each.startswith(plain) or plain.startswith(each))
+        other for other in options if len(plain) > 2 and (other.startswith(plain) or plain.startswith(other))
     ]
     close = begins or get_close_matches(plain, options, n=1, cutoff=0.55)
     return options[close[0]] if close else None

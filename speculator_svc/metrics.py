@@ -38,7 +38,7 @@ class SpeculatorMetrics:
             "specinfer_speculator_step_seconds", "Time of one step.", TO_SECONDS_S, registry
         )
         self.failed_steps = counter("failed_steps", "Steps that failed by a fault of the service.")
-        self._held = Gauge("specinfer_speculator_requests", "Requests with a context.", registry=registry)
+        self._requests = Gauge("specinfer_speculator_requests", "Requests with a context.", registry=registry)
         if learner is not None:
             registry.register(LearningMetrics(learner))
         declare_build_info(registry)
@@ -54,7 +54,7 @@ class SpeculatorMetrics:
 
     def observe_requests(self, requests: int) -> None:
         """Show the number of requests with a context."""
-        self._held.set(requests)
+        self._requests.set(requests)
 
 
 class LearningMetrics(Collector):

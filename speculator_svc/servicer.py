@@ -47,7 +47,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         self._engine, self._thread, self._metrics = engine, thread, metrics
         self._description, self._tracer, self._learner = description, tracer, learner
         self._observing = Observing()
-        self._failures = DraftFailures([each.name for each in description.speculators])
+        self._failures = DraftFailures([speculator.name for speculator in description.speculators])
 
     async def Draft(
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context
@@ -111,7 +111,6 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
     async def Describe(
         self, request: speculator_pb2.DescribeSpeculatorRequest, context: Context
     ) -> speculator_pb2.DescribeSpeculatorReply:
-        """Return the speculators and their limits."""
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
@@ -144,7 +143,6 @@ def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> li
 
 
 def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> DraftEntry | DraftOutcome:
-    """Return the entry, or the outcome with its error."""
     try:
         if twice:
             raise InvalidInputError("request_id", entry.request_id, "is in the message twice")

@@ -116,6 +116,5 @@ class SpeculatorSettings(ServiceSettings):
         return [f"{self.name}-{drafter}" if self.name else drafter for drafter in self.drafters]
 
     def drafter_options(self) -> DrafterOptions:
-        """Return the options of the drafter."""
         names = DrafterOptions.__dataclass_fields__.keys() & type(self).model_fields.keys()
         return DrafterOptions(**{name: getattr(self, name) for name in names})

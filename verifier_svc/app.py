@@ -160,5 +160,5 @@ async def make_servicer(
     resident = await thread.call(ResidentSpeculators.load, settings, runner, identity.tokenizer_fingerprint)
     pass_costs = await thread.call(_pass_costs, engine)
     description = describe(settings, engine, identity, pass_costs, resident.description)
-    metrics = VerifierMetrics(registry, [each.name for each in description.resident.speculators])
+    metrics = VerifierMetrics(registry, [speculator.name for speculator in description.resident.speculators])
     return VerifierServicer(Host(resident.pool, engine, compiler), thread, metrics, description, tracer)

@@ -64,7 +64,7 @@ def _reason(failures: Mapping[int, ProcessFailure]) -> str:
 
     Ranks that ended because they lost it have their own exit code.
     """
-    first = {rank: each for rank, each in failures.items() if each.exitcode != LOST_GROUP}
+    first = {rank: failed for rank, failed in failures.items() if failed.exitcode != LOST_GROUP}
     rank, failure = next(iter((first or failures).items()))
     how = (
         f"was ended by {signal.Signals(-failure.exitcode).name}"

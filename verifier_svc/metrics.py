@@ -68,12 +68,12 @@ class CacheMetrics:
         self._dropped = counter(
             "verifier_window_dropped_tokens", "Context tokens that windowed caches (`--kv-window`) dropped."
         )
-        self._held = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
+        self._requests = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
         self._queried = self._shared = self._restored_before = self._dropped_before = 0
 
     def observe(self, cache: CacheView) -> None:
         """Report the contents of the cache, and count its hits."""
-        self._held.set(cache.requests)
+        self._requests.set(cache.requests)
         self._capacity.set(cache.capacity_tokens)
         self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
         self._queries.inc(cache.queried_tokens - self._queried)
@@ -145,7 +145,7 @@ class VerifierMetrics:
         for state in ("busy", "idle"):  # 0 from the start
             self._stages.labels(state)
         self._drafts = DraftCounts(registry, "specinfer_resident", drafters) if drafters else None
-        self._told, self._masks = StageSeconds(), (0.0, 0, 0)
+        self._observed, self._masks = StageSeconds(), (0.0, 0, 0)
         self._model = declare_model_info(registry)
         declare_build_info(registry)
 
@@ -160,7 +160,6 @@ class VerifierMetrics:
         ).set(1)
 
     def observe(self, step: HostStep) -> None:
-        """Count one step."""
         self._step.observe(step.verify_s)
         self._batch.observe(len(step.jobs))
         for tokens, pass_s in step.passes:
@@ -190,9 +189,9 @@ class VerifierMetrics:
 
     def observe_stages(self, total: StageSeconds) -> None:
         """Count the work of a pipeline's stages; `total` is since the start."""
-        self._stages.labels("busy").inc(total.busy - self._told.busy)
-        self._stages.labels("idle").inc(max(0.0, total.idle - self._told.idle))
-        self._told = total
+        self._stages.labels("busy").inc(total.busy - self._observed.busy)
+        self._stages.labels("idle").inc(max(0.0, total.idle - self._observed.idle))
+        self._observed = total
 
     def observe_masks(self, seconds: float, deferred: int, cut: int) -> None:
         """Count masks; all three are since the start."""

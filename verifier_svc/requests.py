@@ -69,18 +69,18 @@ class HostedRequests:
         refused: dict[int, VerifyOutcome] = {}
         seen: set[str] = set()
         for place, part in enumerate(message.entries):
-            name = part.request_id
-            decoded = self._decoded(part, name in seen, no_features)
-            seen.add(name)
+            request_id = part.request_id
+            decoded = self._decoded(part, request_id in seen, no_features)
+            seen.add(request_id)
             if isinstance(decoded, VerifyOutcome):
                 refused[place] = decoded
                 continue
             entry, tree = decoded
             entries.append(entry)
             if not part.HasField("tree_plan"):
-                verbatim.add(name)
-            if tree is not None and (name in verbatim or len(tree) > 1):
-                given[name] = tree
+                verbatim.add(request_id)
+            if tree is not None and (request_id in verbatim or len(tree) > 1):
+                given[request_id] = tree
         grant, asked = message.grant, _asked(message, no_features)
         speculators = frozenset(grant.speculators)
         plan = HostPlan(entries, speculators, _keeps(grant), given, frozenset(verbatim), asked)
@@ -90,41 +90,41 @@ class HostedRequests:
         self, part: verifier_pb2.VerifyEntry, twice: bool, no_features: SpecInferError | None
     ) -> tuple[StepEntry, TokenTree | None] | VerifyOutcome:
         """Decode an entry with its tree; return an outcome if refused."""
-        name = part.request_id
+        request_id = part.request_id
         if twice:
-            error = InvalidInputError("request_id", name, "is in the message twice")
-            return VerifyOutcome(name, EntryStatus.ERROR, str(error))
+            error = InvalidInputError("request_id", request_id, "is in the message twice")
+            return VerifyOutcome(request_id, EntryStatus.ERROR, str(error))
         try:
             if part.HasField("features_from") and no_features is not None:
                 raise no_features
             tree = decode_tree(part.tree) if part.HasField("tree") else None
             return self._entry(part), tree
         except _UnknownError:
-            return VerifyOutcome(name, EntryStatus.RESYNC)
+            return VerifyOutcome(request_id, EntryStatus.RESYNC)
         except SpecInferError as error:
-            return VerifyOutcome(name, EntryStatus.ERROR, error.for_logs)
+            return VerifyOutcome(request_id, EntryStatus.ERROR, error.for_logs)
         except Exception as error:
-            log.exception("an entry could not be read", extra=about(name))
+            log.exception("an entry could not be read", extra=about(request_id))
             reason = FaultError("internal error", error).for_logs
-            return VerifyOutcome(name, EntryStatus.ERROR, reason)
+            return VerifyOutcome(request_id, EntryStatus.ERROR, reason)
 
     def note(self, outcomes: Sequence[VerifyOutcome]) -> None:
         """Forget tokens that a limit left out, and failed requests.
 
         A failed request without any cached tokens starts over.
         """
-        for each in outcomes:
-            if each.status is EntryStatus.OK and each.verdict is None:
-                del self._states[each.request_id].tokens[each.cached_len :]
-        failed = [each.request_id for each in outcomes if each.status is not EntryStatus.OK]
-        if unknown := [name for name in failed if not self._host.verifier.holds(name)]:
+        for outcome in outcomes:
+            if outcome.status is EntryStatus.OK and outcome.verdict is None:
+                del self._states[outcome.request_id].tokens[outcome.cached_len :]
+        failed = [outcome.request_id for outcome in outcomes if outcome.status is not EntryStatus.OK]
+        if unknown := [request_id for request_id in failed if not self._host.verifier.holds(request_id)]:
             self.forget(unknown)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Forget requests, with the caches of drafters."""
         names = list(request_ids)
-        for name in names:
-            self._states.pop(name, None)
+        for request_id in names:
+            self._states.pop(request_id, None)
         self._host.forget(names)
 
     def _entry(self, part: verifier_pb2.VerifyEntry) -> StepEntry:

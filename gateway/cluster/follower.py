@@ -50,28 +50,30 @@ class Follower:
 
     async def _look(self, followed: dict[str, TokenStream]) -> None:
         positions = {
-            name: Known(len(token_stream.tokens), token_stream.request.top_logprobs)
-            for name, token_stream in followed.items()
+            request_id: Known(len(token_stream.tokens), token_stream.request.top_logprobs)
+            for request_id, token_stream in followed.items()
         }
-        for name, glimpse in (await self._store.glimpse(positions)).items():
-            token_stream = followed[name]
+        for request_id, glimpse in (await self._store.glimpse(positions)).items():
+            token_stream = followed[request_id]
             if token_stream.local or token_stream.ending is not None:
                 continue  # a session took it meanwhile
             if glimpse is None:
-                self._note_missing(name, token_stream)
+                self._note_missing(request_id, token_stream)
                 continue
-            self._missing_since.pop(name, None)
+            self._missing_since.pop(request_id, None)
             if isinstance(glimpse, FaultError):
-                log.error("%s", glimpse.for_logs, extra=about(name))
+                log.error("%s", glimpse.for_logs, extra=about(request_id))
                 token_stream.fail(SpecInferError(glimpse.for_logs))
                 continue
             if glimpse.tokens or glimpse.ending:
-                token_stream.extend(positions[name].tokens, glimpse.tokens, glimpse.logprobs, glimpse.ending)
+                token_stream.extend(
+                    positions[request_id].tokens, glimpse.tokens, glimpse.logprobs, glimpse.ending
+                )
                 self._token_streams.forget_if_idle(token_stream)
 
-    def _note_missing(self, name: str, token_stream: TokenStream) -> None:
+    def _note_missing(self, request_id: str, token_stream: TokenStream) -> None:
         now = time.monotonic()
-        if now - self._missing_since.setdefault(name, now) > _MISSING_S:
-            del self._missing_since[name]
-            log.warning("request %s is not in Redis any more", name)
-            token_stream.fail(NotFoundError(f"request_id = {name!r}: no gateway knows it any more"))
+        if now - self._missing_since.setdefault(request_id, now) > _MISSING_S:
+            del self._missing_since[request_id]
+            log.warning("request %s is not in Redis any more", request_id)
+            token_stream.fail(NotFoundError(f"request_id = {request_id!r}: no gateway knows it any more"))

@@ -86,10 +86,10 @@ class Rebalancer:
         if max_count:
             self._offers.use(fresh)
         for session in list(self._sessions):
-            names = session.loop.scheduler.last_waiting(max_count)
-            max_count -= len(names)
-            session.loop.persistence.release_requests(names)
-            await self._store.disown(names)
+            request_ids = session.loop.scheduler.last_waiting(max_count)
+            max_count -= len(request_ids)
+            session.loop.persistence.release_requests(request_ids)
+            await self._store.disown(request_ids)
 
     async def release_strays(self) -> None:
         """Give requests that no session has to whichever gateway has room.

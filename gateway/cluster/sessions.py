@@ -43,7 +43,6 @@ class VerifierSessions:
 
     @property
     def leases(self) -> list[VerifierLease]:
-        """The leases of all sessions."""
         return [session.lease for session in self.by_instance.values()]
 
     @property
@@ -112,8 +111,8 @@ class VerifierSessions:
             token_stream.extend(0, record.tokens, record.logprobs, None)
             state = session.submit(record)
         except SpecInferError as error:
-            reason, name = "request %s is given away again: %s", request.request_id
-            log.info(reason, name, error, extra=about(name))
+            template, request_id = "request %s is given away again: %s", request.request_id
+            log.info(template, request_id, error, extra=about(request_id))
             self._shared.token_streams.moved([request.request_id])
             await self._shared.store.disown([request.request_id], in_vain=True)
             return

@@ -67,5 +67,4 @@ class VerifierLink:
         raise IncompatibleError(reason)
 
     async def close(self) -> None:
-        """Close the connection."""
         await self.channel.close()

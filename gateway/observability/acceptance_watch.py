@@ -20,8 +20,6 @@ _NEWEST = 0.05
 
 @dataclass(slots=True)
 class AcceptanceTrend:
-    """Trend of one speculator."""
-
     usual: float | None = None
     """Accepted tokens per draft in the windows in which nothing was wrong."""
     latest: float = 0.0

@@ -60,7 +60,7 @@ class Gauges:
             gateway_ready=lease_manager.ready,
             redis_ready=lease_manager.redis_ready,
             gateways=len(lease_manager.renewal.alive),
-            held=len(sessions),
+            driven=len(sessions),
             verifiers=self._verifiers(),
             speculators=ready,
             cache=cache_use(sessions),
@@ -89,7 +89,10 @@ def reliability_by_name(sessions: Iterable[VerifierSession]) -> dict[Named, tupl
             if (parts := session.loop.machine.calibration.reliability(number)) is not None:
                 by_name[name].append(parts)
     return {
-        name: (Reliability.of_all(said for said, _ in parts), Reliability.of_all(each for _, each in parts))
+        name: (
+            Reliability.of_all(said for said, _ in parts),
+            Reliability.of_all(corrected for _, corrected in parts),
+        )
         for name, parts in by_name.items()
     }
 

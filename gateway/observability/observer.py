@@ -56,32 +56,32 @@ class Observer:
 
     def request_arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
         """Note a request that has come and is recorded."""
-        name = request.request_id
+        request_id = request.request_id
         if self._traces is not None:
             self._traces.arrived(request, time.monotonic(), traceparent)
         log.info(
             "request %s arrives: %d prompt tokens, at most %d new ones",
-            *(name, len(request.prompt), request.max_new_tokens),
-            extra=self._about(name),
+            *(request_id, len(request.prompt), request.max_new_tokens),
+            extra=self._about(request_id),
         )
 
     def request_waiting(self, request: GenerationRequest) -> None:
         """Note a recorded request that no session of this gateway can run."""
-        name = request.request_id
-        log.info("request %s waits for a gateway that serves", name, extra=about(name))
+        request_id = request.request_id
+        log.info("request %s waits for a gateway that serves", request_id, extra=about(request_id))
 
     def request_adopted(self, request: GenerationRequest, tokens: int) -> None:
         """Count an adopted request; `tokens` is its committed length."""
-        name = request.request_id
+        request_id = request.request_id
         self.metrics.system.adopted_requests.inc()
-        log.info("request %s goes on here, from token %d", name, tokens, extra=about(name))
+        log.info("request %s goes on here, from token %d", request_id, tokens, extra=about(request_id))
 
     def requests_released(self, request_ids: Iterable[str], reason: str) -> None:
         """Log unfinished requests that leave this gateway."""
-        for name in request_ids:
-            log.info("request %s leaves this gateway: %s", name, reason, extra=self._about(name))
+        for request_id in request_ids:
+            log.info("request %s leaves this gateway: %s", request_id, reason, extra=self._about(request_id))
             if self._traces is not None:
-                self._traces.left([name], time.monotonic(), reason)
+                self._traces.left([request_id], time.monotonic(), reason)
 
     def report_fault(self, request_id: str, error: Exception) -> str:
         """Log an internal fault; return the message for the client."""
@@ -102,7 +102,6 @@ class Observer:
             self._ended(item.state, item.state.finish)
 
     def step_finished(self, step: FinishedStep, pool: SpeculatorPool) -> None:
-        """Note a finished step."""
         self._steps.append((step, pool))
         self._record(step, pool.names)
 
@@ -187,13 +186,13 @@ class Observer:
         return self.metrics.system.meter(peer)
 
     def _ended(self, state: RequestState, finish: FinishReason) -> None:
-        name = state.request.request_id
+        request_id = state.request.request_id
         self._totals.finished += 1
         log.info(
             "request %s ends: %s, %d tokens in %.3f s",
-            *(name, finish.name.lower(), state.new_tokens),
+            *(request_id, finish.name.lower(), state.new_tokens),
             (state.finished_at or state.queued_at) - state.queued_at,
-            extra=self._about(name),
+            extra=self._about(request_id),
         )
         if self._traces is not None:
             self._traces.ended(state)

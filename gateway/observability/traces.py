@@ -24,15 +24,12 @@ if TYPE_CHECKING:
 
 
 class StepTrace:
-    """The spans of one step."""
-
     def __init__(self, tracer: Tracer, spans: "Sequence[Span]") -> None:
         self._tracer, self._spans = tracer, spans
         self.traceparent = traceparent_of(spans[0])
         """Trace context that the services receive."""
 
     def end(self, step: FinishedStep) -> None:
-        """End the spans of a finished step."""
         attributes = {
             "specinfer.nodes": sum([len(tree) - 1 for tree in step.trees.values()]),
             "specinfer.accepted": sum([len(verdict.accepted) for verdict in step.verdicts.values()]),

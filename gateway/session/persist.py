@@ -87,7 +87,6 @@ class Persistence:
         self._outage = Outage(store.name)
 
     def open(self, state: RequestState, adoption: int) -> None:
-        """Open a request of this session."""
         self.unfinished[state.request.request_id] = adoption
 
     def readopt(self, request_id: str, adoption: int) -> bool:
@@ -168,19 +167,21 @@ class Persistence:
             for item in progress:
                 await self._store_and_publish([item])
             return
-        state, name = progress[0].state, progress[0].request_id
-        if name not in self.unfinished:
+        state, request_id = progress[0].state, progress[0].request_id
+        if request_id not in self.unfinished:
             return
-        reason = self._events.report_fault(name, error)
+        reason = self._events.report_fault(request_id, error)
         self._scheduler.fail([state], reason, time.monotonic(), retryable=False)
         self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
-        self._publisher.break_off(name, reason)
-        self._forget([name])
-        self._release([name])
+        self._publisher.break_off(request_id, reason)
+        self._forget([request_id])
+        self._release([request_id])
         try:
-            await self._store.discard(name)
+            await self._store.discard(request_id)
         except UnavailableError as away:
-            log.warning("request %s stays in %s: %s", name, self._store.name, away, extra=about(name))
+            log.warning(
+                "request %s stays in %s: %s", request_id, self._store.name, away, extra=about(request_id)
+            )
 
     async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
         """Write until Redis answers.
@@ -219,11 +220,11 @@ class Persistence:
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        name = state.request.request_id
-        token_stream = self._token_streams.get(name)
-        if token_stream is not None and name in self.unfinished:
+        request_id = state.request.request_id
+        token_stream = self._token_streams.get(request_id)
+        if token_stream is not None and request_id in self.unfinished:
             await self._store.restore(
-                state, token_stream, self._model, self.unfinished[name], time.monotonic()
+                state, token_stream, self._model, self.unfinished[request_id], time.monotonic()
             )
 
     def _heed(self, written: dict[str, Written]) -> None:
@@ -254,10 +255,10 @@ class Persistence:
 
     def _end_unstored(self, progress: Sequence[Progress], error: UnavailableError) -> None:
         """End requests after Redis' patience, without showing unstored tokens."""
-        names = list({item.request_id for item in progress})
-        log.error("%s; ending %d requests", error, len(names))
-        for name in names:
-            token_stream = self._token_streams.get(name)
+        request_ids = list({item.request_id for item in progress})
+        log.error("%s; ending %d requests", error, len(request_ids))
+        for request_id in request_ids:
+            token_stream = self._token_streams.get(request_id)
             if token_stream is not None and token_stream.ending is None:
                 token_stream.fail(error)
-        self.release_requests(names)
+        self.release_requests(request_ids)

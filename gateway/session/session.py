@@ -157,10 +157,10 @@ class VerifierSession:
             UnavailableError: if Redis does not answer; then they stay this gateway's until its lease ends.
         """
         await self._stop_iterating()
-        names = list(self.loop.persistence.unfinished)
-        self.loop.persistence.release_requests(names)
+        request_ids = list(self.loop.persistence.unfinished)
+        self.loop.persistence.release_requests(request_ids)
         try:
-            await self._shared.store.disown(names)
+            await self._shared.store.disown(request_ids)
         finally:
             await self.stop()
 

@@ -28,8 +28,6 @@ class StreamChunk:
 
 @dataclass(slots=True, eq=False)
 class TokenStream:
-    """Token stream of one request."""
-
     request: GenerationRequest
     idempotency_key: str
     local: bool
@@ -100,7 +98,6 @@ class TokenStreams:
         )
 
     def get(self, request_id: str) -> TokenStream | None:
-        """Return the token stream of a request."""
         return self._token_streams.get(request_id)
 
     def add(self, token_stream: TokenStream) -> TokenStream:
@@ -111,7 +108,6 @@ class TokenStreams:
         return known
 
     def open_local(self, request: GenerationRequest, idempotency_key: str) -> TokenStream:
-        """Open the stream of a request with a local session."""
         token_stream = self.add(TokenStream(request, idempotency_key, local=True))
         token_stream.local = True
         return token_stream
@@ -126,13 +122,13 @@ class TokenStreams:
 
     def forget_if_idle(self, token_stream: TokenStream) -> None:
         """Drop a token stream that no client reads and no session fills."""
-        name = token_stream.request.request_id
+        request_id = token_stream.request.request_id
         if (
             not token_stream.readers
             and (token_stream.ending is not None or not token_stream.local)
-            and self._token_streams.get(name) is token_stream
+            and self._token_streams.get(request_id) is token_stream
         ):
-            del self._token_streams[name]
+            del self._token_streams[request_id]
 
     def followed(self) -> dict[str, TokenStream]:
         """Return the streams that are read and filled from Redis."""

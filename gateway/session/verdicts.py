@@ -56,13 +56,13 @@ def made_trees(
     made: dict[str, TokenTree] = {}
     broken: dict[str, VerdictEntry] = {}
     for entry, answer in zip(entries, answers, strict=False):
-        name = entry.request_id
-        if answer.request_id == name and answer.HasField("tree"):
+        request_id = entry.request_id
+        if answer.request_id == request_id and answer.HasField("tree"):
             try:
-                made[name] = tree = decode_tree(answer.tree)
+                made[request_id] = tree = decode_tree(answer.tree)
                 check_tree(tree, vocab_size, len(tree))
             except MalformedTreeError as error:
-                broken[name] = _error(f"the verifier made a tree that is none: {error.for_logs}")
+                broken[request_id] = _error(f"the verifier made a tree that is none: {error.for_logs}")
     for entry in entries:
         if entry.final and entry.request_id not in made:
             made[entry.request_id] = sent.get(entry.request_id) or TokenTree.root_only(entry.delta[-1])

@@ -63,8 +63,6 @@ _SLOW = 20
 
 
 class Verdicts(NamedTuple):
-    """Verdicts of a step."""
-
     by_request: dict[str, VerdictEntry]
     trees: dict[str, TokenTree]
     """Trees as they were verified."""

@@ -160,7 +160,6 @@ class RedisConnection:
         task.add_done_callback(self._left.discard)
 
     async def close(self) -> None:
-        """Close the connections."""
         for task in self._left:
             task.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)

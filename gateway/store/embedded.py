@@ -116,8 +116,8 @@ class EmbeddedStore(RequestStore):
 
     async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
         """Give up these requests."""
-        for name in request_ids:
-            entry = self._entries.get(name)
+        for request_id in request_ids:
+            entry = self._entries.get(request_id)
             if entry is not None and entry.owned:
                 entry.owned = False
                 entry.unowned_since = entry.unowned_since if in_vain else self._clock()
@@ -187,12 +187,12 @@ class EmbeddedStore(RequestStore):
     async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
         """Return the news of requests of which so much is known."""
         glimpses: dict[str, Glimpse | FaultError | None] = {}
-        for name, known in positions.items():
+        for request_id, known in positions.items():
             start = known.tokens
-            if (entry := self._entries.get(name)) is None:
-                glimpses[name] = None
+            if (entry := self._entries.get(request_id)) is None:
+                glimpses[request_id] = None
             else:
-                glimpses[name] = Glimpse(entry.tokens[start:], entry.logprobs[start:], entry.ending)
+                glimpses[request_id] = Glimpse(entry.tokens[start:], entry.logprobs[start:], entry.ending)
         return glimpses
 
     def take_cancelled(self) -> list[str]:
@@ -200,7 +200,6 @@ class EmbeddedStore(RequestStore):
         return [n for n, e in self._entries.items() if e.cancelled and e.owned and e.ending is None]
 
     def close(self) -> None:
-        """Close the file."""
         if self._journal is not None:
             self._journal.close()
 

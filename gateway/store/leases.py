@@ -48,8 +48,6 @@ class Renewal:
 
 
 class LeaseStore:
-    """The leases of one gateway."""
-
     name = "Redis"
     """Name in log lines."""
 
@@ -121,7 +119,6 @@ class EmbeddedLeases(LeaseStore):
         return Renewal("embedded", [report], self._store.take_cancelled(), [])
 
     async def claim(self, instance_id: str) -> VerifierLease | str:
-        """Return the lease of a verifier."""
         self._fence += 1
         return VerifierLease(instance_id, self._fence)
 

@@ -58,8 +58,8 @@ class Glimpse:
     ending: Ending | None
 
 
-_CONTENT = [each.name for each in fields(GenerationRequest) if each.name not in ("request_id", "references")]
-_SAMPLING = [each.name for each in fields(Sampling)]
+_CONTENT = [item.name for item in fields(GenerationRequest) if item.name not in ("request_id", "references")]
+_SAMPLING = [item.name for item in fields(Sampling)]
 
 
 def encode_content(request: GenerationRequest) -> str:

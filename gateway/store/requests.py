@@ -71,8 +71,8 @@ class RequestStore(RequestReader):
             UnavailableError: if Redis does not answer.
         """
         content, owner = encode_content(request), self.gateway_id if owned else ""
-        name, deadline = request.request_id, _deadline(request)
-        return await self._create(name, owner, caller, content, idempotency_key, deadline)
+        request_id, deadline = request.request_id, _deadline(request)
+        return await self._create(request_id, owner, caller, content, idempotency_key, deadline)
 
     async def check_quota(self, request_id: str, idempotency_key: str, caller: Caller) -> None:
         """Check a caller's quota before expensive work for its request.

@@ -55,12 +55,10 @@ class StoredRequest:
         )
 
     def created_line(self) -> Line:
-        """Return the line of a new request."""
         line = {"id": self.request.request_id, "key": self.key, "created": self.created}
         return {**line, "content": encode_content(self.request)}
 
     def all_lines(self) -> list[Line]:
-        """Return the lines that have all of it."""
         lines = [self.created_line()]
         if self.tokens:
             lines.append(Delivery(self.tokens, self.logprobs, self.model, self.drawn_for).line(self, 0))
@@ -85,7 +83,6 @@ class Delivery:
         return {**line, "model": self.model, "drawn": self.drawn_for}
 
     def add_to(self, entry: StoredRequest) -> None:
-        """Add the tokens to their request."""
         entry.tokens += self.tokens
         entry.logprobs += self.logprobs
         entry.model, entry.drawn_for = self.model, self.drawn_for
@@ -97,7 +94,6 @@ def end_line(entry: StoredRequest, tokens: int, ending: Ending, at: float) -> Li
 
 
 def gone_line(request_id: str) -> Line:
-    """Return the line of a request that is forgotten."""
     return {"id": request_id, "gone": True}
 
 
@@ -119,7 +115,6 @@ class Change:
 
     @property
     def lines(self) -> list[Line]:
-        """Lines of the file."""
         if self.entry is None:
             return []
         before = len(self.entry.tokens)

@@ -89,11 +89,9 @@ class AnswerReader:
         return self._calls is not None and self._calls.ended
 
     def push(self, text: str) -> list[Delta]:
-        """Return the next deltas."""
         return self._divided(*self._thoughts.push(text))
 
     def end(self) -> list[Delta]:
-        """Return the last deltas."""
         deltas = self._divided(*self._thoughts.end())
         deltas += self._kept(self._calls.end() if self._calls is not None else [])
         if self.message.get("tool_calls") and not self.message["content"]:

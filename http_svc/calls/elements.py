@@ -61,8 +61,8 @@ def _kinds(schema: Any) -> frozenset[str]:
         return frozenset([_kind_of(schema["const"])])
     for key in ("anyOf", "oneOf"):
         if isinstance(parts := schema.get(key), list):
-            each = [_kinds(part) for part in parts]
-            return frozenset().union(*each) if all(each) else frozenset()
+            kinds_of_parts = [_kinds(part) for part in parts]
+            return frozenset().union(*kinds_of_parts) if all(kinds_of_parts) else frozenset()
     kinds = schema.get("type")
     return frozenset([kinds] if isinstance(kinds, str) else kinds or ())
 
@@ -98,8 +98,8 @@ def are_elements(schema: Mapping[str, Any], strict: bool) -> bool:
         return False
     kinds = kinds_of(schema)
     return not strict or all(
-        each and ("string" not in each or "enum" in _resolved(properties[name], schema))
-        for name, each in kinds.items()
+        types and ("string" not in types or "enum" in _resolved(properties[name], schema))
+        for name, types in kinds.items()
     )
 
 

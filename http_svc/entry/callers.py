@@ -27,7 +27,7 @@ class CallerKeys:
     ) -> None:
         """Create it; `models` learns what gateways answer."""
         self._client, self._models, self._clock = client, models, clock
-        self._taken: OrderedDict[bytes, float] = OrderedDict()
+        self._accepted: OrderedDict[bytes, float] = OrderedDict()
 
     def client_of(self, headers: Headers) -> AsyncClient:
         """Return a client with the caller's key and trace context.
@@ -44,16 +44,16 @@ class CallerKeys:
             ApiError: 401 if it does not; 503 if no gateway answers.
         """
         digest = hashlib.sha256((_key_in(headers) or "").encode()).digest()
-        if self._clock() < self._taken.get(digest, -math.inf):
+        if self._clock() < self._accepted.get(digest, -math.inf):
             return
         try:
             self._models.remember(await self.client_of(headers).status())
         except SpecInferError as error:
             raise api_error(error, {}) from error
-        self._taken[digest] = self._clock() + _FRESH_S
-        self._taken.move_to_end(digest)
-        while len(self._taken) > _REMEMBERED:
-            self._taken.popitem(last=False)
+        self._accepted[digest] = self._clock() + _FRESH_S
+        self._accepted.move_to_end(digest)
+        while len(self._accepted) > _REMEMBERED:
+            self._accepted.popitem(last=False)
 
 
 def _key_in(headers: Headers) -> str | None:

@@ -23,7 +23,7 @@ class Connections:
     def add(self, connection: "BoundedConnection") -> None:
         """Add a new connection, or close it if all others have calls."""
         if len(self._open) >= self._max_count:
-            free = next((each for each in self._open if each.conn.our_state is h11.IDLE), connection)
+            free = next((idle for idle in self._open if idle.conn.our_state is h11.IDLE), connection)
             self._open.pop(free, None)
             free.transport.abort()
             if free is connection:
@@ -43,7 +43,7 @@ class Connections:
 class BoundedConnection(H11Protocol):
     """uvicorn's protocol with timeouts for slow clients."""
 
-    others: Connections
+    open_connections: Connections
     head_s: float
     """Timeout of a head, and of a body after its answer."""
 
@@ -54,13 +54,13 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a head from now on."""
         super().connection_made(transport)
-        self.others.add(self)
+        self.open_connections.add(self)
         self._watch(True)
 
     def data_received(self, data: bytes) -> None:
         """Read, and look what is waited for now."""
         super().data_received(data)
-        self.others.note(self)
+        self.open_connections.note(self)
         self._watch(self._is_waiting())
 
     def on_response_complete(self) -> None:
@@ -71,7 +71,7 @@ class BoundedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
         self._watch(False)
-        self.others.remove(self)
+        self.open_connections.remove(self)
         super().connection_lost(exc)
 
     def _is_waiting(self) -> bool:
@@ -90,5 +90,5 @@ class BoundedConnection(H11Protocol):
 
 def bounded(head_s: float, max_count: int) -> type[BoundedConnection]:
     """Return the class of connections with these bounds: uvicorn makes them itself."""
-    bounds = {"head_s": head_s, "others": Connections(max_count)}
+    bounds = {"head_s": head_s, "open_connections": Connections(max_count)}
     return type(BoundedConnection.__name__, (BoundedConnection,), bounds)

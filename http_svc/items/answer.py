@@ -154,7 +154,6 @@ def _format(kind: str, schema: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def ended(begun: dict[str, Any], writer: ItemWriter, answer: Answer, complete: bool) -> dict[str, Any]:
-    """Return the whole answer."""
     usage = usage_of([answer], 1)
     return {
         **begun,

@@ -37,15 +37,15 @@ async def item_events(
             yield encoded({"type": kind, "response": begun})
         while (event := await call.next()) is not None:
             if event.piece is not None:
-                for each in writer.push(event.piece.text, event.deltas):
-                    yield encoded(each)
+                for item_event in writer.push(event.piece.text, event.deltas):
+                    yield encoded(item_event)
             elif event.deltas:
-                for each in writer.push("", event.deltas):
-                    yield encoded(each)
+                for item_event in writer.push("", event.deltas):
+                    yield encoded(item_event)
         (answer,) = call.answers
         complete = is_whole(answer)
-        for each in writer.end(complete):
-            yield encoded(each)
+        for item_event in writer.end(complete):
+            yield encoded(item_event)
         kind = "response.completed" if complete else "response.incomplete"
         yield encoded({"type": kind, "response": ended(begun, writer, answer, complete)})
     except SpecInferError as error:

@@ -37,11 +37,11 @@ class Hider:
                 return self.hide(value)
             case Mapping():
                 return {
-                    self.hide(name): each if name in keep else self.hide_all(each, keep)
-                    for name, each in value.items()
+                    self.hide(name): part if name in keep else self.hide_all(part, keep)
+                    for name, part in value.items()
                 }
             case list() | tuple():
-                return [self.hide_all(each, keep) for each in value]
+                return [self.hide_all(part, keep) for part in value]
         return value
 
 
@@ -50,7 +50,7 @@ def _plain(value: Any, hider: Hider) -> Any:
     if isinstance(value, str):
         return str(value).translate(hider._hide)
     if isinstance(value, tuple):
-        return tuple([_plain(each, hider) for each in value])
+        return tuple([_plain(part, hider) for part in value])
     return value
 
 

@@ -51,8 +51,6 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """The templates of a model."""
-
     def __init__(self, stored: Stored, specials: Mapping[str, Any]) -> None:
         """Read stored templates; `specials` are special tokens by role.
 

@@ -79,7 +79,6 @@ class Turn:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of all its answers."""
         return sum(len(answer.token_ids) for answer in self.answers)
 
     @property

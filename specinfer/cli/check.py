@@ -77,7 +77,6 @@ def passes_words(description: verifier_pb2.DescribeVerifierReply) -> str:
 
 
 def pool_words(options: LocalOptions) -> str:
-    """Return words for the speculators of the pool."""
     hosted = options.hosted
     pool = [f"{_members(options.services.values())} in services of their own"] if options.services else []
     pool = [f"{_members([hosted])} in the verifier's process", *pool] if hosted else pool

@@ -68,8 +68,6 @@ class DemoRun:
 
 
 class DemoModels(NamedTuple):
-    """Models of the demo."""
-
     model: str
     draft: str
     why: str
@@ -122,7 +120,11 @@ def cost(answer: Answer) -> str:
     """Describe an answer's tokens, steps and accepted guesses."""
     stats = answer.summary.stats
     guessed = ", ".join(
-        [f"{each.accepted} guessed by {each.name}" for each in stats.speculators if each.accepted]
+        [
+            f"{speculator.accepted} guessed by {speculator.name}"
+            for speculator in stats.speculators
+            if speculator.accepted
+        ]
     )
     text = f"{len(answer.token_ids)} tokens in {stats.steps} steps"
     return f"({text}: {guessed})" if guessed else f"({text})"

@@ -141,7 +141,9 @@ def up(
             **({"chat-template": str(chat_template.resolve())} if chat_template else {}),
         },
         speculators=read_speculators(speculator),
-        addresses=tuple(check_target("--speculator-address", each) for each in speculator_address or ()),
+        addresses=tuple(
+            check_target("--speculator-address", address) for address in speculator_address or ()
+        ),
         draft=draft,
         metrics=True,
         http=None if http_listen == "none" else http_listen,

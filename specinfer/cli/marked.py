@@ -36,11 +36,11 @@ async def print_marked(client: AsyncClient, prompt: str, max_new_tokens: int) ->
 
     A gateway leaves steps out where they come too fast; from there on the text comes at the end, without marks.
     """
-    name = new_request_id()
-    steps = client.watch(name)
+    request_id = new_request_id()
+    steps = client.watch(request_id)
     await anext(steps)  # watching has begun
     printing = asyncio.create_task(_print_steps(steps))
-    answer = await client.generate(prompt, request_id=name, max_new_tokens=max_new_tokens)
+    answer = await client.generate(prompt, request_id=request_id, max_new_tokens=max_new_tokens)
     shown = await printing
     if rest := answer.token_ids[shown:]:
         _print(await client.detokenize(rest) if shown else answer.text)

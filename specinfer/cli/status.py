@@ -89,8 +89,8 @@ class Interval:
 
     def _steps(self) -> str:
         steps, tokens = self._grown("steps"), self._grown("new_tokens")
-        each = f", {tokens / steps:.2f} tokens each" if steps and tokens is not None else ""
-        return f"{self._rate('steps')} steps/s{each}"
+        per_step = f", {tokens / steps:.2f} tokens each" if steps and tokens is not None else ""
+        return f"{self._rate('steps')} steps/s{per_step}"
 
     def _phases(self) -> str:
         """Return milliseconds of each phase per step."""

@@ -14,7 +14,7 @@ from specinfer.v1 import generation_pb2
 _START_S = 2.0
 """Timeout for silent gateways at the start."""
 Reply: TypeAlias = generation_pb2.WatchReply
-_Told: TypeAlias = "asyncio.Queue[tuple[int, Reply | Failure | None]]"
+_Replies: TypeAlias = "asyncio.Queue[tuple[int, Reply | Failure | None]]"
 """News by index of the gateway; None where the time is over."""
 
 
@@ -29,7 +29,7 @@ async def watch_steps(
         RequestFailedError: if no gateway watches, or none does any more.
         UnavailableError: if the client is closed.
     """
-    replies: _Told = asyncio.Queue()
+    replies: _Replies = asyncio.Queue()
     message = generation_pb2.WatchRequest(request_id=request_id)
     stubs = [gateways.stub(index) for index in range(len(gateways.addresses))]
     calls = [stub.Watch(message, metadata=metadata) for stub in stubs]
@@ -57,7 +57,7 @@ async def watch_steps(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read(index: int, call: Any, replies: _Told) -> None:
+async def _read(index: int, call: Any, replies: _Replies) -> None:
     """Queue the replies of a gateway, then its failure."""
     try:
         while isinstance(reply := await call.read(), Reply):

@@ -35,7 +35,6 @@ class DigitTokens:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
     def bytes_of(self, token: int) -> bytes:
-        """Return a token's bytes."""
         return bytes(self._tokenizer.decode_bytes([token]))
 
     def starts_with_digit(self, token: int) -> bool:
@@ -43,7 +42,7 @@ class DigitTokens:
         return not _DIGITS.isdisjoint(self.bytes_of(token)[:1])
 
     @cached_property
-    def others(self) -> NDArray[np.bool_]:
+    def non_digits(self) -> NDArray[np.bool_]:
         """Mask [V] of the tokens that start with no digit."""
         return np.array([not self.starts_with_digit(token) for token in range(self._vocab_size)])
 
@@ -73,7 +72,6 @@ class DigitRows:
         return self._place.digits >= MAX_DIGITS
 
     def read(self, token: int) -> None:
-        """Read the next token."""
         depth, in_string, escaped, digits, _ = self._place
         for byte in self.tokens.bytes_of(token):
             if in_string:
@@ -99,5 +97,5 @@ class DigitRows:
         """
         if not self.full:
             return mask
-        other_tokens = mask & self.tokens.others
+        other_tokens = mask & self.tokens.non_digits
         return other_tokens if other_tokens.any() else mask

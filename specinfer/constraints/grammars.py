@@ -107,7 +107,7 @@ def _parse(constraint: Constraint) -> Any:
 def _depth(parsed: Any) -> int:
     """Return the depth of lists and objects in each other."""
     level, depth = [parsed], 0
-    while level := [each for each in level if isinstance(each, dict | list)]:
+    while level := [part for part in level if isinstance(part, dict | list)]:
         depth += 1
-        level = [below for each in level for below in (each.values() if isinstance(each, dict) else each)]
+        level = [below for part in level for below in (part.values() if isinstance(part, dict) else part)]
     return depth

@@ -68,11 +68,9 @@ class MaskThreads:
         return RequestMasks(self, constraint, matcher, 2 * self.budget_s if expensive else 0.0)
 
     def submit(self, expensive: bool, work: Callable[[], MaskState | None]) -> "Future[MaskState | None]":
-        """Begin to make a mask."""
         return (self._alone if expensive else self._shared).submit(work)
 
     def count(self, seconds: float) -> None:
-        """Count the time of a mask."""
         with self._counting:
             self.seconds += seconds
 

@@ -76,7 +76,7 @@ def _exact_part(source: str, start: int, end: int) -> str:
 
 def _exact(schema: Any, place: str, lenient: bool) -> Any:
     if isinstance(schema, list):
-        return [_exact(each, f"{place}/{index}", lenient) for index, each in enumerate(schema)]
+        return [_exact(part, f"{place}/{index}", lenient) for index, part in enumerate(schema)]
     if not isinstance(schema, dict):
         return schema
     kept = {}
@@ -133,7 +133,7 @@ def _inner_bound(bound: int, lower: bool) -> int:
 def _changed_number(value: Any) -> int | None:
     """Return a whole number in a constant that llguidance would change."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in inner:
-        if (changed := _changed_number(each)) is not None:
+    for part in inner:
+        if (changed := _changed_number(part)) is not None:
             return changed
     return value if _is_whole(value) and _as_kept(value) != value else None

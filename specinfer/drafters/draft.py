@@ -124,7 +124,7 @@ def check_draft(model: str, draft: str) -> None:
         return
     if _is_same(model, draft) and not has_own_mtp(directory):
         raise SettingError("draft", draft, f"is the model itself, which {NO_MTP}")
-    ours, theirs = (tokenizer_facts(each).fingerprint for each in (resolve_model(model), directory))
+    ours, theirs = (tokenizer_facts(path).fingerprint for path in (resolve_model(model), directory))
     if ours != theirs:
         fits = [*trained_for(model).values(), *(known.name for known in fitting_drafts(model))]
         known = f"known to fit: {', '.join(fits)}" if fits else "no model that is known fits"

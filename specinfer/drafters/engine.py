@@ -79,29 +79,29 @@ class SpeculatorEngine:
 
     def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
         """Add an entry to its request's context; return job or error."""
-        name = entry.request_id
-        if entry.base_len == 0 and self._contexts.cached_len(name):
-            self.release([name])  # it starts over, whatever was cached
-        cached_len = self._contexts.cached_len(name)
+        request_id = entry.request_id
+        if entry.base_len == 0 and self._contexts.cached_len(request_id):
+            self.release([request_id])  # it starts over, whatever was cached
+        cached_len = self._contexts.cached_len(request_id)
         try:
             check_entry(entry, self.description, self.max_nodes, len(self.drafters))
         except InvalidInputError as error:
-            return DraftOutcome(name, EntryStatus.ERROR, error.for_logs, cached_len=cached_len)
+            return DraftOutcome(request_id, EntryStatus.ERROR, error.for_logs, cached_len=cached_len)
         if cached_len != entry.base_len:
-            self.release([name])
-            return DraftOutcome(name, EntryStatus.RESYNC, cached_len=cached_len)
-        context = self._contexts.append(name, entry.delta, entry.cache_scope)
+            self.release([request_id])
+            return DraftOutcome(request_id, EntryStatus.RESYNC, cached_len=cached_len)
+        context = self._contexts.append(request_id, entry.delta, entry.cache_scope)
         if entry.features:
             shape = len(self.description.feature_layers), self.description.feature_size
-            self._contexts.features(name).add(entry.features_start, entry.features, shape)
+            self._contexts.features(request_id).add(entry.features_start, entry.features, shape)
         if entry.references:
-            self._contexts.refer(name, entry.references)
+            self._contexts.refer(request_id, entry.references)
         # the kernels' growth knows no min-p, and P need not be drafted exactly
         sampling = replace(entry.sampling, min_p=0.0) if entry.sampling.min_p else entry.sampling
         return DraftJob(
-            *(name, context, entry.limits, sampling, entry.draw_seed, entry.sees_noise),
-            references=self._contexts.references(name),
-            cache_scope=self._contexts.cache_scope(name),
+            *(request_id, context, entry.limits, sampling, entry.draw_seed, entry.sees_noise),
+            references=self._contexts.references(request_id),
+            cache_scope=self._contexts.cache_scope(request_id),
         )
 
     def release(self, request_ids: Sequence[str]) -> int:

@@ -41,8 +41,6 @@ class DraftEntry:
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """Outcome of an entry."""
-
     request_id: str
     status: EntryStatus
     message: str = ""

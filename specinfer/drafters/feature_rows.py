@@ -72,7 +72,6 @@ class FeatureRowsDrafter:
         return self._description
 
     def release(self, request_id: str) -> None:
-        """Forget a request."""
         cached = self._cached.pop(request_id, None)
         if cached is not None:
             self._runner.cache.release(cached.sequence)

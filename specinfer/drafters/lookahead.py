@@ -121,7 +121,6 @@ class LookaheadDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "LookaheadDrafter":
-        """Build the drafter from its options."""
         tokenizer = Tokenizer.load(resolve_model(options.model))
         shape = LookaheadShape(window=5, ngram=3, candidates=4)
         fingerprint = tokenizer.fingerprint()
@@ -137,7 +136,6 @@ class LookaheadDrafter:
         return [self._tree(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Forget a request."""
         self._windows.pop(request_id, None)
         self._pools.pop(request_id, None)
 
@@ -154,8 +152,8 @@ class LookaheadDrafter:
             return
         predicted = predictions(job.target_top_k) if job.target_top_k is not None else {}
         ngrams = written(job.target_top_k, ngram) if job.target_top_k is not None else ()
-        for each in (*window.ngrams(predicted), *ngrams):
-            pool.add(each)
+        for gram in (*window.ngrams(predicted), *ngrams):
+            pool.add(gram)
         window.advance(predicted, len(job.context))
 
     def _tree(self, job: DraftJob) -> TokenTree:

@@ -63,7 +63,6 @@ class NgramDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "NgramDrafter":
-        """Build the drafter from its options."""
         return cls()
 
     @property
@@ -76,7 +75,6 @@ class NgramDrafter:
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Forget a request."""
         self._indexes.pop(request_id, None)
 
     def _draft(self, job: DraftJob) -> TokenTree:

@@ -81,7 +81,6 @@ class RecyclingDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "RecyclingDrafter":
-        """Build the drafter from its options."""
         tokenizer = Tokenizer.load(resolve_model(options.model))
         fingerprint = tokenizer.fingerprint()
         return cls(DrafterDescription("", tokenizer.vocab_size, fingerprint, target_top_k=_K))

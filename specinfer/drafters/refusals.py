@@ -57,9 +57,8 @@ class Refusals:
                 del self._by_request[request_id]
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Forget requests that have ended."""
-        for name in request_ids:
-            self._by_request.pop(name, None)
+        for request_id in request_ids:
+            self._by_request.pop(request_id, None)
 
     def clear(self) -> None:
         """Forget all refusals, as another process answers."""

@@ -102,7 +102,6 @@ class SsmDrafter:
         return self._description
 
     def release(self, request_id: str) -> None:
-        """Forget a request."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             self._runner.cache.release(sequence)

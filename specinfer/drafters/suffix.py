@@ -45,7 +45,6 @@ class FinishedTexts:
         self.occurrences = Occurrences(_SHORTEST)
 
     def add(self, text: Sequence[int]) -> None:
-        """Add a finished request."""
         self._texts.append(text)
         self._tokens += len(text)
         self.occurrences.file(text)
@@ -78,7 +77,6 @@ class SuffixDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "SuffixDrafter":
-        """Build the drafter from its options."""
         return cls(options.suffix_learn)
 
     @property

@@ -124,7 +124,7 @@ class Host:
         self._keep_outputs(outcomes, trees, local_wanted)
         if plan.asked is not NOTHING_WANTED or local_wanted is not NOTHING_WANTED:
             kept = self.verifier.runner.features.layers
-            outcomes = [as_asked(each, plan.asked, kept) for each in outcomes]
+            outcomes = [as_asked(made, plan.asked, kept) for made in outcomes]
         done = self._clock()
         return HostStep(
             *(plan, jobs, trees, drafts, outcomes, times, self.pool.counts),
@@ -216,17 +216,17 @@ class Host:
     ) -> None:
         """Keep the outputs of the target that the next drafts read."""
         if local_wanted.features.since or local_wanted.top_k:
-            verdicts = {each.request_id: self._own_outputs(each, local_wanted) for each in outcomes}
+            verdicts = {outcome.request_id: self._own_outputs(outcome, local_wanted) for outcome in outcomes}
             self.pool.keep(local_wanted, trees, verdicts)
 
     def _own_outputs(self, outcome: VerifyOutcome, local_wanted: WantedOutputs) -> VerdictEntry:
         """Return a verdict with the outputs for the process' own drafters."""
-        name = outcome.request_id
-        since, span = local_wanted.features.since.get(name), NO_FEATURES
+        request_id = outcome.request_id
+        since, span = local_wanted.features.since.get(request_id), NO_FEATURES
         if since is not None and outcome.status is EntryStatus.OK:
-            span = self.verifier.features(name, since, FEATURE_BYTES)
+            span = self.verifier.features(request_id, since, FEATURE_BYTES)
             span = with_layers(span, self.verifier.runner.features.layers, local_wanted.features.layers)
-        k = local_wanted.top_k.get(name, 0)
+        k = local_wanted.top_k.get(request_id, 0)
         return verdict_of(replace(outcome, top_k=tuple([row[:k] for row in outcome.top_k])), span)
 
     def _apply(self, step: HostStep) -> bool:
@@ -245,9 +245,9 @@ class Host:
 
     def _learn(self, step: HostStep) -> None:
         for entry in step.plan.entries:
-            name = entry.request_id
-            verdict, tree = step.verdicts[name], step.trees.get(name)
-            drafts = step.drafts.get(name, ())
+            request_id = entry.request_id
+            verdict, tree = step.verdicts[request_id], step.trees.get(request_id)
+            drafts = step.drafts.get(request_id, ())
             if tree is None or verdict.status is not EntryStatus.OK or (not drafts and len(tree) == 1):
                 continue
             after = verdict.tokens(tree)

@@ -20,17 +20,17 @@ def job_of(
         local_wanted: outputs that the drafters of this process read.
     """
     state, request, starts_over = entry.state, entry.state.request, entry.base_len == 0
-    name = request.request_id
+    request_id = request.request_id
     return VerifyJob(
-        name,
+        request_id,
         entry.base_len,
         list(entry.delta),
         tree,
         state.sampling,
         request.logprobs,
         request.top_logprobs,
-        max(asked.top_k.get(name, 0), local_wanted.top_k.get(name, 0)),
-        asked.features.since.get(name),
+        max(asked.top_k.get(request_id, 0), local_wanted.top_k.get(request_id, 0)),
+        asked.features.since.get(request_id),
         len(request.prompt) if starts_over else 0,
         request.constraint if starts_over else None,
         request.caller if starts_over else "",

@@ -165,14 +165,13 @@ class LocalPool:
         self.outputs.arrived(wanted, trees, verdicts)
 
     def release(self, request_ids: Sequence[str]) -> None:
-        """Forget requests."""
         self.outputs.forget(request_ids)
         self._refusals.forget(request_ids)
         for group in self._groups:
             group.engine.release(request_ids)
-            for name in request_ids:
-                group.cached_len.pop(name, None)
-                group.features_len.pop(name, None)
+            for request_id in request_ids:
+                group.cached_len.pop(request_id, None)
+                group.features_len.pop(request_id, None)
             group.latest.forget(request_ids)
 
     def _entry(
@@ -182,25 +181,25 @@ class LocalPool:
 
         At most `max_read` context tokens are read; drafts begin after all of them.
         """
-        state, name = entry.state, entry.request_id
+        state, request_id = entry.state, entry.request_id
         if not state.sampling.greedy and not state.drawn_for:
             wanted -= self.drawing  # its noise is known to drafters
-        wanted = frozenset(self._refusals.willing(name, wanted))
+        wanted = frozenset(self._refusals.willing(request_id, wanted))
         if not wanted:
             return None
-        cached_len = group.cached_len.get(name, 0)
+        cached_len = group.cached_len.get(request_id, 0)
         if cached_len == len(state.tokens):
             return None
         if cached_len == 0:
-            group.features_len[name] = 0
+            group.features_len[request_id] = 0
         start, features = self.outputs.features.take(
-            name, group.features_len[name], group.feature_layers, FEATURE_BYTES
+            request_id, group.features_len[request_id], group.feature_layers, FEATURE_BYTES
         )
-        group.features_len[name] = self.outputs.features.until(start, features, group.feature_layers)
+        group.features_len[request_id] = self.outputs.features.until(start, features, group.feature_layers)
         delta = state.tokens[cached_len : cached_len + max_read]
         limits = replace(entry.limits, nodes=min(entry.limits.nodes, group.engine.max_nodes))
         return DraftEntry(
-            name,
+            request_id,
             cached_len,
             delta,
             limits if cached_len + len(delta) == len(state.tokens) else _NO_TREE,
@@ -210,7 +209,7 @@ class LocalPool:
             not state.drawn_for,
             features,
             start,
-            self._top_k(name, group.target_top_k),
+            self._top_k(request_id, group.target_top_k),
             state.request.references if cached_len == 0 and group.engine.description.reads_references else (),
             state.request.caller if cached_len == 0 else "",
         )

@@ -27,8 +27,6 @@ from specinfer.tree import TokenTree
 
 
 class StepPlan(NamedTuple):
-    """Plan of one iteration."""
-
     choice: Choice
     entries: list[StepEntry]
     """Parts of the requests; empty if there is nothing to do."""
@@ -138,11 +136,11 @@ class StepMachine:
         assert not isinstance(answer, Drafted)
         verified = time.perf_counter()
         entries, committed = plan.entries, list[tuple[list[StepEntry], list[Progress]]]()
-        for each in answer:
+        for step in answer:
             if committed:
                 entries = [entry.following() for entry in entries if entry.state.finish is None]
             progress = self.scheduler.commit(
-                entries, each.trees, each.verdicts, time.monotonic(), each.pass_s
+                entries, step.trees, step.verdicts, time.monotonic(), step.pass_s
             )
             committed.append((entries, progress))
         began, done = self._last_done or started, time.perf_counter()
@@ -150,10 +148,10 @@ class StepMachine:
         times = step_times(StepTimes(began, started, drafted, merged, verified, done), answer)
         return [
             Committed(
-                _finished(plan.choice, entries, drafting if place == 0 else _NONE, each, when, progress),
+                _finished(plan.choice, entries, drafting if place == 0 else _NONE, step, when, progress),
                 progress,
             )
-            for place, ((entries, progress), each, when) in enumerate(
+            for place, ((entries, progress), step, when) in enumerate(
                 zip(committed, answer, times, strict=True)
             )
         ]

@@ -73,8 +73,8 @@ def advice(model: str, gains: Sequence[Gains]) -> Iterator[str]:
     current, *alternatives = gains
     prompts = f"{len(current.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each"
     yield f"end to end: {prompts}, one at a time, in turns"
-    yield from (each.line() for each in gains)
-    better = max(alternatives, key=lambda each: each.gain, default=current)
+    yield from (draft.line() for draft in gains)
+    better = max(alternatives, key=lambda draft: draft.gain, default=current)
     if current.gain < MIN_GAIN and better.gain < MIN_GAIN:
         yield f"do not serve it: it brings nothing over plain decoding; specinfer serve --model {model} --draft none"
     elif better.gain > current.gain:

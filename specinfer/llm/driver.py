@@ -47,7 +47,7 @@ class Request:
     answers: list[CompletionBuilder]
     error: Exception | None = None
     """A fault that ended it."""
-    _taken: list[tuple[int, int]] = field(default_factory=list)
+    _delivered: list[tuple[int, int]] = field(default_factory=list)
     """Characters and tokens of each answer that were taken."""
     _ended: set[int] = field(default_factory=set)
     """Answers whose end was taken."""
@@ -61,13 +61,13 @@ class Request:
         """Return the new text and tokens since the last call, by answer."""
         deltas = []
         for place, answer in enumerate(self.answers):
-            characters, tokens = self._taken[place]
+            characters, tokens = self._delivered[place]
             output = answer.output
-            self._taken[place] = len(output.text), len(output.token_ids)
+            self._delivered[place] = len(output.text), len(output.token_ids)
             ended = output.finished and place not in self._ended
             if ended:
                 self._ended.add(place)
-            if ended or self._taken[place] != (characters, tokens):
+            if ended or self._delivered[place] != (characters, tokens):
                 text, ids = output.text[characters:], output.token_ids[tokens:]
                 deltas.append(TextDelta(text, ids, place, output.finish_reason))
         return deltas
@@ -124,7 +124,7 @@ class Driver:
                 self.engine.cancel(answer.state.request.request_id)
             raise
         output = RequestOutput(request_id, text, list(tokens), [answer.output for answer in answers])
-        request = Request(output, answers, _taken=[(0, 0)] * len(answers))
+        request = Request(output, answers, _delivered=[(0, 0)] * len(answers))
         for answer in answers:
             self._requests[answer.state.request.request_id] = (request, answer)
         return request
@@ -156,9 +156,9 @@ class Driver:
     def cancel(self, request: Request) -> None:
         """End a request with the tokens it has."""
         for answer in request.answers:
-            name = answer.state.request.request_id
-            if self._requests.pop(name, None) is not None:
-                self.engine.cancel(name)
+            request_id = answer.state.request.request_id
+            if self._requests.pop(request_id, None) is not None:
+                self.engine.cancel(request_id)
 
     def _end(self, request: Request, answer: CompletionBuilder) -> None:
         del self._requests[answer.state.request.request_id]
@@ -166,7 +166,7 @@ class Driver:
         if error is not None:
             self._fail(request, error)
         elif request.finished and request.error is None:
-            request.output.metrics = metrics_of([each.state for each in request.answers])
+            request.output.metrics = metrics_of([one.state for one in request.answers])
             request.output.num_cached_tokens = request.answers[0].state.cached_tokens
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:

@@ -39,7 +39,6 @@ class LocalEngine:
 
     @property
     def pool(self) -> LocalPool:
-        """The drafters."""
         return self.host.pool
 
     @property

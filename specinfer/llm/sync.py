@@ -85,10 +85,13 @@ class LLM:
             InvalidInputError: naming the field and value of a prompt that cannot be served; nothing runs then.
             SpecInferError: if a fault ended a request.
         """
-        each = cast("Sequence[Prompt]", [prompts] if is_one(prompts) else prompts)
-        params = _for_each(sampling_params, len(each))
+        prompt_list = cast("Sequence[Prompt]", [prompts] if is_one(prompts) else prompts)
+        params = _for_each(sampling_params, len(prompt_list))
         requests = self._submit(
-            [partial(self._driver.submit, p, sampling) for p, sampling in zip(each, params, strict=True)]
+            [
+                partial(self._driver.submit, p, sampling)
+                for p, sampling in zip(prompt_list, params, strict=True)
+            ]
         )
         return self._finish(requests, use_tqdm)
 
@@ -111,9 +114,9 @@ class LLM:
             use_tqdm: show a progress bar if there are several conversations.
         """
         one = bool(messages) and isinstance(messages[0], Mapping)
-        each = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if one else messages)
+        conversations = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if one else messages)
         shared = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
-        prompts: list[Prompt] = [{"messages": conversation, **shared} for conversation in each]
+        prompts: list[Prompt] = [{"messages": conversation, **shared} for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(

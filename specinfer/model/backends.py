@@ -112,8 +112,8 @@ def _supports_all(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
 
 
 BACKENDS = {
-    each.name: each
-    for each in (
+    backend.name: backend
+    for backend in (
         Backend("native", "compiled CPU kernels", _supports_native, _make_native, True, True, True),
         Backend("torch", "torch operations", _supports_torch, _make_torch, True, True),
         Backend("generic", "any causal model of transformers", _supports_all, _make_generic),
@@ -124,10 +124,9 @@ EXECUTORS = ("auto", *BACKENDS)
 
 
 def executors_help() -> str:
-    """Return the help of a setting."""
-    each = "; ".join(f"{backend.name}, {backend.help}" for backend in BACKENDS.values())
+    described = "; ".join(f"{backend.name}, {backend.help}" for backend in BACKENDS.values())
     automatic = " or ".join(backend.name for backend in BACKENDS.values() if backend.automatic)
-    return f"{each}; auto, the first of {automatic} that can, or generic for models that neither knows"
+    return f"{described}; auto, the first of {automatic} that can, or generic for models that neither knows"
 
 
 def refusal(config: ModelConfig, dtype: torch.dtype, device: str) -> str:
@@ -168,7 +167,7 @@ def choose_backend(
                 log.info("%s executor in %s: %s", backend.name, name_of(dtype), why)
             return backend
         reasons.append(reason)
-    if all(chosen.fits(config, each.name, name_of(dtype)) for each in candidates(name)):
+    if all(chosen.fits(config, candidate.name, name_of(dtype)) for candidate in candidates(name)):
         raise SettingError("weights", chosen.name, reasons[0])
     field, value = ("executor", name) if name != "auto" else ("weights", chosen.name)
     raise SettingError(field, value, reasons[0])

@@ -180,9 +180,9 @@ def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -
     gguf = kept_gguf(directory)
     files = [gguf] if gguf is not None else directory.glob("*.safetensors")
     weights = sum(file.stat().st_size for file in files)
-    each = token_bytes(config, DTYPES[options.dtype], options.kv_type)
-    tokens = fitting_tokens(available_memory(), weights, each, config.max_positions)
-    log.info("kv_tokens = auto: %d tokens of %.1f kB", tokens, each / 1e3)
+    bytes_of_token = token_bytes(config, DTYPES[options.dtype], options.kv_type)
+    tokens = fitting_tokens(available_memory(), weights, bytes_of_token, config.max_positions)
+    log.info("kv_tokens = auto: %d tokens of %.1f kB", tokens, bytes_of_token / 1e3)
     return replace(options, kv_tokens=tokens)
 
 

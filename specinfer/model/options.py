@@ -55,7 +55,7 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
     if options.offload not in OFFLOADS:
         raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
-    if options.offload != "none" and not any(each.offloads for each in candidates(options.executor)):
+    if options.offload != "none" and not any(backend.offloads for backend in candidates(options.executor)):
         raise SettingError("offload", options.offload, f"the {options.executor} executor holds whole models")
     if options.kv_type not in KV_TYPES:
         raise SettingError("kv_type", options.kv_type, f"must be one of {', '.join(KV_TYPES)}")
@@ -87,7 +87,7 @@ def check_numbers(options: RunnerOptions, subject: str) -> None:
 
 def _check_weights(options: RunnerOptions) -> None:
     chosen = find_format(options.weights)
-    reasons = [chosen.fits(None, each.name, options.dtype) for each in candidates(options.executor)]
+    reasons = [chosen.fits(None, backend.name, options.dtype) for backend in candidates(options.executor)]
     if all(reasons):
         raise SettingError("weights", options.weights, reasons[0])
 

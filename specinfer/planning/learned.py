@@ -100,8 +100,11 @@ class TextMatches:
 
     def __call__(self, contexts: Mapping[str, int]) -> list[int]:
         """Return `Repeats.match` of requests with the tokens of their contexts."""
-        self._repeats = {name: self._repeats.get(name) or Repeats() for name in contexts}
-        return [self._repeats[name].match(self._tokens_of(name), length) for name, length in contexts.items()]
+        self._repeats = {request_id: self._repeats.get(request_id) or Repeats() for request_id in contexts}
+        return [
+            self._repeats[request_id].match(self._tokens_of(request_id), length)
+            for request_id, length in contexts.items()
+        ]
 
 
 class LinearModel:
@@ -116,7 +119,6 @@ class LinearModel:
 
     @classmethod
     def usual(cls) -> "LinearModel":
-        """Return the table's model."""
         return cls(np.array([float(name == "usual") for name in NAMES]), _INITIAL_VARIANCE)
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
@@ -130,7 +132,6 @@ class LinearModel:
         self._variance = (spread + spread.T) / 2
 
     def variance(self, features: Floats, step: int) -> float:
-        """Return the variance of a prediction in this step."""
         return _TOKENS * float(features @ self._spread(step) @ features)
 
     def _spread(self, step: int) -> Floats:
@@ -222,12 +223,12 @@ class LearnedPlanner(TablePlanner):
             self._left = 0  # texts change from step to step; trials last as long as the table's
         self._planned += 1
         features = np.ones((len(wanting), len(NAMES)))
-        features[:, 1] = [self.texts.ratio(name) for name in wanting]
+        features[:, 1] = [self.texts.ratio(request_id) for request_id in wanting]
         features[:, 2:] = np.array(self._matches(wanting))[:, None] >= _LENGTHS
         self._features = features.sum(axis=0)
-        self._waiting = {name: self._waiting.get(name, {}) for name in wanting}
-        for (name, context), row in zip(wanting.items(), features, strict=True):
-            waiting = self._waiting[name]
+        self._waiting = {request_id: self._waiting.get(request_id, {}) for request_id in wanting}
+        for (request_id, context), row in zip(wanting.items(), features, strict=True):
+            waiting = self._waiting[request_id]
             waiting[context] = row
             if len(waiting) > _MAX_WAITING:
                 del waiting[min(waiting)]
@@ -258,8 +259,8 @@ class LearnedPlanner(TablePlanner):
         sets = [asked for asked in self._shares.sets if asked <= report.choice.speculators]
         usual = [self._usual(asked, size) for asked in sets]
         lessons: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
-        for name, (tree, accepted) in report.outcomes.items():
-            features = self._take_waiting(name, report.contexts.get(name, -1))
+        for request_id, (tree, accepted) in report.outcomes.items():
+            features = self._take_waiting(request_id, report.contexts.get(request_id, -1))
             if features is None:
                 continue
             for asked, scale in zip(sets, usual, strict=True):
@@ -270,7 +271,6 @@ class LearnedPlanner(TablePlanner):
         return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in lessons.items()}
 
     def model(self, asked: SpeculatorSet) -> LinearModel:
-        """Return the model of a set."""
         if asked not in self._models:
             name = set_name(self._names[speculator] for speculator in asked)
             self._models[asked] = deepcopy(self._trained.get(name)) or LinearModel.usual()
@@ -283,10 +283,10 @@ class LearnedPlanner(TablePlanner):
         factors[1] = sum([gain.tokens for gain in gains]) / log2(1 + _USUAL_NODES)
         return factors
 
-    def _take_waiting(self, name: str, context: int) -> Floats | None:
+    def _take_waiting(self, request_id: str, context: int) -> Floats | None:
         """Return a request's features at this context; forget older ones."""
-        waiting = self._waiting.get(name, {})
+        waiting = self._waiting.get(request_id, {})
         features = waiting.get(context)
-        for old in [each for each in waiting if each <= context]:
+        for old in [length for length in waiting if length <= context]:
             del waiting[old]
         return features

@@ -160,8 +160,8 @@ class TablePlanner:
         (plain_s,) = self.seconds.estimate(batch, requests, frozenset(), [0])
         plain = TableRow(frozenset(), 0, float(batch), *plain_s, 0.0)
         max_nodes = self.budget.of_step(batch, requests)
-        each = min(self.budget.per_request, max_nodes // requests)
-        places = each.bit_length()
+        per_request = min(self.budget.per_request, max_nodes // requests)
+        places = per_request.bit_length()
         if not places:
             return plain, []
         sizes = [1 << place for place in range(places)]
@@ -263,7 +263,6 @@ class TablePlanner:
         return True
 
     def observe(self, report: StepReport) -> None:
-        """Learn from a step."""
         if not self._adaptive:
             return
         choice, batch = report.choice, report.batch

@@ -38,27 +38,28 @@ class RequestTexts:
         """Set the requests that want drafts, with their context lengths."""
         texts = self._texts
         if texts.keys() != contexts.keys():
-            for name in texts.keys() - contexts.keys():
-                length = self._contexts.get(name, 0) - texts[name].prompt
+            for request_id in texts.keys() - contexts.keys():
+                length = self._contexts.get(request_id, 0) - texts[request_id].prompt
                 self._answer += (max(length, 1) - self._answer) / _LATEST
-            for name in contexts.keys() - texts.keys():
-                self._prompt += (contexts[name] - self._prompt) / (_LATEST if self._prompt else 1)
-            self._texts = {name: texts.get(name) or _Text(prompt) for name, prompt in contexts.items()}
+            for request_id in contexts.keys() - texts.keys():
+                self._prompt += (contexts[request_id] - self._prompt) / (_LATEST if self._prompt else 1)
+            self._texts = {
+                request_id: texts.get(request_id) or _Text(prompt) for request_id, prompt in contexts.items()
+            }
         self._contexts = contexts
 
-    def ratio(self, name: str) -> float:
+    def ratio(self, request_id: str) -> float:
         """Return the accepted tokens of a request over those of usual trees."""
-        text = self._texts.get(name)
+        text = self._texts.get(request_id)
         return (text.accepted + _PRIOR) / (text.expected + _PRIOR) if text else 1.0
 
     @property
     def ratios(self) -> float:
-        """Sum of the ratios of all requests."""
-        return sum([self.ratio(name) for name in self._texts])
+        return sum([self.ratio(request_id) for request_id in self._texts])
 
-    def add(self, name: str, accepted: int, expected: float) -> None:
+    def add(self, request_id: str, accepted: int, expected: float) -> None:
         """Count a request's tree, and the usual tree's expected tokens."""
-        text = self._texts.get(name)
+        text = self._texts.get(request_id)
         if text is not None:
             fade = 0.5 ** (1 / _HALF)
             text.accepted, text.expected = fade * text.accepted + accepted, fade * text.expected + expected
@@ -70,7 +71,7 @@ class RequestTexts:
     @property
     def unread(self) -> int:
         """Tokens that came since speculators drafted."""
-        return sum([tokens - self._read.get(name, 0) for name, tokens in self._contexts.items()])
+        return sum([tokens - self._read.get(request_id, 0) for request_id, tokens in self._contexts.items()])
 
     @property
     def read_per_token(self) -> float:

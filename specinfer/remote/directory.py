@@ -90,7 +90,7 @@ class SpeculatorDirectory:
             raise IncompatibleError(
                 f"the speculators at {service.address} have tokenizer {theirs}, the target has {ours}"
             )
-        self._check_names(service, [each.name for each in description.speculators])
+        self._check_names(service, [speculator.name for speculator in description.speculators])
         self._check_features(service.address, description)
         max_k = min(_MAX_TOP_K, self._policy.vocab_size)
         if description.target_top_k > max_k:
@@ -98,11 +98,15 @@ class SpeculatorDirectory:
                 f"the speculators at {service.address} read {description.target_top_k} predictions of the "
                 f"target per node: at most {max_k} may be"
             )
-        for each in description.speculators:
-            if each.draws and self._policy.trust_draws and each.vocab_size > self._policy.vocab_size:
+        for speculator in description.speculators:
+            if (
+                speculator.draws
+                and self._policy.trust_draws
+                and speculator.vocab_size > self._policy.vocab_size
+            ):
                 # its draws of the tokens that the target lacks would be dropped, which selects by token
                 raise IncompatibleError(
-                    f"speculator {each.name} at {service.address} draws from {each.vocab_size} tokens, "
+                    f"speculator {speculator.name} at {service.address} draws from {speculator.vocab_size} tokens, "
                     f"the target has {self._policy.vocab_size}"
                 )
 
@@ -181,6 +185,8 @@ def _methods(
     These are the layers of hidden states, the number of the target's predictions, and whether they use
     references.
     """
-    speculators = [(each.name, each.drafter, each.draws) for each in description.speculators]
+    speculators = [
+        (speculator.name, speculator.drafter, speculator.draws) for speculator in description.speculators
+    ]
     reads = list(description.feature_layers), description.target_top_k, description.reads_references
     return speculators, *reads

@@ -108,7 +108,6 @@ class DraftFaults:
         return True
 
     def note_sound(self, speculator: int) -> None:
-        """Note a sound tree."""
         self._quarantines[speculator].sound()
 
 
@@ -126,7 +125,6 @@ class DraftStatistics:
     """Times that a speculator was left out, by its number."""
 
     def count(self, outcome: Outcome, drafts: int = 1) -> None:
-        """Count drafts."""
         if drafts:
             self.outcomes[outcome] += drafts
 

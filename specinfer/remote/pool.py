@@ -88,7 +88,7 @@ class SpeculatorPool:
         services = await self._replicas.look()
         patience_s = CALL_S if strict else FIRST_ANSWER_S
         answers = await describe_together(
-            [(each.address, each.stub) for each in services if each.stub is not None], patience_s
+            [(known.address, known.stub) for known in services if known.stub is not None], patience_s
         )
         for service, answer in zip(services, answers, strict=True):
             try:

@@ -54,16 +54,16 @@ class ReplicaShares:
         names = list(request_ids)
         load = Counter(dict.fromkeys(present, 0))
         load.update(place for place in self._place.values() if place in load)
-        for name in names:
-            if self._place.get(name) not in load:
-                self._place[name] = least = min(present, key=load.__getitem__)
+        for request_id in names:
+            if self._place.get(request_id) not in load:
+                self._place[request_id] = least = min(present, key=load.__getitem__)
                 load[least] += 1
-        return {name: self._place[name] for name in names}
+        return {request_id: self._place[request_id] for request_id in names}
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop requests that have ended."""
-        for name in request_ids:
-            self._place.pop(name, None)
+        for request_id in request_ids:
+            self._place.pop(request_id, None)
 
 
 class SpeculatorReplicas:
@@ -85,7 +85,7 @@ class SpeculatorReplicas:
 
     async def look(self) -> list[SpeculatorService]:
         """Look up names; return the new replicas."""
-        known = {(each.service, each.address) for each in self.known}
+        known = {(replica.service, replica.address) for replica in self.known}
         resolved = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
         new = [
             _replica(service, address, self._open(address))
@@ -103,12 +103,14 @@ class SpeculatorReplicas:
         """
         by_address: dict[str, list[StepEntry]] = {}
         for service, shares in self._shares.items():
-            replicas = [each for each in self.known if each.service == service]
-            present = [each.address for each in replicas if each.description is not None]
+            replicas = [replica for replica in self.known if replica.service == service]
+            present = [replica.address for replica in replicas if replica.description is not None]
             places = shares.divide([entry.request_id for entry in entries], present)
-            for each in replicas:
-                sendable = [e for e in entries if places.get(e.request_id, each.address) == each.address]
-                by_address[each.address] = sendable
+            for replica in replicas:
+                sendable = [
+                    e for e in entries if places.get(e.request_id, replica.address) == replica.address
+                ]
+                by_address[replica.address] = sendable
         return by_address
 
     def places(self, entries: Sequence[StepEntry]) -> dict[str, set[str]]:
@@ -120,7 +122,6 @@ class SpeculatorReplicas:
         return places
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that have ended."""
         for shares in self._shares.values():
             shares.forget(request_ids)
         for replica in self.known:

@@ -63,16 +63,16 @@ class ResidentDrafts:
         """Count a step's drafts; return times, and nodes by speculator."""
         service = self.service
         seconds, own_seconds, nodes = drafts.microseconds / 1e6, dict[int, float](), dict[int, int]()
-        for number, each in zip(service.members, drafts.speculators, strict=False):
-            nodes[number] = each.nodes
-            if each.microseconds:
-                own_seconds[number] = each.microseconds / 1e6
+        for number, speculator in zip(service.members, drafts.speculators, strict=False):
+            nodes[number] = speculator.nodes
+            if speculator.microseconds:
+                own_seconds[number] = speculator.microseconds / 1e6
                 service.statistics.count("ok")
-                if not each.malformed:
+                if not speculator.malformed:
                     service.faults.note_sound(number)
-            for _ in range(each.failed):
+            for _ in range(speculator.failed):
                 service.note_failed(number, "the verifier's log says why")
-            for _ in range(each.malformed):
+            for _ in range(speculator.malformed):
                 service.note_malformed(number, MalformedTreeError("tree", "", "dropped by the verifier"))
         service.last_seconds = seconds
         service.counters.answered += 1

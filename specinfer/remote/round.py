@@ -52,7 +52,6 @@ class DraftRound:
         return Drafts(in_order, list(self._times))
 
     def add(self, request_id: str, trees: Sequence[tuple[int, TokenTree]]) -> None:
-        """Add trees of one service for a request."""
         if trees:
             self._trees.setdefault(request_id, []).extend(trees)
 

@@ -89,7 +89,6 @@ class SpeculatorService:
         self.faults = DraftFaults(self.address)
 
     def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, DraftQuery]:
-        """Return this service's work in a step."""
         now = self.clock()
         present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
         asked = {}
@@ -213,22 +212,22 @@ class SpeculatorService:
 
         `features_until`: end position of the sent features.
         """
-        name = result.request_id
-        if name not in asked or asked[name].entry.state.finish is not None:
-            self.statistics.count("stale", len(asked[name].speculators) if name in asked else 1)
+        request_id = result.request_id
+        if request_id not in asked or asked[request_id].entry.state.finish is not None:
+            self.statistics.count("stale", len(asked[request_id].speculators) if request_id in asked else 1)
             return []
         if result.status == int(EntryStatus.RESYNC):
-            self.cached_len[name] = self.features_len[name] = 0
+            self.cached_len[request_id] = self.features_len[request_id] = 0
             self.statistics.resyncs += 1
             return []
-        entry, speculators = asked[name]
+        entry, speculators = asked[request_id]
         if result.status != int(EntryStatus.OK):
-            self.cached_len[name] = min(self.cached_len.get(name, 0), result.held_len)
+            self.cached_len[request_id] = min(self.cached_len.get(request_id, 0), result.held_len)
             for speculator in speculators:
-                self._failed(name, speculator, result.status, result.message)
+                self._failed(request_id, speculator, result.status, result.message)
             return []
-        self.cached_len[name] = result.held_len
-        self.features_len[name] = features_until
+        self.cached_len[request_id] = result.held_len
+        self.features_len[request_id] = features_until
         trees: dict[int, TokenTree] = {}
         wrong: set[int] = set()
         failed: set[int] = set()
@@ -237,7 +236,7 @@ class SpeculatorService:
             if draft.status in (int(EntryStatus.ERROR), int(EntryStatus.EXHAUSTED)):
                 wrong.add(speculator)
                 failed.add(speculator)
-                self._failed(name, speculator, draft.status, draft.message)
+                self._failed(request_id, speculator, draft.status, draft.message)
                 continue
             try:
                 if speculator not in speculators or speculator in trees:
@@ -252,7 +251,7 @@ class SpeculatorService:
                 self.faults.note_sound(speculator)
                 trees[speculator] = tree
         for speculator in speculators - failed:
-            self.refusals.served(name, speculator)
+            self.refusals.served(request_id, speculator)
         self.statistics.count("ok" if in_time else "late", len(speculators - wrong))
         self.latest.note(entry, list(trees.items()))
         return list(trees.items())
@@ -290,7 +289,7 @@ class SpeculatorService:
 
     def _name(self, speculator: int) -> str:
         described = self.description.speculators if self.description else ()
-        names = dict(zip(self.members, (each.name for each in described), strict=False))
+        names = dict(zip(self.members, (member.name for member in described), strict=False))
         return names.get(speculator, f"number {speculator}")
 
     def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:

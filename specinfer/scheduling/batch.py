@@ -98,7 +98,9 @@ class RunningBatch:
         candidates = [state for state in younger if self._class(state) == lowest]
         enough = [state for state in candidates if self._room.of(state) >= excess]
         return (
-            min(enough, key=lambda each: each.verifier_len) if enough else max(candidates, key=self._room.of)
+            min(enough, key=lambda candidate: candidate.verifier_len)
+            if enough
+            else max(candidates, key=self._room.of)
         )
 
     def _class(self, state: RequestState) -> tuple[int, int]:

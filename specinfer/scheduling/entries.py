@@ -37,7 +37,6 @@ class StepEntry:
 
     @property
     def request_id(self) -> str:
-        """The request's id."""
         return self.state.request.request_id
 
     @property
@@ -152,7 +151,6 @@ class Progress:
 
     @property
     def request_id(self) -> str:
-        """The request's id."""
         return self.state.request.request_id
 
     def cut(self, keep: int) -> None:

@@ -144,7 +144,6 @@ class WaitingQueue:
         return ""
 
     def push(self, state: RequestState) -> None:
-        """Add a waiting request."""
         request = state.request
         self._states[request.request_id] = state
         ranking = self._by_caller.setdefault(request.caller, Ranking())

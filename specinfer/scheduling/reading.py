@@ -29,8 +29,6 @@ _MIN_CONTEXT = 256
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """Tokens of a pass."""
-
     rows: int = 0
     """Tokens and tree nodes of decoding requests, and nodes after prompts."""
     read: int = 0
@@ -65,7 +63,6 @@ class ReadingPace:
         return max(1, int(np.searchsorted(added, allowed, side="right")))
 
     def learn(self, size: PassSize, pass_s: float) -> None:
-        """Learn from a measured pass."""
         if not 0 < size.rows + size.read < len(self._seconds):
             return
         base = float(self._seconds[size.rows])

@@ -190,7 +190,6 @@ class RequestState:
 
     @property
     def deadline_at(self) -> float:
-        """Time of its deadline."""
         return math.inf if self.request.deadline_s is None else self.queued_at + self.request.deadline_s
 
     @property

@@ -48,7 +48,6 @@ class RequestTable:
         return self._states.get(state.request.request_id) is state
 
     def add(self, state: RequestState) -> None:
-        """Add a submitted request."""
         request_id = state.request.request_id
         self._states[request_id] = state
         if state.request.deadline_s is not None:

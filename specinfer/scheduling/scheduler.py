@@ -235,8 +235,8 @@ class Scheduler:
         try:
             keep = self._stops.find(progress.request_id, progress.tokens, last=progress.final)
         except Exception as error:
-            name = progress.request_id
-            log.exception("request %s failed: its text cannot be read", name, extra=about(name))
+            request_id = progress.request_id
+            log.exception("request %s failed: its text cannot be read", request_id, extra=about(request_id))
             progress.cut(0)
             progress.final = True
             reason = FaultError("internal error", error).for_logs

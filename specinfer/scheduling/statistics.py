@@ -9,8 +9,6 @@ from specinfer.tree import NOBODY, TokenTree
 
 @dataclass(slots=True)
 class SpeculatorCounts:
-    """Counts of one speculator."""
-
     drafts: int = 0
     """Verified trees with its nodes."""
     proposed: int = 0
@@ -62,7 +60,6 @@ class SpeculationCounts:
         return self
 
     def of(self, speculator: int) -> SpeculatorCounts:
-        """Return the counts of one speculator."""
         counts = self.speculators.get(speculator)
         if counts is None:
             counts = self.speculators[speculator] = SpeculatorCounts()

@@ -91,8 +91,7 @@ class FeatureRelay:
         """Context positions before which the verifier has none."""
 
     def want(self, layers: Sequence[Sequence[int]]) -> None:
-        """Set the layers that services want."""
-        wanted = tuple(sorted({layer for each in layers for layer in each}))
+        wanted = tuple(sorted({layer for layers_of_reader in layers for layer in layers_of_reader}))
         if wanted != self.layers:
             self.layers = wanted
             self._kept.clear()
@@ -156,7 +155,6 @@ class FeatureRelay:
             kept.drop(min(positions))
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that ended."""
         for request_id in request_ids:
             self._kept.pop(request_id, None)
             self._floor.pop(request_id, None)
@@ -196,7 +194,6 @@ class TopKRelay:
         return None if latest is None or not k else Predicted(latest.tree, latest.top_k[:, :k])
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that ended."""
         for request_id in request_ids:
             self._latest.pop(request_id, None)
 
@@ -251,12 +248,16 @@ class TargetOutputs:
         readers = [(place, reader) for place, reader in enumerate(every) if reader.feature_layers]
         features.want([reader.feature_layers for _, reader in readers])
         since = {}
-        for name in [entry.request_id for entry in entries] if readers else ():
-            positions = [reader.features_len.get(name, 0) for place, reader in readers if reads(place, name)]
-            features.drop(name, positions)
-            start = features.wanted_from(name, positions)
+        for request_id in [entry.request_id for entry in entries] if readers else ():
+            positions = [
+                reader.features_len.get(request_id, 0)
+                for place, reader in readers
+                if reads(place, request_id)
+            ]
+            features.drop(request_id, positions)
+            start = features.wanted_from(request_id, positions)
             if start is not None:
-                since[name] = start
+                since[request_id] = start
         return WantedFeatures(features.layers, since, features.bytes_of(features.layers))
 
     def arrived(
@@ -272,6 +273,5 @@ class TargetOutputs:
                 self.top_k.arrived(name, trees[name], verdicts[name].top_k)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Forget requests that ended."""
         self.features.forget(request_ids)
         self.top_k.forget(request_ids)

@@ -26,8 +26,6 @@ ID_CHARACTERS = 8
 
 
 class ApiKey(BaseModel):
-    """One key in the file."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field(pattern="^[A-Za-z0-9_.@-]{1,64}$")

@@ -132,15 +132,12 @@ class _CallContext:
         """The unread reply: a method waits for slow readers."""
 
     def invocation_metadata(self) -> Metadata:
-        """Return the caller's metadata."""
         return self._metadata
 
     async def write(self, reply: Any) -> None:
-        """Send a reply."""
         await self.replies.put(reply)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", metadata: Metadata = ()) -> NoReturn:
-        """End the call with a status."""
         raise _AbortedError(code, details, metadata)
 
 
@@ -159,7 +156,6 @@ class _StreamCall:
             yield request
 
     async def write(self, request: Any) -> None:
-        """Send a request."""
         self._requests.put_nowait(request)
 
     async def done_writing(self) -> None:

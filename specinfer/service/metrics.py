@@ -58,16 +58,15 @@ class Observing:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: float | None = None
+        self._logged_at: float | None = None
 
     def __call__(self, count: Callable[[], None]) -> None:
-        """Count one step."""
         try:
             count()
         except Exception:
             now = self._clock()
-            if self._told is None or now - self._told >= _LOG_EVERY_S:
-                self._told = now
+            if self._logged_at is None or now - self._logged_at >= _LOG_EVERY_S:
+                self._logged_at = now
                 log.exception("something could not be counted; metrics are wrong from now on")
 
 
@@ -105,8 +104,6 @@ COUNTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class StepCounter(Collector):
-    """A counter with labels."""
-
     def __init__(
         self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
     ) -> None:

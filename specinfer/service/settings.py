@@ -63,7 +63,6 @@ class ProcessSettings(BaseSettings):
 
     @property
     def tls(self) -> ServerTls:
-        """The server's TLS files."""
         return ServerTls(*map(as_path, (self.tls_certificate, self.tls_key, self.tls_client_ca)))
 
     @classmethod

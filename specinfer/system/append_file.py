@@ -84,7 +84,6 @@ class AppendFile:
         self._torn, self._refused = False, 0
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
     def _write(self, data: bytes) -> None:

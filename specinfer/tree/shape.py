@@ -23,8 +23,6 @@ from specinfer.tree.token_tree import Int32, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """Limits of one tree."""
-
     nodes: int
     """Maximum nodes besides the root; 0 means no tree."""
     depth: int

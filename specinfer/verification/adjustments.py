@@ -137,8 +137,6 @@ class Constrained:
 
 
 class RequestAdjustment:
-    """All adjustments of a request."""
-
     def __init__(
         self,
         prompt_len: int,

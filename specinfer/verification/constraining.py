@@ -53,7 +53,6 @@ class Constraining:
         self._compiling_until = 0.0
 
     def begin_step(self, jobs: Sequence[VerifyJob]) -> None:
-        """Begin a step of these jobs."""
         present = {job.request_id for job in jobs}
         self._line = [request_id for request_id in self._line if request_id in present]
         self._turn, self._late, self._waiting = next(iter(self._line), None), [], 0

@@ -134,7 +134,9 @@ class VerifierEngine:
             except Exception:  # this request resynchronises, the others continue
                 self._faults += 1
                 log.exception("could not keep what a step accepted")
-                self.abandon([name for name, cached in self._cached.items() if cached.sequence is sequence])
+                self.abandon(
+                    [request_id for request_id, cached in self._cached.items() if cached.sequence is sequence]
+                )
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Forget requests; return how many were known."""
@@ -168,7 +170,9 @@ class VerifierEngine:
 
     def abandon(self, request_ids: Sequence[str]) -> None:
         """Forget requests after a fault within their step, in any cache state."""
-        broken = [self._cached[name].sequence for name in request_ids if name in self._cached]
+        broken = [
+            self._cached[request_id].sequence for request_id in request_ids if request_id in self._cached
+        ]
         self._unsettled = [item for item in self._unsettled if not any(item[0] is s for s in broken)]
         self.release(request_ids)
 
@@ -193,7 +197,6 @@ class VerifierEngine:
 
     @property
     def cached_requests(self) -> int:
-        """Requests with something in the cache."""
         return len(self._cached)
 
     def _cached_len(self, request_id: str) -> int:

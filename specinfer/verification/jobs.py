@@ -80,8 +80,6 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutcome:
-    """Outcome of a job."""
-
     request_id: str
     status: EntryStatus
     message: str = ""

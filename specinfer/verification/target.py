@@ -161,8 +161,8 @@ def targets_of(
             log.exception("choosing tokens failed")
             return [error]
         log.exception("choosing tokens failed; choosing for %d entries one by one", len(jobs))
-    each = zip(jobs, logits, adjustments, strict=True)
-    return [target for j, rows, a in each for target in targets_of([j], [rows], [a], chooser)]
+    triples = zip(jobs, logits, adjustments, strict=True)
+    return [target for j, rows, a in triples for target in targets_of([j], [rows], [a], chooser)]
 
 
 def _targets_of(

@@ -63,7 +63,6 @@ def _decoded(data: bytes, default_seed: int) -> Sampling:
 
 
 def encode_constraint(constraint: Constraint) -> common_pb2.Constraint:
-    """Return the message of a constraint."""
     if constraint.kind is ConstraintKind.CHOICE:
         return common_pb2.Constraint(choice=common_pb2.Choice(texts=json.loads(constraint.source)))
     fields: dict[str, Any] = {constraint.kind.value: constraint.source}

@@ -20,7 +20,6 @@ _ROOT_PARENTS.flags.writeable = _ROOT_SCORES.flags.writeable = False  # shared b
 
 
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
-    """Return the message of a tree."""
     message = tree_pb2.TokenTree(
         token_ids=tree.token_ids.tolist(),
         parents=tree.parents.tolist(),

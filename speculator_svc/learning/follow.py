@@ -153,7 +153,9 @@ class LearningLink:
                 description = await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=CALLS_S)
         if not description.learns:
             raise SettingError("ADDRESS", self.address, "was not started with --learn")
-        return given or next(str(each.model) for each in description.speculators if each.drafter == LEARNT)
+        return given or next(
+            str(member.model) for member in description.speculators if member.drafter == LEARNT
+        )
 
     async def texts(self, after: int) -> list[learning_pb2.Episode]:
         """Return the texts with higher numbers.
@@ -165,7 +167,7 @@ class LearningLink:
             stub = learning_pb2_grpc.LearningStub(channel)  # type: ignore[no-untyped-call]
             with self._explained():
                 request = learning_pb2.ReplayRequest(after=after)
-                return [each async for each in stub.Replay(request, timeout=CALLS_S)]
+                return [text async for text in stub.Replay(request, timeout=CALLS_S)]
 
     async def offer(self, directory: Path) -> learning_pb2.OfferReply:
         """Offer a checkpoint; return the service's answer.
@@ -213,7 +215,7 @@ class OnlineTraining:
         self._target = resolve_model(self._target_name)
         self._name, self._out, self._rate, self._place = name, out, learning_rate, place
         self._first = load_ssm(directory, self._target)
-        self._taken: dict[int, DraftModel] = {}
+        self._accepted: dict[int, DraftModel] = {}
         """The last two accepted offers by version: the service may revert one."""
         self._version: int | None = None
         """Version of the served weights, once known."""
@@ -229,11 +231,11 @@ class OnlineTraining:
 
     def add(self, episodes: Sequence[learning_pb2.Episode]) -> None:
         """Add texts; drop expired ones, and the oldest of too many."""
-        for each in episodes:
-            tokens = tuple(each.token_ids)
-            self.texts.append(Continuation(tokens[: each.prompt_len], tokens[each.prompt_len :]))
-            self._expire.append(time.monotonic() + each.expires_seconds)
-            self.newest = each.number
+        for episode in episodes:
+            tokens = tuple(episode.token_ids)
+            self.texts.append(Continuation(tokens[: episode.prompt_len], tokens[episode.prompt_len :]))
+            self._expire.append(time.monotonic() + episode.expires_seconds)
+            self.newest = episode.number
         size, now = sum(len(text.prompt) + len(text.output) for text in self.texts), time.monotonic()
         while self.texts and (size > REPLAY_TOKENS or self._expire[0] < now):
             oldest = self.texts.pop(0)
@@ -270,13 +272,13 @@ class OnlineTraining:
         weights.
         """
         if accepted:
-            self._taken = dict([*self._taken.items(), (version, self._current())][-2:])
+            self._accepted = dict([*self._accepted.items(), (version, self._current())][-2:])
             self._version, self._refusals = version, 0
             return
         taken_back = self._version is not None and version != self._version
         self._version, self._refusals = version, self._refusals + 1
-        if taken_back or (self._taken and self._refusals % REFUSALS == 0):
-            self._draft, self._refusals = self._taken.get(version, self._first), 0
+        if taken_back or (self._accepted and self._refusals % REFUSALS == 0):
+            self._draft, self._refusals = self._accepted.get(version, self._first), 0
             self._begin()
 
     def _begin(self) -> None:
@@ -298,7 +300,7 @@ def labelled(texts: Sequence[Continuation], vocabulary: NDArray[np.int64]) -> Ex
         Labels(np.array(text.output, np.int32)[:, None], np.ones((len(text.output), 1), np.float16))
         for text in texts
     ]
-    return Examples(texts, [in_draft_vocabulary(each, vocabulary) for each in labels])
+    return Examples(texts, [in_draft_vocabulary(text_labels, vocabulary) for text_labels in labels])
 
 
 def with_frequent_tokens(

@@ -55,8 +55,8 @@ def judge(trials: Sequence[Trial]) -> Judgement:
     They must be better on average over callers, with equal weight, and worse for none of them.
     """
     by_caller = _by_caller(trials)
-    served = _mean([_rate(each, [t.served_steps for t in each]) for each in by_caller])
-    offered = _mean([_rate(each, [t.offered_steps for t in each]) for each in by_caller])
+    served = _mean([_rate(of_caller, [t.served_steps for t in of_caller]) for of_caller in by_caller])
+    offered = _mean([_rate(of_caller, [t.offered_steps for t in of_caller]) for of_caller in by_caller])
     judgement = Judgement(served, offered, len(trials))
     if len(trials) < MIN_TEXTS:
         return judgement._replace(why_not=f"{len(trials)} held-out texts, {MIN_TEXTS} are needed")
@@ -88,12 +88,12 @@ def _costs_a_caller(by_caller: Sequence[Sequence[Trial]]) -> bool:
 
     The comparison is with the weights at start and with those served.
     """
-    small = [trial for each in by_caller if len(each) < MIN_TEXTS_OF_CALLER for trial in each]
+    small = [trial for trials in by_caller if len(trials) < MIN_TEXTS_OF_CALLER for trial in trials]
     return any(
-        _loses(each, before)
-        for each in (*by_caller, small)
-        if len(each) >= MIN_TEXTS_OF_CALLER
-        for before in ([t.start_steps for t in each], [t.served_steps for t in each])
+        _loses(trials, before)
+        for trials in (*by_caller, small)
+        if len(trials) >= MIN_TEXTS_OF_CALLER
+        for before in ([t.start_steps for t in trials], [t.served_steps for t in trials])
     )
 
 
@@ -101,7 +101,7 @@ def _loses(trials: Sequence[Trial], before: Sequence[int]) -> bool:
     """Return whether steps increase beyond the allowance plus a standard error."""
     excess = [t.offered_steps - steps / (1 - MAX_LOSS) for t, steps in zip(trials, before, strict=True)]
     mean = _mean(excess)
-    variance = sum((each - mean) ** 2 for each in excess) / max(1, len(excess) - 1)
+    variance = sum((value - mean) ** 2 for value in excess) / max(1, len(excess) - 1)
     return mean > math.sqrt(variance / len(excess))
 
 

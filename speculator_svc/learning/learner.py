@@ -195,7 +195,7 @@ class Learner:
     async def _judged(self, offered: Path) -> Judgement:
         texts = self.replay.held_out(0, MAX_TEXTS)
         if len(texts) < judgement.MIN_TEXTS:
-            return judge([Trial(each.caller, 0, 0, 0, 0) for each in texts])
+            return judge([Trial(text.caller, 0, 0, 0, 0) for text in texts])
         result = judge(await self._trials(self._served.model, str(offered), texts))
         self.held_out_rate = result.served
         return result
@@ -206,8 +206,8 @@ class Learner:
         rows = await self._run_trials(LEARNT, self._options, models, texts)
         places = [models.index(model) for model in (self._options.model, served, offered)]
         return [
-            Trial(each.caller, len(each.tokens) - each.prompt_len, *(steps[place] for place in places))
-            for each, steps in zip(texts, rows, strict=True)
+            Trial(text.caller, len(text.tokens) - text.prompt_len, *(steps[place] for place in places))
+            for text, steps in zip(texts, rows, strict=True)
         ]
 
     async def _take(self, judgement: Judgement) -> None:

@@ -127,7 +127,7 @@ class Replay:
         """End requests idle for so long: their gateway may be gone."""
         before = self._clock() - seconds
         with self._lock:
-            idle = [name for name, each in self._open.items() if each.touched < before]
+            idle = [name for name, request in self._open.items() if request.touched < before]
         self.end(idle)
 
     def training(self, after: int) -> list[Episode]:
@@ -140,11 +140,11 @@ class Replay:
         Callers have equal shares if they have enough. Oldest first.
         """
         by_caller = defaultdict[int, list[Episode]](list)
-        for each in self._newer(after, lambda shelf: shelf.held_out):
-            by_caller[each.caller].append(each)
+        for episode in self._newer(after, lambda shelf: shelf.held_out):
+            by_caller[episode.caller].append(episode)
         rows = zip_longest(*(reversed(episodes) for episodes in by_caller.values()))
-        chosen = [each for row in rows for each in row if each is not None][:max_count]
-        return sorted(chosen, key=lambda each: each.number)
+        chosen = [episode for row in rows for episode in row if episode is not None][:max_count]
+        return sorted(chosen, key=lambda episode: episode.number)
 
     def expires_s(self, episode: Episode) -> float:
         """Return the seconds after which an episode is forgotten."""
@@ -164,9 +164,12 @@ class Replay:
         with self._lock:
             self._expire()
             episodes = [
-                each for shelf in self._shelves.values() for each in part(shelf) if each.number > after
+                episode
+                for shelf in self._shelves.values()
+                for episode in part(shelf)
+                if episode.number > after
             ]
-        return sorted(episodes, key=lambda each: each.number)
+        return sorted(episodes, key=lambda episode: episode.number)
 
     def _keep(self, ended: _Open) -> None:
         if len(ended.tokens) - ended.prompt_len < MIN_OUTPUT:
@@ -180,7 +183,7 @@ class Replay:
         shelf.tokens += len(episode.tokens)
         self._tokens += len(episode.tokens)
         while self._tokens > self._max_tokens:
-            self._drop(max(self._shelves.values(), key=lambda each: each.tokens))
+            self._drop(max(self._shelves.values(), key=lambda kept_shelf: kept_shelf.tokens))
 
     def _expire(self) -> None:
         self._expired = self._clock()

@@ -26,13 +26,13 @@ class LearningServicer(learning_pb2_grpc.LearningServicer):
     ) -> AsyncIterator[learning_pb2.Episode]:
         """Return the texts that may be trained on."""
         replay = self._learner.replay
-        for each in replay.training(request.after):
+        for episode in replay.training(request.after):
             yield learning_pb2.Episode(
-                number=each.number,
-                token_ids=each.tokens,
-                prompt_len=each.prompt_len,
-                caller=each.caller,
-                expires_seconds=round(replay.expires_s(each)),
+                number=episode.number,
+                token_ids=episode.tokens,
+                prompt_len=episode.prompt_len,
+                caller=episode.caller,
+                expires_seconds=round(replay.expires_s(episode)),
             )
 
     async def Offer(

@@ -38,7 +38,7 @@ async def run_trials(
         "drafter": drafter,
         "options": asdict(options),
         "models": models,
-        "texts": [[list(each.tokens), each.prompt_len] for each in episodes],
+        "texts": [[list(episode.tokens), episode.prompt_len] for episode in episodes],
     }
     command = ending_with_us([sys.executable, "-m", "speculator_svc.learning.trials"])
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)

@@ -165,7 +165,6 @@ def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[
 def without_prompts_of(
     held_out: Iterable[Continuation], corpus: Iterable[Continuation]
 ) -> list[Continuation]:
-    """Return a corpus without held-out prompts."""
     prompts = {item.prompt for item in held_out}
     return [item for item in corpus if item.prompt not in prompts]
 
@@ -216,7 +215,6 @@ class TrainingBatch:
     next_tokens: torch.Tensor
 
     def to(self, device: torch.device) -> "TrainingBatch":
-        """Return the batch on a device."""
         return TrainingBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 

@@ -64,7 +64,6 @@ def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
 
 
 def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
-    """Return the loss of one batch."""
     return distillation_loss(ssm_logits(student, batch), batch)
 
 
@@ -149,8 +148,6 @@ LONGEST_STEP_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class DistilOptions:
-    """Options of a training."""
-
     minutes: float
     learning_rate: float = 1e-3
     tokens_per_batch: int = 1024

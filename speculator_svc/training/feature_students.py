@@ -31,7 +31,6 @@ class UnrolledRows:
     """[R] next tokens of the target."""
 
     def to(self, device: torch.device) -> "UnrolledRows":
-        """Return the rows on a device."""
         return UnrolledRows(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
@@ -46,7 +45,6 @@ class UnrolledBatch:
     steps: tuple[UnrolledRows, ...]
 
     def to(self, device: torch.device) -> "UnrolledBatch":
-        """Return the batch on a device."""
         steps = tuple(step.to(device) for step in self.steps)
         return UnrolledBatch(self.token_ids.to(device), self.states.to(device), steps)
 
@@ -72,7 +70,6 @@ class FeatureStudent(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
         return next(self.parameters()).device
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -137,8 +137,6 @@ def better(best: Best | None, score: float, student: nn.Module) -> Best:
 
 
 class TrainingProgress(NamedTuple):
-    """Saved progress of a training."""
-
     minutes: float = 0.0
     seen: int = 0
     """Tokens."""

@@ -101,7 +101,6 @@ class Student(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
         return next(self.parameters()).device
 
     @property

@@ -50,8 +50,6 @@ MarkovRank = Annotated[
 
 
 def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
-    """Return the command that trains heads of a kind."""
-
     def train(
         corpus: Corpora,
         out: Checkpoint,

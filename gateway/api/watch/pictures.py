@@ -27,7 +27,6 @@ class TokenTexts:
         self._texts: dict[int, str] = {}
 
     def of(self, token_id: int) -> str:
-        """Return the text of a token."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._tokenizer.text_of_token(token_id)
@@ -37,8 +36,6 @@ class TokenTexts:
 
 
 class RequestText:
-    """The growing text of one request."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._read = 0
@@ -185,10 +182,10 @@ class WatchReplies:
                 await watch.wait()
                 await asyncio.sleep(self._pace.turn(time.monotonic()))
                 seen, dropped = watch.take()
-                name = seen.item.request_id
-                text = texts.setdefault(name, RequestText(self._tokenizer))
+                stepped_id = seen.item.request_id
+                text = texts.setdefault(stepped_id, RequestText(self._tokenizer))
                 yield reply_of(seen, dropped, self._texts, text)
                 if seen.item.final:
-                    del texts[name]
+                    del texts[stepped_id]
                     if request_id:
                         return

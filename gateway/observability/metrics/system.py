@@ -37,7 +37,7 @@ class SystemView:
     redis_ready: bool
     gateways: int
     """Live gateways, this one included."""
-    held: int
+    driven: int
     """Verifiers that this gateway drives."""
     verifiers: Mapping[str, bool]
     """True for each verifier that answers, by address."""
@@ -71,7 +71,7 @@ class SystemMetrics:
             "gateway_ready", "Whether a request that came now would be served (1) or not (0)."
         )
         self._gateways = gauge("gateways_alive", "Gateways that renew their leases, this one included.")
-        self._held = gauge("verifiers_held", "Verifiers that this gateway drives.")
+        self._driven = gauge("verifiers_held", "Verifiers that this gateway drives.")
         self._model = declare_model_info(registry)
         self._vllm = VllmMetrics(registry, vllm_model) if vllm_model else None
         self.redis_outages = counter("redis_outages", "Times that Redis stopped answering.")
@@ -107,7 +107,7 @@ class SystemMetrics:
         self._redis.set(view.redis_ready)
         self._gateway.set(view.gateway_ready)
         self._gateways.set(view.gateways)
-        self._held.set(view.held)
+        self._driven.set(view.driven)
         _show(self._verifier, {(name,): ready for name, ready in view.verifiers.items()})
         _show(self._speculator, {(name,): ready for name, ready in view.speculators.items()})
         _show(self._model, dict.fromkeys(view.models, True))

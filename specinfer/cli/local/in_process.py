@@ -111,7 +111,6 @@ def prompt_of(message: generation_pb2.GenerateRequest) -> Prompt:
 
 
 def params_of(message: generation_pb2.GenerateRequest) -> SamplingParams:
-    """Return the sampling parameters of a request."""
     sampling = decode_sampling(message.sampling, default_seed=0)
     seeded = message.sampling.HasField("seed")
     return SamplingParams(

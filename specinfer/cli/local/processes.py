@@ -23,7 +23,7 @@ DEFAULT_METRICS_PORT = 9464
 """Port of a gateway's metrics."""
 PORTS = range(20_000, 32_000)
 """Ports of `free_ports`, below Linux' range for outgoing connections."""
-_taken = itertools.count(random.randrange(len(PORTS)))
+_next_port = itertools.count(random.randrange(len(PORTS)))
 
 
 def check_metrics_port() -> None:
@@ -64,7 +64,7 @@ def free_ports(count: int) -> list[int]:
     for _ in range(len(PORTS)):
         if len(ports) == count:
             break
-        port = PORTS[next(_taken) % len(PORTS)]
+        port = PORTS[next(_next_port) % len(PORTS)]
         if not _why_not_bound(socket.AF_INET, ("127.0.0.1", port)):
             ports.append(port)
     if len(ports) < count:
@@ -115,8 +115,6 @@ _PROGRESS = re.compile(rf'{re.escape(LOGGER)}(?:: |", "message": ")([^"\n]*)')
 
 
 class Child:
-    """One child process."""
-
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self._log = name, log
         with log.open("wb") as output:
@@ -145,7 +143,6 @@ class Child:
         return "" if code is None else f"{self.name} {describe_exit(code)}: {self.last_line()}"
 
     def last_line(self) -> str:
-        """Return the last line of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "(no output)"
 

@@ -10,8 +10,6 @@ from specinfer.planning import PLANNERS
 
 
 class SpeculationChoice(StrEnum):
-    """Speculation of a request."""
-
     TREE = "tree"
     SEQUENCE = "sequence"
     OFF = "off"

@@ -38,8 +38,6 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DraftLayers:
-    """The layers of a draft."""
-
     config: ModelConfig
     """Their shape; the vocabulary is the target's."""
     windows: tuple[int | None, ...]

@@ -105,14 +105,14 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     if FINGERPRINT not in verifier_fields(config):
         with naming(directory):
             return _load_published(directory, target_directory)
-    own, token_ids = own_tensors(directory)
+    tensors, token_ids = own_tensors(directory)
     layers = config.get(EAGLE_LAYERS) or usual_layers(load_config(target_directory).layers)
     return EagleSource(
-        _named(own),
+        _named(tensors),
         torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids,
         tuple(layers),
         bool(config.get("norm_before_residual", False)),
-        own.get(_EMBEDDING),
+        tensors.get(_EMBEDDING),
     )
 
 

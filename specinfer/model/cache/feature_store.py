@@ -31,7 +31,6 @@ class FeatureStore:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's states."""
         return int(np.prod(self._states.shape[1:])) * self._states.itemsize
 
     def keep(self, layers: Sequence[int], hidden: int) -> None:
@@ -86,7 +85,6 @@ class FeatureStore:
         return self._copied.block_layout
 
     def read_block(self, block: int) -> bytes:
-        """Return the bytes of a block."""
         return self._copied.read_block(block)
 
     def write_block(self, block: int, data: bytes) -> None:

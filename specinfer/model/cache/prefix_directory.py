@@ -68,7 +68,6 @@ class PrefixDirectory:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files."""
         return self._total
 
     def __contains__(self, key: bytes) -> bool:

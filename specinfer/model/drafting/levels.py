@@ -26,7 +26,7 @@ class _Candidate(NamedTuple):
 
     negated: float
     """Path probability, negated."""
-    found: int
+    number: int
     parent: int
     depth: int
     rank: int

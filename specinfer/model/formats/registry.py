@@ -51,8 +51,8 @@ BLOCK_FORMATS = (
 AUTO = "auto"
 _NUMBERS = (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
 FORMATS: dict[str, Format] = {
-    each.name: each
-    for each in (
+    format_.name: format_
+    for format_ in (
         Format(AUTO, "as the model's file has them: the blocks of a GGUF file, --dtype of safetensors"),
         *(
             NumberFormat(name, f"numbers in {dtype}, which --dtype must be", dtype)
@@ -85,7 +85,6 @@ def find_format(name: str) -> Format:
 
 
 def unknown_format(name: str) -> str:
-    """Return the error for an unknown format's name."""
     if name in _RENAMED:
         return f"is called {_RENAMED[name]} now"
     return f"must be one of {', '.join(FORMATS)}"
@@ -94,7 +93,7 @@ def unknown_format(name: str) -> str:
 def weights_help() -> str:
     """Return the help of a setting: all formats by kind."""
     numbers, blocks, gpu = (
-        ", ".join(name for name, each in FORMATS.items() if isinstance(each, kind))
+        ", ".join(name for name, format_ in FORMATS.items() if isinstance(format_, kind))
         for kind in (NumberFormat, BlockFormat, GpuFormat)
     )
     return (

@@ -42,7 +42,9 @@ NOT_COUNTED = WeightFormats("not counted", {})
 
 def formats_of_parameters(parameters: Iterable[torch.Tensor]) -> WeightFormats:
     """Return the formats of a model that `transformers` loaded."""
-    counts = Counter(_TYPE_NAMES.get(each.dtype, name_of(each.dtype).upper()) for each in parameters)
+    counts = Counter(
+        _TYPE_NAMES.get(parameter.dtype, name_of(parameter.dtype).upper()) for parameter in parameters
+    )
     return WeightFormats("as transformers loaded them", counts)
 
 
@@ -102,13 +104,11 @@ class WeightsInFormat(NamedTensors):
         return blocks
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Return a part of a tensor."""
         tensor = read_part(self._source, name, span)
         self._numbers[name] = self._type_of(name, tensor.dim())
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         return shape_of(self._source, name)
 
     def formats(self) -> WeightFormats:
@@ -166,7 +166,6 @@ class QuantisedWeights(NamedTensors):
         return self._weights[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         return shape_of(self._weights, name)
 
     def blocks(self, name: str, as_stored: bool = False) -> Blocks | None:

@@ -37,25 +37,25 @@ def choose(tasks: Sequence[ChoiceTask]) -> list[Choices]:
     starts = [*accumulate(counts, initial=0)]
     wanted = [task.excerpts.get(row) for task, n in zip(tasks, counts, strict=True) for row in range(n)]
     cut = [cut_logits(task.logits, task.sampling) for task in tasks]
-    found, p = _found(tasks, cut, wanted)
+    winners, p = _winners(tasks, cut, wanted)
     lists = np.split(p, [*accumulate(0 if ids is None else len(ids) for ids in wanted[:-1])])
     return [
-        _choices(found[start : start + n], lists[start : start + n], wanted[start : start + n])
+        _choices(winners[start : start + n], lists[start : start + n], wanted[start : start + n])
         for start, n in zip(starts, counts, strict=False)
     ]
 
 
-def _choices(found: Float64, p: Sequence[Float64], wanted: Sequence[Int32 | None]) -> Choices:
-    tokens = found[:, 0].astype(np.int64).tolist()
+def _choices(winners: Float64, p: Sequence[Float64], wanted: Sequence[Int32 | None]) -> Choices:
+    tokens = winners[:, 0].astype(np.int64).tolist()
     excerpts = {
-        row: Excerpt(ids, p[row], float(found[row, 2]), (tokens[row], float(found[row, 1])))
+        row: Excerpt(ids, p[row], float(winners[row, 2]), (tokens[row], float(winners[row, 1])))
         for row, ids in enumerate(wanted)
         if ids is not None
     }
     return Choices(tokens, excerpts)
 
 
-def _found(
+def _winners(
     tasks: Sequence[ChoiceTask], logits: Sequence[torch.Tensor], wanted: Sequence[Int32 | None]
 ) -> tuple[Float64, Float64]:
     """Return [R, 3], and all excerpts' P, joined.

@@ -83,7 +83,6 @@ class EagerPasses(Generic[Sizes]):
         """Do nothing: nothing is captured."""
 
     def run(self, sizes: Sizes) -> torch.Tensor:
-        """Run a sequence of this size."""
         return self._run(sizes)
 
 
@@ -102,7 +101,6 @@ class CudaGraphs(Generic[Sizes]):
             self._captured[one] = self._capture(one)
 
     def run(self, sizes: Sizes) -> torch.Tensor:
-        """Run a sequence of this size."""
         captured = self._captured.get(sizes)
         if captured is None:
             return self._run(sizes)

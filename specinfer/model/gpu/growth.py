@@ -196,14 +196,16 @@ class GpuGrowth:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scores and columns [rows, n] of best tokens, like `drafting.candidates`."""
         rows, size = logits.shape
-        each = rows // levels.bucket.requests
-        by_row = {name: parameters[name][:, None].expand(-1, each).reshape(-1, 1) for name in _OF_ROWS}
+        rows_of_request = rows // levels.bucket.requests
+        by_row = {
+            name: parameters[name][:, None].expand(-1, rows_of_request).reshape(-1, 1) for name in _OF_ROWS
+        }
         if levels.cuts:
             logits = cut_rows(logits, by_row["temperatures"], by_row["top_k"].long(), by_row["top_p"])
         favours = torch.empty_like(logits)
         favour[rows, -(-size // BLOCK)](
             *(logits, logits.amax(-1), parameters["temperatures"], parameters["greedy"]),
-            *(parameters["keys"][level], self._vocabulary, favours, size, each),
+            *(parameters["keys"][level], self._vocabulary, favours, size, rows_of_request),
             BLOCK=BLOCK,
         )
         best = favours.topk(min(max(levels.width, NOISY_RIVALS), size), dim=-1)

@@ -73,8 +73,6 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class GrowthNumbers:
-    """Numbers of a growth for the device."""
-
     passes: Int32
     parameters: Int32
 
@@ -155,8 +153,6 @@ def _whole(task: GrowthTask, vocabulary_size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GrowthModel:
-    """Properties of the model for growth."""
-
     device: str
     group: int
     """Query heads that share a key."""

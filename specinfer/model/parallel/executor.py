@@ -130,7 +130,7 @@ class ParallelExecutor:
             self.memory: list[RankMemory] = self.ranks.gather(memory)
             """Memory of every rank, at rank 0; empty elsewhere."""
         if self.memory:
-            shares = ", ".join(f"{each.weight_bytes / 1e6:.1f}" for each in self.memory)
+            shares = ", ".join(f"{rank.weight_bytes / 1e6:.1f}" for rank in self.memory)
             log.info("%s: MB of weights per rank: %s", self.ranks.place.layout, shares)
 
     def run(self, batch: Batch) -> torch.Tensor:

@@ -36,7 +36,6 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Number of all ranks."""
         return self.tensor * self.stages
 
     def known_part(self, config: ModelConfig) -> ModelConfig:
@@ -85,9 +84,9 @@ class Place:
 
         The first stages have one more where they cannot be equal, since the last one has the head.
         """
-        each, more = divmod(count, self.layout.stages)
-        start = self.stage * each + min(self.stage, more)
-        return range(start, start + each + (self.stage < more))
+        per_stage, more = divmod(count, self.layout.stages)
+        start = self.stage * per_stage + min(self.stage, more)
+        return range(start, start + per_stage + (self.stage < more))
 
     def share(self, count: int) -> range:
         """Return its part of `count` things that are divided within a stage.
@@ -98,8 +97,8 @@ class Place:
         if count < ranks:
             first = self.tensor * count // ranks
             return range(first, first + 1)
-        each = count // ranks
-        return range(self.tensor * each, (self.tensor + 1) * each)
+        per_rank = count // ranks
+        return range(self.tensor * per_rank, (self.tensor + 1) * per_rank)
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """Return this rank's model: its layers, heads and MLP part."""
@@ -173,7 +172,6 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         return self._weights[stored]
 
     def _outside(self, name: str) -> torch.Tensor:
-        """Return a tensor outside the layers."""
         ends = self._place.is_last and (name == _HEAD or self._config.tied_embeddings)
         if name in (EMBEDDING, _HEAD):
             here = ends or (name == EMBEDDING and self._place.is_first)

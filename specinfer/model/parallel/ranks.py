@@ -95,7 +95,7 @@ class Ranks:
         tensor = torch.tensor([number], dtype=torch.float64)
         box = [torch.empty_like(tensor) for _ in range(self.place.layout.ranks)] if self.is_leader else None
         dist.gather(tensor, box, 0, self._control)
-        return [float(each) for each in box or ()]
+        return [float(value) for value in box or ()]
 
     def meet(self, timeout_s: float | None = None) -> None:
         """Wait for all ranks, half the usual time.

@@ -33,8 +33,8 @@ class StageCost:
     @classmethod
     def through(cls, small: tuple[int, float], large: tuple[int, float]) -> "StageCost":
         """Return the line through two measurements (tokens, seconds)."""
-        each = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
-        return cls(max(0.0, small[1] - each * small[0]), each)
+        token_s = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
+        return cls(max(0.0, small[1] - token_s * small[0]), token_s)
 
     def seconds(self, tokens: float) -> float:
         """Return the seconds of this many tokens."""

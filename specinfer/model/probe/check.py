@@ -50,8 +50,6 @@ _WINDOW = 16
 
 
 class Probe(NamedTuple):
-    """Result of a probe."""
-
     executor: str
     """Name of the executor in the probe."""
     differences: list[WayDistance]

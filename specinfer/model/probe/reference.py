@@ -82,7 +82,6 @@ def few_layers(model: Any) -> Any:
 
 
 def layer_lists(model: Any) -> list[torch.nn.ModuleList]:
-    """Return the lists of a model's layers."""
     count = model.config.get_text_config().num_hidden_layers
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == count]
     return [part for part in lists if not any(part in one.modules() for one in lists if one is not part)]

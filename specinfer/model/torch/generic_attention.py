@@ -47,8 +47,6 @@ class _Mask:
 
 
 class _RequestRows(NamedTuple):
-    """One request's rows of a pass."""
-
     rows: slice
     slots: torch.Tensor
     """[positions] slots of its keys."""

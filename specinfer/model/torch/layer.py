@@ -62,8 +62,6 @@ class Mlp:
 
 
 class Layer:
-    """One decoder layer."""
-
     mlp_type: type[Mlp] = Mlp
     """Class of its MLP."""
 

@@ -34,7 +34,6 @@ class LayerNorm:
         self._weight, self._bias, self._eps = weight, bias, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the normed x."""
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
 
 

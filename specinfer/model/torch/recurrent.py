@@ -186,7 +186,7 @@ class RecurrentLayers:
         if chains[0].parent is None:
             return _LayerCache({})
         parents = [self.states[chain.parent][number] for chain in chains if chain.parent is not None]
-        return _LayerCache({key: torch.stack([each[key] for each in parents]) for key in parents[0]})
+        return _LayerCache({key: torch.stack([parent[key] for parent in parents]) for key in parents[0]})
 
     def _end(self, number: int, chains: Sequence[Chain], cache: _LayerCache) -> None:
         """Store the states after chains."""

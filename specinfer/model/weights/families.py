@@ -36,7 +36,6 @@ class RenamedWeights(NamedTensors):
         return pick(tensor) if pick else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         source, pick, index = self._sources[name]
         shape = shape_of(self._weights, source)
         if index is not None:
@@ -58,7 +57,6 @@ class RenamedWeights(NamedTensors):
         return self._sources[name].name
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Read a part of a tensor."""
         source, pick, index = self._sources[name]
         if pick is None and index is None:
             return read_part(self._weights, source, span)

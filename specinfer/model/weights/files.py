@@ -87,12 +87,10 @@ class SafetensorsWeights(NamedTensors):
             return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         with safe_open(self._files[name], framework="pt") as file:
             return tuple(file.get_slice(name).get_shape())
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Read a part of a tensor."""
         with safe_open(self._files[name], framework="pt") as file:
             stored = file.get_slice(name)
             tensor: torch.Tensor = stored[:, span.within] if span.dim else stored[span.within]
@@ -271,7 +269,6 @@ class GgufWeights(NamedTensors):
         return tensor - 1 if self._layout.raised and name.endswith("norm.weight") else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         shape = tuple(int(size) for size in reversed(self._tensors[self._names[name]][1].shape))
         if self._layout.undo is None:
             return shape

@@ -27,13 +27,11 @@ class TrimmedWeights(NamedTensors):
         return self._weights[self._head][self._token_ids] if name == HEAD else self._weights[name]
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """Return a part of a tensor."""
         if name == HEAD:
             return self[HEAD].narrow(span.dim, span.start, span.stop - span.start)
         return read_part(self._weights, name, span)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         if name != HEAD:
             return shape_of(self._weights, name)
         return len(self._token_ids), *shape_of(self._weights, self._head)[1:]

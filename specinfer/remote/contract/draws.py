@@ -29,7 +29,7 @@ Float64 = NDArray[np.float64]
 
 async def draws_follow_q(it: Examined) -> str:
     """Check draws of many requests with one context and different draw_seeds."""
-    drawing = [place for place, each in enumerate(it.description.speculators) if each.draws]
+    drawing = [place for place, speculator in enumerate(it.description.speculators) if speculator.draws]
     if not drawing:
         raise NotApplicableError("none of its speculators draws")
     trees: dict[int, list[TokenTree]] = {place: [] for place in drawing}
@@ -102,7 +102,7 @@ def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]
 def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
     """Combine the last ranks with small expectations, to an odd number."""
     while len(expected) > 1 and (expected[-1] < _MIN_EXPECTED or len(expected) % 2 == 0):
-        observed, expected = (np.append(each[:-2], each[-2:].sum()) for each in (observed, expected))
+        observed, expected = (np.append(counts[:-2], counts[-2:].sum()) for counts in (observed, expected))
     return observed, expected
 
 

@@ -73,7 +73,9 @@ class Examined:
 
     def context(self, length: int) -> list[int]:
         """Return repeating token ids, so that lookups find something."""
-        sizes = [each.vocab_size for each in self.description.speculators if each.vocab_size]
+        sizes = [
+            speculator.vocab_size for speculator in self.description.speculators if speculator.vocab_size
+        ]
         once: list[int] = self.rng.integers(0, min([_USUAL_TOKENS, *sizes]), -(-length // 2)).tolist()
         return (once + once)[:length]
 
@@ -222,6 +224,6 @@ def expect_status(result: speculator_pb2.DraftResult, status: int, what: str) ->
         BrokenContractError: if otherwise.
     """
     if result.status != status:
-        names = {int(each): each.name for each in EntryStatus}
+        names = {int(entry_status): entry_status.name for entry_status in EntryStatus}
         shown = f"{names.get(result.status, result.status)} {result.message}".strip()
         raise BrokenContractError(f"{what}: answered {shown} instead of {names[status]}")

@@ -28,7 +28,7 @@ async def describes_itself(it: Examined) -> str:
         "max_nodes: must be at least 1": not description.max_nodes,
         "instance_id: must be drawn when the process starts": not description.instance_id,
         f"name: 1 to {_LONGEST_NAME} characters": any(
-            not 0 < len(each.name) <= _LONGEST_NAME for each in description.speculators
+            not 0 < len(speculator.name) <= _LONGEST_NAME for speculator in description.speculators
         ),
         "vocab_size: who draws must tell it": any(
             e.draws and not e.vocab_size for e in description.speculators
@@ -41,7 +41,7 @@ async def describes_itself(it: Examined) -> str:
     broken = [problem for problem, present in problems.items() if present]
     if broken:
         raise BrokenContractError("; ".join(broken))
-    return ", ".join(f"{each.name} ({each.drafter})" for each in description.speculators)
+    return ", ".join(f"{speculator.name} ({speculator.drafter})" for speculator in description.speculators)
 
 
 async def appends_deltas(it: Examined) -> str:
@@ -141,7 +141,7 @@ async def bad_entries_cost_themselves(it: Examined) -> str:
         f"speculator {count} of {count}": it.entry("nobody", tokens, speculators=[count]),
         "a request for the second time in a message": it.entry("good", tokens),
     }
-    sizes = [each.vocab_size for each in it.description.speculators if each.vocab_size]
+    sizes = [speculator.vocab_size for speculator in it.description.speculators if speculator.vocab_size]
     if sizes:
         outside = [*tokens, min(min(sizes), ANY_TOKEN)]
         bad[f"a token outside of the vocabulary of {min(sizes)}"] = it.entry("foreign", outside)
@@ -156,7 +156,7 @@ async def bad_entries_cost_themselves(it: Examined) -> str:
 
 async def sends_points_unless_it_draws(it: Examined) -> str:
     """Check that speculators without draws send points for sampled requests."""
-    quiet = [place for place, each in enumerate(it.description.speculators) if not each.draws]
+    quiet = [place for place, speculator in enumerate(it.description.speculators) if not speculator.draws]
     if not quiet:
         raise NotApplicableError("all its speculators draw")
     sampling = common_pb2.SamplingParams(temperature=1.0, seed=7)

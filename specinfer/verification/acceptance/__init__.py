@@ -61,8 +61,6 @@ class Randomness(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestRandomness:
-    """Randomness of a request."""
-
     sampling: Sampling
     context_len: int
     """Absolute position of the token after the root."""

@@ -107,7 +107,9 @@ async def test_an_idle_connection_stays_open_for_its_own_time() -> None:
     async with bounded() as (http, connect):
         reader, writer = await connect(WHOLE)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-        await until(lambda: all(each._late is None for each in kind_of_connections(http).others._open))
+        await until(
+            lambda: all(each._late is None for each in kind_of_connections(http).open_connections._open)
+        )
         writer.write(WHOLE)
         async with asyncio.timeout(60):
             assert b"HTTP/1.1 200 " in await reader.readuntil(b"HTTP/1.1 200 ")

@@ -209,9 +209,9 @@ def rope_parameters(
                 f"GGUF: rope_freqs.weight of {len(factors)} numbers beside rope.scaling.type = {kind!r}"
             )
         # the one kind whose frequencies are divided by numbers of a list; the same for short texts and long
-        each = {"short_factor": list(factors), "long_factor": list(factors), "attention_factor": 1.0}
+        scaling = {"short_factor": list(factors), "long_factor": list(factors), "attention_factor": 1.0}
         length = meta.count("context_length")
-        return plain | each | {"rope_type": "longrope", "original_max_position_embeddings": length}
+        return plain | scaling | {"rope_type": "longrope", "original_max_position_embeddings": length}
     match kind:
         case "none":
             return plain | {"rope_type": "default"}
