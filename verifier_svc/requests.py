@@ -114,8 +114,9 @@ class HostedRequests:
         A failed request without any cached tokens starts over.
         """
         for outcome in outcomes:
-            if outcome.status is EntryStatus.OK and outcome.verdict is None:
-                del self._states[outcome.request_id].tokens[outcome.cached_len :]
+            state = self._states.get(outcome.request_id)  # an idle request is forgotten within its own step
+            if state is not None and outcome.status is EntryStatus.OK and outcome.verdict is None:
+                del state.tokens[outcome.cached_len :]
         failed = [outcome.request_id for outcome in outcomes if outcome.status is not EntryStatus.OK]
         if unknown := [request_id for request_id in failed if not self._host.verifier.holds(request_id)]:
             self.forget(unknown)
