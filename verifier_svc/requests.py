@@ -148,6 +148,8 @@ class HostedRequests:
         if not part.HasField("tree_plan"):
             final = part.HasField("tree")
             return StepEntry(state, part.base_len, delta, final, _NO_TREE, 0, read_limit=part.read_limit)
+        if part.read_limit:
+            raise InvalidInputError("read_limit", part.read_limit, "must be 0 for an entry with a tree plan")
         plan = part.tree_plan
         speculation = _SPECULATION[plan.shape]
         if state.request.speculation is not speculation:

@@ -97,9 +97,10 @@ def _contradiction(
     if accepted and (tree is None or not _is_path(tree, accepted)):
         return f"the verifier accepted nodes {accepted[:16]}, which are no path from the root"
     held_len = entry.context_len + len(accepted)
-    if answer.held_len != held_len and not (
-        entry.read_limit and entry.base_len < answer.held_len < entry.context_len
-    ):
+    if entry.read_limit:  # the last token is never taken: without one to send, the request would wait forever
+        if not entry.base_len < answer.held_len < held_len:
+            return f"the verifier holds {answer.held_len} tokens instead of fewer than {held_len}"
+    elif answer.held_len != held_len:
         return f"the verifier holds {answer.held_len} tokens instead of {held_len}"
     if answer.cached_tokens > len(entry.delta):
         return f"the verifier found {answer.cached_tokens} of {len(entry.delta)} tokens in its cache"

@@ -40,7 +40,7 @@ def features_of(
 
     Args:
         accepted: tentative nodes that become context, in order.
-        since: context position. most: maximum bytes of a message.
+        since: context position. max_bytes: of a message.
     """
     first = max(since, _first_position(cache, sequence))
     slots = sequence.slots(first - sequence.evicted, sequence.cached) if first < sequence.length else []

@@ -1,5 +1,6 @@
 """A gateway checks a verifier's answer: a verdict that cannot be for its entry costs that entry."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,15 @@ def test_an_answer_that_cannot_be_costs_its_entry_alone(wrong: dict[str, object]
     assert found["a"].status is EntryStatus.ERROR
     assert found["a"].message
     assert (found["b"].status, found["b"].bonus) == (EntryStatus.OK, SAT)
+
+
+@pytest.mark.parametrize(("cached_len", "sound"), [(1, False), (2, True), (3, False), (4, False)])
+def test_a_limited_prompt_keeps_a_token_to_be_sent(cached_len: int, sound: bool) -> None:
+    """A verifier that ignores the limit takes all of it, and the request would wait forever."""
+    limited = replace(entry("a"), final=False, read_limit=1)
+    spoken = answer("a", accepted_nodes=[], held_len=cached_len)
+    verdict = sound_verdicts([limited], {}, [spoken], VOCABULARY)["a"]
+    assert (verdict.status is EntryStatus.OK) == sound
 
 
 def test_what_an_answer_contradicts_is_named() -> None:
