@@ -200,8 +200,9 @@ def plan_entries(
     wanted = [_wanted_nodes(state, room, max_nodes) for state in states]
     shares = split_budget(room.budget, wanted)
     decoding = sum(1 + share for state, share in zip(states, shares, strict=True) if state.pending == 1)
-    context = max([state.verifier_len for state in states if state.pending > 1], default=0)
-    lengths = delta_lengths(states, limits, max_prompt_tokens(decoding, context))
+    contexts = [state.verifier_len for state in states if state.pending > 1]
+    limit = max_prompt_tokens(decoding, max(contexts)) if contexts else None
+    lengths = delta_lengths(states, limits, limit)
     free = limits.max_step_tokens - sum(lengths)
     entries: list[StepEntry] = []
     for state, length, share in zip(states, lengths, shares, strict=True):

@@ -58,9 +58,8 @@ class ReadingPace:
         if not rows or len(self._seconds) == 1:
             return None
         rows = min(rows, len(self._seconds) - 1)
-        added = (self._seconds[rows + 1 :] - self._seconds[rows]) * (1 + self._slope * context)
-        allowed = (_SLOWER - 1) * self._seconds[rows]
-        return max(1, int(np.searchsorted(added, allowed, side="right")))
+        short = self._seconds[rows] * (1 + (_SLOWER - 1) / (1 + self._slope * context))
+        return max(1, int(np.searchsorted(self._seconds, short, side="right")) - 1 - rows)
 
     def learn(self, size: PassSize, pass_s: float) -> None:
         if not 0 < size.rows + size.read < len(self._seconds):
