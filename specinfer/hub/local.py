@@ -10,7 +10,7 @@ from pathlib import Path
 from specinfer.errors import NotFoundError, SpecInferError
 from specinfer.hub.gguf import derived_directories
 from specinfer.hub.resolve import model_name
-from specinfer.model.weights.source import KEPT_GGUF, RECORD, read_record
+from specinfer.model.weights.source import KEPT_GGUF, RECORD, read_record, stored_tensors
 from specinfer.system.cache_directory import cache_directory
 from specinfer.tokenizer import Tokenizer
 
@@ -121,9 +121,6 @@ def _sizes(directory: Path) -> dict[str, int]:
     """Return the number of weights by type, from files' headers."""
     sizes: dict[str, int] = {}
     for path in directory.glob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + prod(tensor["shape"])
+        for tensor in stored_tensors(path).values():
+            sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + prod(tensor["shape"])
     return sizes

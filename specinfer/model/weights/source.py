@@ -75,15 +75,16 @@ def has_own_mtp(directory: Path) -> bool:
         return False
     if kept_gguf(directory) is not None:
         return bool(fields.get(MTP_LAYERS) == 1)
-    return any(
-        name.startswith("mtp.fc.") for file in directory.glob("*.safetensors") for name in _names(file)
-    )
+    files = directory.glob("*.safetensors")
+    return any(name.startswith("mtp.fc.") for path in files for name in stored_tensors(path))
 
 
-def _names(file: Path) -> list[str]:
-    """Return the names of tensors in the header of a safetensors file."""
-    with file.open("rb") as opened:
-        return list(json.loads(opened.read(int.from_bytes(opened.read(8), "little"))))
+def stored_tensors(path: Path) -> dict[str, Any]:
+    """Return the tensors in the header of a safetensors file, by name."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return header
 
 
 def algorithm_of(directory: Path) -> Any:
