@@ -21,7 +21,7 @@ class _Text:
 
 
 class RequestTexts:
-    """Follows requests; those that do not want drafts any more are forgotten."""
+    """Follows requests until they want no more drafts."""
 
     def __init__(self) -> None:
         self._texts: dict[str, _Text] = {}

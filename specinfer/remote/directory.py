@@ -154,7 +154,7 @@ class SpeculatorDirectory:
         replicas[service.address] = service
 
     def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Number a service's speculators, and find those that may draw."""
+        """Number a service's speculators; note which of them may draw."""
         names = [speculator.name for speculator in description.speculators]
         service.members = self._members(service.service, names)
         service.reads_references = description.reads_references

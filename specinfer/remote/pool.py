@@ -129,7 +129,7 @@ class SpeculatorPool:
     def keep(
         self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
     ) -> None:
-        """Keep those outputs of a step, for the trees that were verified."""
+        """Keep the wanted outputs of verified trees."""
         if wanted is not NOTHING_WANTED:
             self._target.arrived(wanted, trees, verdicts)
 

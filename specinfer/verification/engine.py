@@ -151,7 +151,7 @@ class VerifierEngine:
         return len(known)
 
     def _drop(self, request_ids: Sequence[str]) -> list[str]:
-        """Drop the caches of requests; return those that were known."""
+        """Drop the caches of requests; return the known requests."""
         self.settle()
         known = [request_id for request_id in request_ids if request_id in self._cached]
         for request_id in known:

@@ -12,7 +12,7 @@ MAX_BYTES, MAX_PART_BYTES = 2**30, 2**20
 
 
 class Checkpoints:
-    """Files of offered weights, and of those that were taken."""
+    """Files of offered and accepted weights."""
 
     def __init__(self, directory: Path) -> None:
         """Keep checkpoints in a directory, which is made if missing.

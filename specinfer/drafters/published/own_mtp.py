@@ -26,13 +26,12 @@ from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import kept_gguf
 
 _FIRST = "model.layers.0."
-_LAYER = "mtp.layers.0."
 _NAMES = {
     "mtp.fc.": f"{_FIRST}input_proj.",
     "mtp.pre_fc_norm_embedding.": f"{_FIRST}token_layernorm.",
     "mtp.pre_fc_norm_hidden.": f"{_FIRST}hidden_layernorm.",
     "mtp.norm.": f"{_FIRST}final_layernorm.",
-    _LAYER: _FIRST,
+    "mtp.layers.0.": _FIRST,
 }
 _QUERY = f"{_FIRST}self_attn.q_proj.weight"
 
