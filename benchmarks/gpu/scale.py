@@ -9,6 +9,7 @@ import torch
 
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.account import HEAD
 from specinfer.model.weights.config import from_transformers
 
 Clock = Callable[[], float]
@@ -31,6 +32,8 @@ class Budget:
 
 
 GIB = 2**30
+_DEVIATION = 0.02
+"""Standard deviation of weights: Llama's own start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class ModelShape:
     layers: int
     heads: HeadShape
     vocabulary: int
+    head_deviation: float = _DEVIATION
+    """Standard deviation of the head's weights; with larger ones probabilities are less even."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,8 @@ FULL = Scale(
         ModelShape("Llama 13B", 5120, 13824, 40, HeadShape(40, 40, 128), 32000),
         ModelShape("Llama 1B", 2048, 8192, 16, HeadShape(32, 8, 64), 128256),
     ),
-    # LLaMA-68M, but for heads of 128, whose kernels are compiled by then
-    drafter=ModelShape("Llama 68M", 768, 3072, 2, HeadShape(6, 6, 128), 32000),
+    # LLaMA-68M, but for heads of 128, whose kernels are compiled by then, and guesses as sure as those of a real one
+    drafter=ModelShape("Llama 68M", 768, 3072, 2, HeadShape(6, 6, 128), 32000, head_deviation=0.2),
     positions=4096,
     context=1024,
     nodes=(1, 2, 4, 8, 16, 32, 64),
@@ -153,10 +158,6 @@ TINY = Scale(
 )
 
 
-_DEVIATION = 0.02
-"""Standard deviation of weights: Llama's own start."""
-
-
 def transformers_config(shape: ModelShape, positions: int) -> Any:
     """As `transformers` describes it."""
     from transformers import LlamaConfig
@@ -179,7 +180,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
     """Reproducible random tensors of a shape, made on the device when read."""
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, device: str) -> None:
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._head_deviation = dtype, device, shape.head_deviation
         self._shapes = dict(_tensors(shape))
         self._seeds = {name: number for number, name in enumerate(self._shapes)}
 
@@ -189,7 +190,8 @@ class RandomWeights(Mapping[str, torch.Tensor]):
             return torch.ones(size, dtype=self._dtype, device=self._device)
         generator = torch.Generator(self._device).manual_seed(self._seeds[name])
         tensor = torch.empty(size, dtype=self._dtype, device=self._device)
-        return tensor.normal_(0.0, _DEVIATION, generator=generator)
+        deviation = self._head_deviation if name == HEAD else _DEVIATION
+        return tensor.normal_(0.0, deviation, generator=generator)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -219,7 +221,7 @@ def _tensors(s: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{at}.mlp.up_proj.weight", (s.intermediate, s.hidden)
         yield f"{at}.mlp.down_proj.weight", (s.hidden, s.intermediate)
     yield "model.norm.weight", (s.hidden,)
-    yield "lm_head.weight", (s.vocabulary, s.hidden)
+    yield HEAD, (s.vocabulary, s.hidden)
 
 
 def random_runner(

@@ -86,7 +86,8 @@ class Workload:
         bucket = exact_bucket(batch, cell.heads.query // cell.heads.kv)
         numbers = torch.from_numpy(describe(batch, bucket)).to(device)
         splits = splits_for(bucket, cell.heads.kv, cell.context + cell.nodes, processors(device))
-        return cls(cell, batch, AttentionPlan(bucket, bucket.views(numbers), splits), dtype, device)
+        plan = AttentionPlan.of(bucket, bucket.views(numbers), splits, cell.heads.query, cell.heads.width)
+        return cls(cell, batch, plan, dtype, device)
 
     def buffers(self, seed: int) -> Buffers:
         """Random keys, values and queries."""

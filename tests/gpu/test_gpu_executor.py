@@ -105,13 +105,14 @@ def test_growths_in_sixteen_bits_have_most_nodes_of_the_reference(dtype: str) ->
     assert shared > 0.8 * wanted
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_host_between_levels() -> None:
     runner = on_device()
     grow(runner, False, 1)
     executor: Any = runner._executor
     (levels,) = executor._growth._memory
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         with torch.inference_mode():
             executor._growth._graphs.run(levels)
     finally:

@@ -29,7 +29,7 @@ def test_tree_attention_is_that_of_float64(
     new = torch.randn(shape, generator=generator).to(DEVICE, dtype).split([heads, kv_heads, kv_heads], 1)
     cache = [torch.randn((kv_heads, SLOTS, width), generator=generator).to(DEVICE, dtype) for _ in range(2)]
     expected = exact_attention(batch, new, cache)
-    plan = planned(batch, exact_bucket(batch, heads // kv_heads), splits)
+    plan = planned(batch, exact_bucket(batch, heads // kv_heads), splits, new[0])
     out = torch.full_like(new[0].contiguous(), torch.nan)
     found = tree_attention(*new, (cache[0], cache[1]), plan, out)
     torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=TOLERANCE[dtype])

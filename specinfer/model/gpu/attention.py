@@ -5,6 +5,7 @@ The kernels and their picture are in `specinfer.model.gpu.tree_kernels`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -31,18 +32,24 @@ class TileOptions(NamedTuple):
     """Steps of the loop under way at once."""
 
 
-_MIDDLE = TileOptions(64, 4, 2, 256, 2)
-_BY_TILE = {16: TileOptions(128, 4, 4, 128, 2), 32: _MIDDLE, 64: _MIDDLE, 128: TileOptions(64, 8, 1, 256, 3)}
-"""Options by tile, near the best of 456 settings on an H200.
+_BY_TILE = {
+    16: TileOptions(64, 2, 4, 64, 2),
+    32: TileOptions(64, 4, 2, 256, 2),
+    64: TileOptions(64, 4, 2, 256, 3),
+    128: TileOptions(128, 8, 1, 256, 3),
+}
+"""Options by tile, near the best of some 400 settings on an H200.
 
-Tiles of 32 were not among them. In the largest tile, steps of 128 positions gain 8 to 16 % for several
-requests or over 32,768 positions, and lose 5 to 14 % for one request over 4,096, with few steps per part.
+In the largest tile, steps of 128 positions gain 9 % for eight requests, and lose 10 to 20 % for one request
+over 4,096 positions, with few steps per part.
 """
 _STEP_BYTES = 2**15
 """Maximum bytes of a step's keys."""
 _LOG2_E = 1.4426950408889634
+_VECTOR_BYTES = 16
+"""Bytes that a thread loads at once."""
 TOLD = (
-    *("write_slots", "visible", "first", "masks", "held", "context", "row_start", "block_start"),
+    *("write_slots", "visible", "masks", "held", "context", "row_start", "block_start"),
     *("tile_request", "tile_start", "tile_rows", "blocks"),
 )
 """Sections of the description that the kernel reads, in its order."""
@@ -57,7 +64,7 @@ def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -
         positions: of the longest request.
     """
     options = _BY_TILE[bucket.tile]
-    wanted = options.programs * processors // max(bucket.tiles * kv_heads, 1)
+    wanted = options.programs * processors // max(bucket.usual_tiles * kv_heads, 1)
     max_parts = min(wanted, positions // options.part, MAX_PARTS)
     return 1 << max(max_parts, 1).bit_length() - 1
 
@@ -80,6 +87,19 @@ class AttentionPlan:
     bucket: Bucket
     sections: Mapping[str, torch.Tensor]
     splits: int
+    parts: torch.Tensor
+    """[splits, rows, H, D] float32: attention of each part, if there are several."""
+    levels: torch.Tensor
+    """[splits, rows, H] float32; -infinity in rows of no request, which no layer writes."""
+
+    @classmethod
+    def of(
+        cls, bucket: Bucket, sections: Mapping[str, torch.Tensor], splits: int, heads: int, width: int
+    ) -> "AttentionPlan":
+        """Plan a pass with memory for the parts of `heads` heads [D = width]; all layers share it."""
+        shape = (splits if splits > 1 else 0, bucket.rows, heads)
+        parts = torch.empty((*shape, width), dtype=torch.float32, device=sections["masks"].device)
+        return cls(bucket, sections, splits, parts, parts.new_full(shape, -torch.inf))
 
 
 def tree_attention(
@@ -101,13 +121,9 @@ def tree_attention(
         key, value = key.contiguous(), value.contiguous()
     rows, heads, width = query.shape
     kv_heads, splits, sections = key.shape[1], plan.splits, plan.sections
-    parts, levels = out, out
-    if splits > 1:
-        parts = torch.empty((splits, rows, heads, width), dtype=torch.float32, device=out.device)
-        levels = parts.new_full((splits, rows, heads), -torch.inf)
     padded = max(power_above(width), MIN_TILE)
     attend[plan.bucket.tiles, kv_heads, splits](
-        *(query, key, value, *cache, out, parts, levels),
+        *(query, key, value, *cache, out, plan.parts, plan.levels),
         *(sections[name] for name in TOLD),
         *(_LOG2_E / width**0.5, query.stride(0), key.stride(0), cache[0].stride(0), rows, plan.bucket.words),
         D=width,
@@ -116,9 +132,18 @@ def tree_attention(
         TILE=plan.bucket.tile,
         SPLITS=splits,
         BLOCK=BLOCK_TOKENS,
+        ALIGNED=_alignment(width, key, value, *cache),
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         **launch_options(plan.bucket.tile, padded, query.element_size()),
     )
     if splits > 1:
-        reduce_parts[rows * heads,](parts, levels, out, rows * heads, D=width, WIDTH=padded, SPLITS=splits)
+        cells = rows * heads
+        reduce_parts[cells,](plan.parts, plan.levels, out, cells, D=width, WIDTH=padded, SPLITS=splits)
     return out
+
+
+def _alignment(width: int, *tensors: torch.Tensor) -> int:
+    """Return elements, a power of two, of which heads' starts in all tensors are multiples."""
+    size = tensors[0].element_size()
+    starts = (number // size for tensor in tensors for number in (tensor.data_ptr(), tensor.stride(0) * size))
+    return min(gcd(_VECTOR_BYTES // size, width, *starts), _VECTOR_BYTES // size)

@@ -9,9 +9,10 @@ from functools import partial
 
 import torch
 
+from specinfer.model.batch import PassFeatures
 from specinfer.model.gpu.description import power_above
 from specinfer.model.gpu.layer_kernels import add_norm, gate, turn_heads
-from specinfer.model.gpu.weights import Quantise, ShownWeights
+from specinfer.model.gpu.weights import Quantise, ShownWeights, few_rows
 from specinfer.model.torch.layer import Attend, Layer, Mlp
 from specinfer.model.torch.parts import Norm, Parts, RMSNorm, Weights
 from specinfer.model.torch.transformer import (
@@ -105,10 +106,12 @@ class FusedLayer(Layer):
         self, index: int, config: ModelConfig, parts: Parts, quantise: Quantise | None = None
     ) -> None:
         super().__init__(index, config, parts)
-        if quantise is not None:
-            self._qkv, self._out = quantise(self._qkv), quantise(self._out)
-            assert isinstance(self._mlp, Mlp), "mixtures are refused"
-            self._mlp.up, self._mlp.down = quantise(self._mlp.up), quantise(self._mlp.down)
+        assert isinstance(self._mlp, Mlp), "mixtures are refused"
+        convert = few_rows if quantise is None else quantise
+        self._qkv, self._out = convert(self._qkv), convert(self._out)
+        self._mlp.up, self._mlp.down = convert(self._mlp.up), convert(self._mlp.down)
+        self.sums_later = isinstance(self._post_norm, RMSNorm) and not config.parallel
+        """Whether the sum after the MLP can be left to the next layer's norm."""
 
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
@@ -124,13 +127,35 @@ class FusedLayer(Layer):
         attend: Attend,
     ) -> torch.Tensor:
         """Map hidden states to the next layer's, given attention's input."""
-        norm = self._post_norm
-        if self._config.parallel or not isinstance(norm, RMSNorm):
+        if not self.sums_later:
             return super().after_norm(x, normed, angles, attend)
+        return torch.add(*self._summands(x, normed, angles, attend))
+
+    def summands(
+        self,
+        x: torch.Tensor,
+        change: torch.Tensor | None,
+        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        attend: Attend,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map hidden states x + change to the next layer's, again as two summands [T, hidden]."""
+        assert isinstance(self.input_norm, RMSNorm)
+        if change is None:
+            return self._summands(x, normed(x, self.input_norm), angles, attend)
+        return self._summands(*added_and_normed(x, change, self.input_norm), angles, attend)
+
+    def _summands(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        attend: Attend,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(self._post_norm, RMSNorm)
         query, key, value = self.project(normed, angles)
         change = self._out(attend(self._index, query, key, value).flatten(1))
-        attended, normed_after = added_and_normed(x, change, norm)
-        return attended + self._mlp(normed_after)
+        attended, normed_after = added_and_normed(x, change, self._post_norm)
+        return attended, self._mlp(normed_after)
 
     def project(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
@@ -169,3 +194,20 @@ class GpuTransformer(Transformer):
         self.layer_type = partial(FusedLayer, quantise=quantise)
         with ShownWeights(weights) as shown:
             super().__init__(config, shown, dtype, device)
+        self._head = few_rows(self._head)
+
+    def through(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        features: PassFeatures | None = None,
+    ) -> torch.Tensor:
+        """Return hidden states [T, hidden] after all layers; norms take the sums of the layers before."""
+        layers = [layer for layer in self.layers if isinstance(layer, FusedLayer) and layer.sums_later]
+        if features is not None or len(layers) < len(self.layers) or self.config.layer_rotary:
+            return super().through(x, positions, attend, features)
+        angles, change = self.angles(positions), None
+        for layer in layers:
+            x, change = layer.summands(x, change, angles, attend)
+        return x if change is None else x + change

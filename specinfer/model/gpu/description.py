@@ -1,14 +1,14 @@
 """A pass in one flat int32 array, copied to the device once.
 
-    token_ids positions write_slots visible first      one number per row of the pass
+    token_ids positions write_slots visible            one number per row of the pass
     masks                                              `words` numbers per row, see below
     `held` context row_start block_start               one number per request
     tile_request tile_start tile_rows                  one number per tile: rows of one request
     logit_rows                                         one number per logit wanted
     blocks                                             the block tables, one after the other
 
-A row sees position p of its request if  first <= p < visible, or if p >= context and bit p - context of its
-mask is set: the topology-aware causal mask, in which every node sees its ancestors and itself.
+A row sees position p of its request if  p < visible, or if p >= context and bit p - context of its mask is
+set: the topology-aware causal mask, in which every node sees its ancestors and itself.
 
     the-+-cat-+-sat       tentative nodes  cat sat ran dog       masks  cat 0001   ran 0101
         |     +-ran       bits               0   1   2   3              sat 0011   dog 1000
@@ -38,7 +38,7 @@ MIN_TILE = 16
 """Minimum rows of Triton's matrix product."""
 _ALIGNED = 4
 """Numbers in 16 bytes."""
-_ROWS = ("token_ids", "positions", "write_slots", "visible", "first")
+_ROWS = ("token_ids", "positions", "write_slots", "visible")
 _REQUESTS = ("held", "context", "row_start", "block_start")
 _TILES = ("tile_request", "tile_start", "tile_rows")
 
@@ -65,6 +65,11 @@ class Bucket:
     def tiles(self) -> int:
         """Maximum tiles: every request may have a partial one."""
         return self.requests + max(self.rows - self.requests, 0) // self.tile_rows
+
+    @property
+    def usual_tiles(self) -> int:
+        """Tiles of a pass whose requests have equally many rows."""
+        return self.requests * -(-self.rows // (max(self.requests, 1) * self.tile_rows))
 
     @property
     def sections(self) -> dict[str, int]:
@@ -121,12 +126,8 @@ def exact_bucket(batch: Batch, group: int) -> Bucket:
     return Bucket(requests, rows, len(batch.logit_rows), words, tile_size(rows, requests, group), group)
 
 
-def describe(batch: Batch, bucket: Bucket, window: int = 0) -> Int32:
-    """Return the description of a pass.
-
-    Args:
-        window: maximum positions that a row sees, its own included; 0: all.
-    """
+def describe(batch: Batch, bucket: Bucket) -> Int32:
+    """Return the description of a pass."""
     parts, context = batch.rows, contexts(batch)
     visible = [v for part in parts for v in part.visible]
     tiles = _tiles(parts, bucket.tile_rows)
@@ -135,7 +136,6 @@ def describe(batch: Batch, bucket: Bucket, window: int = 0) -> Int32:
         "positions": batch.positions,
         "write_slots": batch.write_slots,
         "visible": visible,
-        "first": _first(parts, window),
         "masks": _masks(parts, context, bucket.words),
         "held": [part.length - (part.stop - part.start) for part in parts],
         "context": context,
@@ -161,20 +161,6 @@ def _tiles(parts: Sequence[AttentionRows], max_rows: int) -> list[tuple[int, int
         (request, start, min(max_rows, part.stop - start))
         for request, part in enumerate(parts)
         for start in range(part.start, part.stop, max_rows)
-    ]
-
-
-def _first(parts: Sequence[AttentionRows], window: int) -> list[int]:
-    """Return each row's first visible position.
-
-    A node's position is the context's end plus its depth.
-    """
-    if not window:
-        return [0] * sum(part.stop - part.start for part in parts)
-    return [
-        max(0, visible + len(extra) - window)
-        for part in parts
-        for visible, extra in zip(part.visible, part.extra, strict=True)
     ]
 
 

@@ -135,9 +135,9 @@ class GpuExecutor:
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
         """Return a bucket's float32 logits; `out` [rows, H, D] is attention's output."""
-        plan = AttentionPlan(
-            bucket, sections, splits_for(bucket, self._config.kv_heads, longest, self._processors)
-        )
+        c = self._config
+        splits = splits_for(bucket, c.kv_heads, longest, self._processors)
+        plan = AttentionPlan.of(bucket, sections, splits, c.heads, c.head_dim)
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             cache = self._keys[layer], self._values[layer]

@@ -108,3 +108,10 @@ def processors(device: str) -> int:
     if torch.device(device).type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def shared_bytes(device: str) -> int:
+    """Return the shared memory that a program can have; 0 in the interpreter."""
+    if torch.device(device).type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)

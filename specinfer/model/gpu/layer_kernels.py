@@ -1,9 +1,9 @@
-"""Small operations between a layer's matrix products, one launch each.
+"""A layer's matrix products of few rows, and the small operations between products, one launch each.
 
-They are norm with residual, rotary positions with the norms of queries and keys, and gated activation.
+The small ones are norm with residual, rotary positions with the norms of queries and keys, and gated activation.
 
 Written in Triton as the attention is, not left to `torch.compile`: what is captured into a graph then starts
-fast and does not depend on a compiler of C++. Which of the two is faster was not measured yet: no GPU.
+fast and does not depend on a compiler of C++.
 """
 
 import torch
@@ -102,6 +102,44 @@ def gate(both: tl.tensor, out: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) 
     up = tl.load(both + row * 2 * size + size + i, mask=inside, other=0.0)
     wide = g.to(tl.float32)
     tl.store(out + row * size + i, (wide / (1 + tl.exp(-wide))).to(g.dtype) * up, mask=inside)
+
+
+@unspecialised("rows")
+def multiply(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    stride: tl.tensor,
+    SIZE: tl.constexpr,
+    BIASED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+) -> None:
+    """Compute out = x W^T + bias [rows, columns] for few rows: every weight is read once.
+
+    A row's result does not depend on the number of rows.
+
+    Args:
+        x: [rows, SIZE], rows `stride` apart; weight: [columns, SIZE]; bias: [columns], read if BIASED.
+        ROWS: at least `rows`. STEP: positions of a step along SIZE, which it divides.
+    """
+    column, row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
+    there = (column < columns)[:, None] & (row < rows)[None, :]
+    # excess rows and columns repeat the last one: loads need no mask
+    weight += tl.minimum(column, columns - 1).to(tl.int64)[:, None] * SIZE
+    x += tl.minimum(row, rows - 1)[None, :] * stride
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for at in range(0, SIZE, STEP):
+        i = at + tl.arange(0, STEP)
+        total = tl.dot(tl.load(weight + i[None, :]), tl.load(x + i[:, None]), total)
+    if BIASED:
+        total += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[:, None]
+    place = row[None, :].to(tl.int64) * columns + column[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
 
 
 MAX_MOVED = 32

@@ -38,17 +38,20 @@ def _absorb(
     peak: tl.tensor,
     total: tl.tensor,
     mixed: tl.tensor,
+    MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> Any:
     """Add keys [D, N] and values [N, D] to queries' softmax.
 
-    Queries are q [M, D], `seen` is [M, N]. The state is the largest score so far, the sum of the shares and
-    the mixed values.
+    Queries are q [M, D]; `seen` [M, N] is read if MASKED. The state is the largest score so far, the sum of
+    the shares and the mixed values.
     """
-    scores = tl.where(seen, tl.dot(q, k, input_precision=PRECISION) * scale, float("-inf"))
-    above = tl.maximum(peak, tl.max(scores, 1))
+    scores = tl.dot(q, k, input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    above = tl.maximum(peak, tl.max(scores, 1) * scale)
     level = tl.where(above == float("-inf"), 0.0, above)
-    shares = tl.exp2(scores - level[:, None])
+    shares = tl.exp2(scores * scale - level[:, None])
     fade = tl.exp2(peak - level)
     mixed = mixed * fade[:, None] + tl.dot(shares.to(v.dtype), v, input_precision=PRECISION)
     return above, total * fade + tl.sum(shares, 1), mixed
@@ -60,7 +63,6 @@ def _seen(
     rows: tl.tensor,
     mine: tl.tensor,
     masks: tl.tensor,
-    first: tl.tensor,
     visible: tl.tensor,
     context: tl.tensor,
     words: tl.tensor,
@@ -73,7 +75,7 @@ def _seen(
         other=0,
     )
     on_path = ((word >> (node & 31)[None, :]) & 1) != 0
-    return ((place[None, :] < visible[:, None]) & (place[None, :] >= first[:, None])) | on_path
+    return (place[None, :] < visible[:, None]) | on_path
 
 
 @unspecialised("rows", "words", "scale")
@@ -88,7 +90,6 @@ def attend(
     levels: tl.tensor,
     write_slots: tl.tensor,
     visible: tl.tensor,
-    first: tl.tensor,
     masks: tl.tensor,
     held: tl.tensor,
     context: tl.tensor,
@@ -111,6 +112,7 @@ def attend(
     STEP: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Attend from one tile of queries to one part of positions.
@@ -121,13 +123,17 @@ def attend(
         out: [rows, heads, D], written where there is one part.
         parts, levels: [SPLITS, rows, heads, D] and [SPLITS, rows, heads], written where there are several:
             the part's own attention, and log2 of the sum of exp2 of its scores.
-        head_stride: elements between heads of the cache.
+        head_stride: elements between heads of the cache, fewer than 2^31.
+        ALIGNED: elements by whose multiples all keys and values lie apart, those of the pass and of the cache.
     """
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    count = tl.load(tile_rows + tile)
+    count, request, start = (
+        tl.load(tile_rows + tile),
+        tl.load(tile_request + tile),
+        tl.load(tile_start + tile),
+    )
     if count == 0:
         return
-    request, start = tl.load(tile_request + tile), tl.load(tile_start + tile)
     cached, base = tl.load(held + request), tl.load(context + request)
     offset = tl.load(row_start + request)
     table = blocks + tl.load(block_start + request)
@@ -150,54 +156,49 @@ def attend(
         query + row[:, None] * query_stride + query_head[:, None] * D + d[None, :], mask=places, other=0.0
     )
     till = tl.load(visible + row, mask=mine, other=0)
-    since = tl.load(first + row, mask=mine, other=0)
     peak = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, WIDTH], tl.float32)
 
     n = tl.arange(0, STEP)
     length = cached + start + count - offset
-    least = tl.min(tl.where(mine, since, length), 0) // STEP * STEP
-    size = tl.cdiv(tl.cdiv(length - least, SPLITS), STEP) * STEP
-    low = least + split * size
+    size = tl.cdiv(tl.cdiv(length, SPLITS), STEP) * STEP
+    low = split * size
     high = tl.minimum(low + size, length)
+    cell = row.to(tl.int64) * heads + query_head + split.to(tl.int64) * rows * heads
     if (split > 0) & (low >= length):
-        return  # its levels are -infinity: nothing of it is read
-    # every row of a tile sees all the context in the cache, but for a window: whole steps need no other mask
+        tl.store(levels + cell, tl.full([TILE], float("-inf"), tl.float32), mask=mine)  # nothing else is read
+        return
+    keys += head * head_stride.to(tl.int64)
+    values += head * head_stride.to(tl.int64)
+    # every row of a tile sees all the context in the cache: whole steps need no mask
     whole = low + tl.maximum(tl.minimum(high, tl.minimum(cached, base)) - low, 0) // STEP * STEP
     for at in range(low, whole, STEP):
         place = at + n
-        block = tl.load(table + place // BLOCK).to(tl.int64)
-        entry = head * head_stride.to(tl.int64) + (block * BLOCK + place % BLOCK) * D
-        k = tl.load(keys + entry[None, :] + d[:, None], mask=inside[:, None], other=0.0)
-        v = tl.load(values + entry[:, None] + d[None, :], mask=inside[None, :], other=0.0)
-        seen = place[None, :] >= since[:, None]
-        peak, total, mixed = _absorb(q, k, v, seen, scale, peak, total, mixed, PRECISION)
-    for at in range(whole, tl.minimum(high, cached), STEP):
+        entry = (tl.load(table + place // BLOCK) * BLOCK + place % BLOCK) * D
+        k = tl.load(keys + (entry[None, :] + d[:, None]), mask=inside[:, None], other=0.0)
+        v = tl.load(values + (entry[:, None] + d[None, :]), mask=inside[None, :], other=0.0)
+        peak, total, mixed = _absorb(q, k, v, place, scale, peak, total, mixed, False, PRECISION)
+    added = (key.to(tl.int64) - keys.to(tl.int64)) // (key.dtype.element_ty.primitive_bitwidth // 8)
+    shift = (value.to(tl.int64) - values.to(tl.int64)) // (key.dtype.element_ty.primitive_bitwidth // 8)
+    for at in range(whole, high, STEP):
         place = at + n
-        there = place < tl.minimum(high, cached)
-        block = tl.load(table + place // BLOCK, mask=there, other=0).to(tl.int64)
-        entry = head * head_stride.to(tl.int64) + (block * BLOCK + place % BLOCK) * D
-        k = tl.load(keys + entry[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
-        v = tl.load(values + entry[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        seen = _seen(place, row, mine, masks, since, till, base, words)
-        peak, total, mixed = _absorb(q, k, v, seen & there[None, :], scale, peak, total, mixed, PRECISION)
-    for at in range(tl.maximum(low, cached), high, STEP):
-        place = at + n
-        there = place < high
-        entry = (offset + place - cached).to(tl.int64) * key_stride + head * D
-        k = tl.load(key + entry[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
-        v = tl.load(value + entry[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        seen = _seen(place, row, mine, masks, since, till, base, words)
-        peak, total, mixed = _absorb(q, k, v, seen & there[None, :], scale, peak, total, mixed, PRECISION)
+        there, old = place < high, place < cached
+        block = tl.load(table + place // BLOCK, mask=there & old, other=0)
+        entry = (block * BLOCK + place % BLOCK).to(tl.int64) * D
+        source = (offset + place - cached) * key_stride.to(tl.int64) + head * D
+        k_at = tl.multiple_of(tl.where(old, entry, added + source), ALIGNED)
+        v_at = tl.multiple_of(tl.where(old, entry, shift + source), ALIGNED)
+        k = tl.load(keys + (k_at[None, :] + d[:, None]), mask=there[None, :] & inside[:, None], other=0.0)
+        v = tl.load(values + (v_at[:, None] + d[None, :]), mask=there[:, None] & inside[None, :], other=0.0)
+        seen = _seen(place, row, mine, masks, till, base, words) & there[None, :]
+        peak, total, mixed = _absorb(q, k, v, seen, scale, peak, total, mixed, True, PRECISION)
 
     divisor = tl.where(total > 0, total, 1.0)  # 0 in a part that a row does not see; its peak is -infinity
     result = mixed / divisor[:, None]
-    cell = row.to(tl.int64) * heads + query_head
     if SPLITS == 1:
         tl.store(out + cell[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=places)
     else:
-        cell += split.to(tl.int64) * rows * heads
         tl.store(parts + cell[:, None] * D + d[None, :], result, mask=places)
         tl.store(levels + cell, peak + tl.log2(divisor), mask=mine)
 

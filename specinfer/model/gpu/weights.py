@@ -1,4 +1,4 @@
-"""Loads weights to a device, with progress, quantised on request.
+"""Loads weights to a device, with progress, quantised on request, and multiplies few rows by them.
 
 The matrices of the layers are quantised, not embeddings, head, norms and biases: each weight has eight bits,
 each row has a scale (torchao). That halves the memory of bfloat16; every product dequantises first, so it
@@ -6,12 +6,16 @@ does not save time. The quantised model is another model, as those of `specinfer
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from math import gcd
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
 
 from specinfer.errors import SettingError
+from specinfer.model.gpu.description import MIN_TILE, power_above
+from specinfer.model.gpu.launch import processors, shared_bytes
+from specinfer.model.gpu.layer_kernels import multiply
 from specinfer.model.torch.linear import DenseLinear, Linear
 
 QUANTISED = ("int8", "fp8")
@@ -71,3 +75,67 @@ def quantiser(kind: str) -> Quantise | None:
         return DenseLinear(module.weight, linear.bias)
 
     return quantise
+
+
+MAX_FEW_ROWS = 64
+"""Maximum rows of a product that reads each weight once; torch's are faster for more."""
+COLUMNS = 64
+"""Columns of a program of `multiply`; more columns leave multiprocessors without work."""
+_MAX_IDLE = 3
+"""Multiprocessors for each program, at most: 8192 x 2048 on 132 of them takes 1.2 times as long as torch's."""
+MAX_STEP = 128
+"""Maximum positions of a step along the rows of weights."""
+STAGES, MANY_STAGES = 3, 6
+"""Steps under way at once, where there are programs for all multiprocessors, and where there are not."""
+
+
+class FewRowsLinear(DenseLinear):
+    """A layer of 16-bit weights that reads them once for up to `MAX_FEW_ROWS` rows.
+
+    On an H200 it takes 1.04 to 1.15 times as long as reading its weights (4096 x 12288 and larger), torch 1.2 to
+    1.4 times.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        device, self._step = str(weight.device), gcd(weight.shape[1], MAX_STEP)
+        full = processors(device) * COLUMNS <= len(weight)
+        fitting = shared_bytes(device) // ((COLUMNS + MAX_FEW_ROWS) * self._step * weight.element_size())
+        self._stages = min(STAGES if full else MANY_STAGES, max(fitting, 1))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y [T, out]."""
+        rows, (columns, size) = len(x), self.weight.shape
+        if not 0 < rows <= MAX_FEW_ROWS:
+            return super().__call__(x)
+        out = x.new_empty(rows, columns)
+        multiply[-(-columns // COLUMNS),](
+            *(
+                x,
+                self.weight,
+                self.weight if self.bias is None else self.bias,
+                out,
+                rows,
+                columns,
+                x.stride(0),
+            ),
+            SIZE=size,
+            BIASED=self.bias is not None,
+            ROWS=max(power_above(rows), MIN_TILE),
+            COLUMNS=COLUMNS,
+            STEP=self._step,
+            num_warps=4,
+            num_stages=self._stages,
+        )
+        return out
+
+
+def few_rows(linear: Linear) -> Linear:
+    """Return the layer with the kernel for few rows, if its weights permit."""
+    if not isinstance(linear, DenseLinear) or linear.weight.dtype not in (torch.float16, torch.bfloat16):
+        return linear
+    if not linear.weight.is_contiguous() or linear.weight.shape[1] % MIN_TILE:
+        return linear
+    if len(linear.weight) * _MAX_IDLE < processors(str(linear.weight.device)) * COLUMNS:
+        return linear
+    return FewRowsLinear(linear.weight, linear.bias)

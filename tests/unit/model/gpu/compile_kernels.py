@@ -24,6 +24,7 @@ from specinfer.model.gpu import (
     growth_kernels,
     layer_kernels,
     tree_kernels,
+    weights,
 )
 from specinfer.model.gpu import layer_kernels as compaction
 
@@ -50,7 +51,7 @@ def attention_cases() -> Iterator[Case]:
     for tile, width, group in ((16, 128, 4), (64, 64, 3), (128, 128, 1)):
         found = attention.launch_options(tile, width, 2)
         constants = {"D": width, "WIDTH": width, "GROUP": group, "TILE": tile, "SPLITS": 8, "BLOCK": 16}
-        constants |= {"PRECISION": "tf32", "STEP": found.pop("STEP")}
+        constants |= {"PRECISION": "tf32", "ALIGNED": 8, "STEP": found.pop("STEP")}
         aligned = ("query_stride", "key_stride", "head_stride")
         yield Case(f"attend-{tile}-{width}", tree_kernels.attend, types, constants, found, aligned)
     parts = {"parts": "*fp32", "levels": "*fp32", "out": "*bf16"}
@@ -70,6 +71,18 @@ def layer_cases() -> Iterator[Case]:
             f"turn_heads-{norms}", layer_kernels.turn_heads, wide, heads | {"NORMS": norms}, {}, ("stride",)
         )
     yield Case("gate", layer_kernels.gate, wide, {"BLOCK": 1024}, {})
+    product = {"SIZE": 4096, "BIASED": True, "STEP": weights.MAX_STEP, "COLUMNS": weights.COLUMNS}
+    for rows, stages in ((weights.MAX_FEW_ROWS, weights.MANY_STAGES), (16, weights.STAGES)):
+        options = {"num_warps": 4, "num_stages": stages}
+        types = wide | {"bias": "*bf16"}
+        yield Case(
+            f"multiply-{rows}",
+            layer_kernels.multiply,
+            types,
+            product | {"ROWS": rows},
+            options,
+            ("stride", "columns"),
+        )
     cache = {"keys": "*bf16", "values": "*bf16", "moves": "*i32"}
     moved = {"D": 128, "WIDTH": 128, "MOST": compaction.MAX_MOVED}
     yield Case("move_entries", compaction.move_entries, cache, moved, {}, ("head_stride",))

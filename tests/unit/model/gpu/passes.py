@@ -57,17 +57,16 @@ def ragged_pass(seed: int, kinds: Sequence[int] = (0, 1, 2), longest: int = 150)
     )
 
 
-def planned(batch: Batch, bucket: Bucket, splits: int, window: int = 0) -> AttentionPlan:
+def planned(batch: Batch, bucket: Bucket, splits: int, query: torch.Tensor) -> AttentionPlan:
     """The pass as the device gets it."""
-    numbers = torch.from_numpy(describe(batch, bucket, window)).to(DEVICE)
-    return AttentionPlan(bucket, bucket.views(numbers), splits)
+    numbers = torch.from_numpy(describe(batch, bucket)).to(DEVICE)
+    return AttentionPlan.of(bucket, bucket.views(numbers), splits, *query.shape[1:])
 
 
 def exact_attention(
     batch: Batch,
     new: Sequence[torch.Tensor],
     cache: Sequence[torch.Tensor],
-    window: int = 0,
 ) -> torch.Tensor:
     """[T, H, D] in float64, row by row, position by position.
 
@@ -81,10 +80,8 @@ def exact_attention(
     group, out = query.shape[1] // key.shape[1], torch.empty_like(query)
     for part in batch.rows:
         for row, visible, extra in zip(range(part.start, part.stop), part.visible, part.extra, strict=True):
-            seen = [p for p in range(visible) if not window or p > visible - 1 + len(extra) - window]
-            slots = [
-                part.blocks[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in [*seen, *extra]
-            ]
+            places = [*range(visible), *extra]
+            slots = [part.blocks[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in places]
             k, v = (memory[:, slots].repeat_interleave(group, 0) for memory in (keys, values))
             shares = (torch.einsum("hd,hnd->hn", query[row], k) / query.shape[-1] ** 0.5).softmax(-1)
             out[row] = torch.einsum("hn,hnd->hd", shares, v)

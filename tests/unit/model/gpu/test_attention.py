@@ -30,11 +30,10 @@ def attended(
     new: list[torch.Tensor],
     cache: list[torch.Tensor],
     splits: int = 1,
-    window: int = 0,
 ) -> torch.Tensor:
     """By the kernel, into a poisoned buffer."""
     out = torch.full((bucket.rows, *new[0].shape[1:]), torch.nan, dtype=new[0].dtype, device=DEVICE)
-    return tree_attention(*new, (cache[0], cache[1]), planned(batch, bucket, splits, window), out)
+    return tree_attention(*new, (cache[0], cache[1]), planned(batch, bucket, splits, new[0]), out)
 
 
 def assert_exact(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -62,17 +61,6 @@ def test_ragged_random_trees_equal_float64(
     for memory, old, added in zip(cache, before, new[1:], strict=True):
         old[:, batch.write_slots] = added.transpose(0, 1)
         assert torch.equal(memory, old), "the pass's own entries are written, and nothing else"
-
-
-def test_a_window_hides_what_lies_behind_it() -> None:
-    batch = ragged_pass(3)
-    new, cache = numbers(batch, 2, 1, 16, torch.float32)
-    everything = exact_attention(batch, new, cache)
-    for window in (24, 70):
-        expected = exact_attention(batch, new, cache, window)
-        assert not torch.allclose(expected, everything, atol=1e-2)
-        found = attended(batch, exact_bucket(batch, 2), new, cache, 2, window)
-        assert_exact(found, expected, torch.float32)
 
 
 def test_a_larger_bucket_changes_nothing() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 """Most shared memory of a block, by architecture (CUDA C++ Programming Guide, compute capabilities)."""
-SPILLED_BYTES = {80: 160, 90: 24}
-"""Most bytes of a thread's registers on its stack. Triton 3.7 spills in large tiles."""
+SPILLED_BYTES = {80: 240, 90: 192}
+"""Most bytes of a thread's registers on its stack. Large tiles spill, and are still the fastest on an H200."""
 
 
 @pytest.mark.thorough

@@ -8,9 +8,10 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.gpu.weights import ShownWeights
+from specinfer.model.gpu.weights import MAX_FEW_ROWS, FewRowsLinear, ShownWeights, few_rows
 from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.runner import ModelRunner
+from specinfer.model.torch.linear import DenseLinear
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.gpu.passes import DEVICE
 
@@ -51,6 +52,32 @@ def test_quantised_matrices_are_multiplied_as_what_they_stand_for(kind: str, dty
     torch.testing.assert_close(found, logits(runner_of(dequantised(model, runner))), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found, exact, atol=1e-3), "another model, as it must be"
     assert torch.nn.functional.cosine_similarity(found, exact).min() > 0.9
+
+
+@pytest.mark.parametrize(("size", "columns", "biased"), [(48, 70, True), (128, 64, False), (576, 3, True)])
+def test_a_product_of_few_rows_is_that_of_float64(size: int, columns: int, biased: bool) -> None:
+    """Whatever the number of rows, each row's result has the same bits."""
+    numbers = torch.Generator().manual_seed(size)
+    weight, every = (
+        torch.randn(n, size, generator=numbers).half().to(DEVICE) for n in (columns, MAX_FEW_ROWS + 1)
+    )
+    bias = torch.randn(columns, generator=numbers).half().to(DEVICE) if biased else None
+    linear = FewRowsLinear(weight, bias)
+    exact = every.double() @ weight.double().T + (0 if bias is None else bias.double())
+    most = linear(every[:MAX_FEW_ROWS])
+    for rows in (0, 1, 2, 17, MAX_FEW_ROWS, MAX_FEW_ROWS + 1):
+        product = linear(every[:rows])
+        torch.testing.assert_close(product.double(), exact[:rows], rtol=2e-3, atol=2e-2)
+        assert rows > MAX_FEW_ROWS or torch.equal(product, most[:rows])
+    apart = torch.cat([every, every], 1)[:5, size:]
+    assert torch.equal(linear(apart), most[:5]), "rows may lie apart"
+
+
+def test_only_large_matrices_in_sixteen_bits_get_it() -> None:
+    wide = torch.ones(8192, 32).to(DEVICE)
+    assert isinstance(few_rows(DenseLinear(wide.half(), None)), FewRowsLinear)
+    for weight in (wide, wide.half()[:, :24].contiguous(), wide.half()[:, :16], wide.half()[:16]):
+        assert not isinstance(few_rows(DenseLinear(weight, None)), FewRowsLinear)
 
 
 def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
