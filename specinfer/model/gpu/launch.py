@@ -114,4 +114,5 @@ def shared_bytes(device: str) -> int:
     """Return the shared memory that a program can have; 0 in the interpreter."""
     if torch.device(device).type != "cuda":
         return 0
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)  # whose stub lacks this number
+    return int(properties.shared_memory_per_block_optin)

@@ -128,18 +128,19 @@ def multiply(
         ROWS: at least `rows`. STEP: positions of a step along SIZE, which it divides.
     """
     column, row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
-    there = (column < columns)[:, None] & (row < rows)[None, :]
-    # excess rows and columns repeat the last one: loads need no mask
-    weight += tl.minimum(column, columns - 1).to(tl.int64)[:, None] * SIZE
-    x += tl.minimum(row, rows - 1)[None, :] * stride
+    given = (row < rows)[None, :]
+    weight += (
+        tl.minimum(column, columns - 1).to(tl.int64)[:, None] * SIZE
+    )  # excess columns repeat the last one
+    x += row[None, :] * stride  # excess rows may not: programs would crowd at one address
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(0, SIZE, STEP):
         i = at + tl.arange(0, STEP)
-        total = tl.dot(tl.load(weight + i[None, :]), tl.load(x + i[:, None]), total)
+        total = tl.dot(tl.load(weight + i[None, :]), tl.load(x + i[:, None], mask=given, other=0.0), total)
     if BIASED:
         total += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[:, None]
     place = row[None, :].to(tl.int64) * columns + column[:, None]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=(column < columns)[:, None] & given)
 
 
 MAX_MOVED = 32
