@@ -66,7 +66,10 @@ class ModelShape:
     heads: HeadShape
     vocabulary: int
     head_deviation: float = _DEVIATION
-    """Standard deviation of the head's weights; with larger ones probabilities are less even."""
+    """Standard deviation of the head's weights.
+
+    Larger ones make guesses surer.
+    """
 
 
 @dataclass(frozen=True, slots=True)

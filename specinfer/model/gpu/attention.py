@@ -38,10 +38,10 @@ _BY_TILE = {
     64: TileOptions(64, 4, 2, 256, 3),
     128: TileOptions(128, 8, 1, 256, 3),
 }
-"""Options by tile, near the best of some 400 settings on an H200.
+"""Options by tile, among the best measured on an H200.
 
-In the largest tile, steps of 128 positions gain 9 % for eight requests, and lose 10 to 20 % for one request
-over 4,096 positions, with few steps per part.
+Some 400 settings were measured. In the largest tile, steps of 128 positions gain 9 % for eight requests, and
+lose 10 to 20 % for one request over 4,096 positions, with few steps per part.
 """
 _STEP_BYTES = 2**15
 """Maximum bytes of a step's keys."""
@@ -88,15 +88,18 @@ class AttentionPlan:
     sections: Mapping[str, torch.Tensor]
     splits: int
     parts: torch.Tensor
-    """[splits, rows, H, D] float32: attention of each part, if there are several."""
+    """Attention of parts, [splits, rows, H, D] float32; empty without splits."""
     levels: torch.Tensor
-    """[splits, rows, H] float32; -infinity in rows of no request, which no layer writes."""
+    """Levels of parts, [splits, rows, H] float32.
+
+    They stay -infinity in rows of no request.
+    """
 
     @classmethod
     def of(
         cls, bucket: Bucket, sections: Mapping[str, torch.Tensor], splits: int, heads: int, width: int
     ) -> "AttentionPlan":
-        """Plan a pass with memory for the parts of `heads` heads [D = width]; all layers share it."""
+        """Plan a pass, with memory for parts that all layers share."""
         shape = (splits if splits > 1 else 0, bucket.rows, heads)
         parts = torch.empty((*shape, width), dtype=torch.float32, device=sections["masks"].device)
         return cls(bucket, sections, splits, parts, parts.new_full(shape, -torch.inf))
@@ -143,7 +146,7 @@ def tree_attention(
 
 
 def _alignment(width: int, *tensors: torch.Tensor) -> int:
-    """Return elements, a power of two, of which heads' starts in all tensors are multiples."""
+    """Return the elements of which all heads' starts are multiples."""
     size = tensors[0].element_size()
     starts = (number // size for tensor in tensors for number in (tensor.data_ptr(), tensor.stride(0) * size))
     return min(gcd(_VECTOR_BYTES // size, width, *starts), _VECTOR_BYTES // size)

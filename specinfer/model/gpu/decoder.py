@@ -111,7 +111,7 @@ class FusedLayer(Layer):
         self._qkv, self._out = convert(self._qkv), convert(self._out)
         self._mlp.up, self._mlp.down = convert(self._mlp.up), convert(self._mlp.down)
         self.sums_later = isinstance(self._post_norm, RMSNorm) and not config.parallel
-        """Whether the sum after the MLP can be left to the next layer's norm."""
+        """True if the next layer's norm can take the sum."""
 
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
@@ -138,7 +138,7 @@ class FusedLayer(Layer):
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map hidden states x + change to the next layer's, again as two summands [T, hidden]."""
+        """Map hidden states x + change to the next layer's two summands."""
         assert isinstance(self.input_norm, RMSNorm)
         if change is None:
             return self._summands(x, normed(x, self.input_norm), angles, attend)
@@ -203,7 +203,10 @@ class GpuTransformer(Transformer):
         attend: Attend,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] after all layers; norms take the sums of the layers before."""
+        """Return hidden states [T, hidden] after all layers.
+
+        Norms take the sums of the layers before.
+        """
         layers = [layer for layer in self.layers if isinstance(layer, FusedLayer) and layer.sums_later]
         if features is not None or len(layers) < len(self.layers) or self.config.layer_rotary:
             return super().through(x, positions, attend, features)

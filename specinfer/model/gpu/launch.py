@@ -111,7 +111,7 @@ def processors(device: str) -> int:
 
 
 def shared_bytes(device: str) -> int:
-    """Return the shared memory that a program can have; 0 in the interpreter."""
+    """Return a program's maximum shared memory; 0 in the interpreter."""
     if torch.device(device).type != "cuda":
         return 0
     properties: Any = torch.cuda.get_device_properties(device)  # whose stub lacks this number

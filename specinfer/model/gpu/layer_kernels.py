@@ -1,6 +1,6 @@
-"""A layer's matrix products of few rows, and the small operations between products, one launch each.
+"""A layer's products of few rows, and small operations between products.
 
-The small ones are norm with residual, rotary positions with the norms of queries and keys, and gated activation.
+Each is one launch. The small ones are norm with residual, rotary positions with the norms of queries and keys, and gated activation.
 
 Written in Triton as the attention is, not left to `torch.compile`: what is captured into a graph then starts
 fast and does not depend on a compiler of C++.
@@ -119,9 +119,9 @@ def multiply(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ) -> None:
-    """Compute out = x W^T + bias [rows, columns] for few rows: every weight is read once.
+    """Compute out = x W^T + bias [rows, columns] for few rows.
 
-    A row's result does not depend on the number of rows.
+    Every weight is read once. A row's result does not depend on the number of rows.
 
     Args:
         x: [rows, SIZE], rows `stride` apart; weight: [columns, SIZE]; bias: [columns], read if BIASED.

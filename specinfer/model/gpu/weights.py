@@ -1,4 +1,4 @@
-"""Loads weights to a device, with progress, quantised on request, and multiplies few rows by them.
+"""Loads weights to a device, and multiplies few rows by them.
 
 The matrices of the layers are quantised, not embeddings, head, norms and biases: each weight has eight bits,
 each row has a scale (torchao). That halves the memory of bfloat16; every product dequantises first, so it
@@ -78,7 +78,7 @@ def quantiser(kind: str) -> Quantise | None:
 
 
 MAX_FEW_ROWS = 64
-"""Maximum rows of a product that reads each weight once; torch's are faster for more."""
+"""Maximum rows of `multiply`; torch's product is faster for more."""
 COLUMNS = 64
 """Columns of a program of `multiply`; more columns leave multiprocessors without work."""
 _MAX_IDLE = 3
@@ -92,8 +92,8 @@ STAGES, MANY_STAGES = 3, 6
 class FewRowsLinear(DenseLinear):
     """A layer of 16-bit weights that reads them once for up to `MAX_FEW_ROWS` rows.
 
-    On an H200 it takes 1.04 to 1.15 times as long as reading its weights (4096 x 12288 and larger), torch 1.2 to
-    1.4 times.
+    On an H200 one row takes 1.06 to 1.5 times as long as reading the weights, torch's product 1.2 to 1.7 times
+    (benchmarks/results/gpu.md).
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
