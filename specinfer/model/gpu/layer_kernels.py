@@ -1,6 +1,7 @@
 """A layer's products of few rows, and small operations between products.
 
-Each is one launch. The small ones are norm with residual, rotary positions with the norms of queries and keys, and gated activation.
+Each is one launch. The small ones are norm with residual, rotary positions with the
+norms of queries and keys, and gated activation.
 
 Written in Triton as the attention is, not left to `torch.compile`: what is captured into a graph then starts
 fast and does not depend on a compiler of C++.

@@ -80,17 +80,20 @@ def quantiser(kind: str) -> Quantise | None:
 MAX_FEW_ROWS = 64
 """Maximum rows of `multiply`; torch's product is faster for more."""
 COLUMNS = 64
-"""Columns of a program of `multiply`; more columns leave multiprocessors without work."""
+"""Columns of a program of `multiply`."""
 _MAX_IDLE = 3
-"""Multiprocessors for each program, at most: 8192 x 2048 on 132 of them takes 1.2 times as long as torch's."""
+"""Maximum multiprocessors for each program.
+
+2048 x 8192 with 32 programs on 132 of them takes 1.2 times as long as torch's product.
+"""
 MAX_STEP = 128
 """Maximum positions of a step along the rows of weights."""
 STAGES, MANY_STAGES = 3, 6
-"""Steps under way at once, where there are programs for all multiprocessors, and where there are not."""
+"""Steps under way at once: with a program for each multiprocessor, or fewer."""
 
 
 class FewRowsLinear(DenseLinear):
-    """A layer of 16-bit weights that reads them once for up to `MAX_FEW_ROWS` rows.
+    """A layer that reads 16-bit weights once for few rows.
 
     On an H200 one row takes 1.06 to 1.5 times as long as reading the weights, torch's product 1.2 to 1.7 times
     (benchmarks/results/gpu.md).
@@ -108,17 +111,9 @@ class FewRowsLinear(DenseLinear):
         rows, (columns, size) = len(x), self.weight.shape
         if not 0 < rows <= MAX_FEW_ROWS:
             return super().__call__(x)
-        out = x.new_empty(rows, columns)
+        out, bias = x.new_empty(rows, columns), self.weight if self.bias is None else self.bias
         multiply[-(-columns // COLUMNS),](
-            *(
-                x,
-                self.weight,
-                self.weight if self.bias is None else self.bias,
-                out,
-                rows,
-                columns,
-                x.stride(0),
-            ),
+            *(x, self.weight, bias, out, rows, columns, x.stride(0)),
             SIZE=size,
             BIASED=self.bias is not None,
             ROWS=max(power_above(rows), MIN_TILE),
