@@ -89,7 +89,7 @@ _MAX_IDLE = 3
 MAX_STEP = 128
 """Maximum positions of a step along the rows of weights."""
 STAGES, MANY_STAGES = 3, 6
-"""Steps under way at once: with a program for each multiprocessor, or fewer."""
+"""Steps under way at once, with many programs and with few."""
 
 
 class FewRowsLinear(DenseLinear):
@@ -126,7 +126,7 @@ class FewRowsLinear(DenseLinear):
 
 
 def few_rows(linear: Linear) -> Linear:
-    """Return the layer with the kernel for few rows, if its weights permit."""
+    """Return the layer with the kernel, if its weights permit."""
     if not isinstance(linear, DenseLinear) or linear.weight.dtype not in (torch.float16, torch.bfloat16):
         return linear
     if not linear.weight.is_contiguous() or linear.weight.shape[1] % MIN_TILE:
