@@ -1,7 +1,6 @@
 """Draws the README's dashboards from a system under changing load.
 
-`python -m benchmarks.dashboard` scrapes it by Debian's `prometheus` and the default model, and takes six
-minutes.
+`python -m benchmarks.dashboard` runs the demo's pair, scraped by Debian's `prometheus`, and takes six minutes.
 """
 
 import asyncio
@@ -19,11 +18,11 @@ from benchmarks.load import Load, generate_all
 from benchmarks.publish import RESULTS
 from deploy.grafana.picture import TimeRange, draw
 from deploy.prometheus.local import command, local_configuration
+from specinfer.cli.demo import PAIR
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient
-from specinfer.drafters.draft import default_services
-from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.hub import resolve_model
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
 
@@ -40,17 +39,16 @@ PANELS = (
 
 def main(target: Path = PICTURE, speed: float = 1.0) -> None:
     """Runs and draws; `speed` 10 makes every phase ten times shorter."""
-    gateway, verifier, speculator, prometheus = free_ports(4)
-    pool = {
-        name: {**flags, "metrics-port": str(speculator)}
-        for name, flags in default_services(DEFAULT_MODEL).items()
-    }
+    gateway, verifier, prometheus = free_ports(3)
+    model, draft = PAIR
     options = LocalOptions(
+        model=model,
         gateway={"metrics-port": str(gateway)},
         verifier={"metrics-port": str(verifier)},
-        speculators=pool,
+        speculators={},
+        draft=draft,
     )
-    ports = {"gateway": gateway, "verifier": verifier, "speculator": speculator}
+    ports = {"gateway": gateway, "verifier": verifier}
     with LocalSystem(options, typer.echo) as system, tempfile.TemporaryDirectory() as directory:
         scraper = start_prometheus(Path(directory), ports, prometheus)
         try:
@@ -101,7 +99,7 @@ async def phase(client: AsyncClient, prompts: Sequence[Sequence[int]], clients: 
 
 def read_prompts() -> list[list[int]]:
     """The tests' prompts as token ids."""
-    tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
+    tokenizer = Tokenizer.load(resolve_model(PAIR[0]))
     lines = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
     return [tokenizer.encode_chat([{"role": "user", "content": line["turns"][0]}]) for line in lines]
 
