@@ -30,9 +30,9 @@ class StepEntry:
     forced: int = 0
     """Maximum further nodes for tokens forced by the constraint."""
     read_limit: int = 0
-    """Maximum tokens of the delta to compute; 0: all.
+    """Maximum tokens of the delta to compute or restore; 0: all.
 
-    Those in the verifier's cache do not count.
+    Those in the verifier's memory do not count.
     """
 
     @property
@@ -283,11 +283,11 @@ def _entry(
 ) -> StepEntry:
     """Return an entry that has the verifier compute up to `length` tokens.
 
-    The first entry of a prompt that needs several has all of it: what is in the verifier's cache need not be
-    computed.
+    Until a token is computed, the entries of a prompt that needs several have all the rest of it: what is in the
+    verifier's cache need not be computed.
     """
     base, reach = state.verifier_len, room.depth_limit(state)
-    read_limit = 0 if final or base else length
+    read_limit = 0 if final or (base and not state.all_found) else length
     if read_limit:
         length = state.pending
     sequence = state.request.speculation is Speculation.SEQUENCE

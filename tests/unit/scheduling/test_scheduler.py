@@ -143,6 +143,27 @@ def test_a_prompt_s_first_entry_has_all_that_may_be_cached() -> None:
     assert (len(entry.delta), entry.final, entry.state.cached_tokens) == (2, True, 80)
 
 
+def test_a_prompt_s_entries_have_all_that_may_be_cached_until_some_was_computed() -> None:
+    """Also after generated tokens, as when a preempted request is read again."""
+    s = scheduler()
+    s.submit(request("long", prompt=80), 0.0, generated=[CAT] * 7)
+    for base in (0, 32):
+        (entry,) = s.plan(0.0)
+        assert (entry.base_len, len(entry.delta), entry.read_limit, entry.final) == (
+            base,
+            87 - base,
+            4,
+            False,
+        )
+        found = VerdictEntry(EntryStatus.OK, cached_len=base + 32, cached_tokens=32)
+        s.commit([entry], {}, {"long": found}, 0.0)
+    (entry,) = s.plan(0.0)
+    assert (entry.base_len, len(entry.delta), entry.read_limit) == (64, 23, 4)
+    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, cached_len=68)}, 0.0)
+    (entry,) = s.plan(0.0)
+    assert (entry.base_len, len(entry.delta), entry.read_limit) == (68, 4, 0)
+
+
 def test_two_prompts_share_one_chunk_per_step() -> None:
     s = scheduler()
     s.submit(request("a", prompt=6), 0.0)
