@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from specinfer.errors import IncompatibleError, InvalidInputError
 from specinfer.hub.resolve import model_directory, model_name, resolve_model
 from specinfer.hub.work_directory import atomic_directory
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.system.progress import progress
 

@@ -17,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from specinfer.hub import resolve_model
 from specinfer.model.parallel.layout import check_layout
 from specinfer.model.parallel.ranks import LOST_GROUP
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.system.threads import usable_processors
 from verifier_svc.ranks import layout_of
 from verifier_svc.settings import VerifierSettings

@@ -10,7 +10,7 @@ import torch
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import HEAD
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 
 Clock = Callable[[], float]
 

@@ -26,7 +26,7 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import use_threads
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 
 SHAPE = {
     "vocab_size": 248320,

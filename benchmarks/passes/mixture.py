@@ -17,7 +17,8 @@ from specinfer.model.formats.registry import BLOCK_FORMATS, find_format
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import expected_tensors
-from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.interfaces import Blocks, NamedTensors
 

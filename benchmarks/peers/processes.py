@@ -17,7 +17,7 @@ import torch
 from benchmarks.widen import copy_beside
 from specinfer.hub import resolve_model
 from specinfer.model.weights.account import load_whole
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.source import KEPT_GGUF
 from specinfer.system.cache_directory import cache_directory
 

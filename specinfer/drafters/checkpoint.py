@@ -9,7 +9,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from specinfer.drafters import DrafterDescription, DrafterOptions
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
-from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import verifier_of
 from specinfer.model.weights.source import (
     KIND,

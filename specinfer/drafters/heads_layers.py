@@ -43,7 +43,8 @@ import torch.nn.functional as F
 from specinfer.errors import IncompatibleError
 from specinfer.model.torch.linear import Linear
 from specinfer.model.torch.parts import Parts
-from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import checked_config, own_tensors, save_checkpoint
 from specinfer.model.weights.families import EMBEDDING
 

@@ -20,7 +20,7 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import is_checked, load_checked, planned_executor
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.sampling import GREEDY

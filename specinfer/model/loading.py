@@ -25,7 +25,8 @@ from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.account import HEAD, check_rope, check_tensors, load_whole
-from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers, load_transformers_config
 from specinfer.model.weights.families import EMBEDDING, in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.interfaces import BlockWeights

@@ -43,6 +43,7 @@ def apply_verdict(
         return _fail(state, verdict, now)
     state.deferred_at, state.deferred_s = None, 0.0
     state.verifier_len = verdict.cached_len
+    state.all_found = verdict.cached_len == entry.base_len + verdict.cached_tokens
     if not state.new_tokens:
         before = state.cached_tokens if entry.base_len else 0
         state.cached_tokens = min(before + verdict.cached_tokens, len(state.request.prompt))

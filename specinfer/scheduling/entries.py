@@ -1,14 +1,10 @@
-"""A request's entry in a step, its verdict and its progress. Pure.
+"""A request's entry in a step, its verdict and its progress. Pure."""
 
-Prompts are read in chunks, which at most double the time of a step in which others decode. A chunk goes to the
-highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
-from specinfer.scheduling.limits import CacheRoom, SchedulerLimits, fair_shares, split_budget
+from specinfer.scheduling.chunks import PromptLimit, delta_lengths, unlimited
+from specinfer.scheduling.limits import CacheRoom, split_budget
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import SpeculationCounts
 from specinfer.statuses import EntryStatus, LogprobRow
@@ -30,9 +26,9 @@ class StepEntry:
     forced: int = 0
     """Maximum further nodes for tokens forced by the constraint."""
     read_limit: int = 0
-    """Maximum tokens of the delta to compute; 0: all.
+    """Maximum tokens of the delta to compute or restore; 0: all.
 
-    Those in the verifier's cache do not count.
+    Those in the verifier's memory do not count.
     """
 
     @property
@@ -190,19 +186,17 @@ def plan_entries(
     room: CacheRoom,
     max_nodes: int | None,
     worth: TreeWorth,
-    max_prompt_tokens: Callable[[int, int], int | None] = lambda _rows, _context: None,
+    max_prompt_tokens: PromptLimit = unlimited,
 ) -> list[StepEntry]:
     """Return the entries of a step, without requests whose prompts wait.
 
-    `max_prompt_tokens` maps other rows and the longest context before a prompt token to their limit, if any.
+    `max_prompt_tokens` limits the tokens of prompts.
     """
     limits = room.limits
     wanted = [_wanted_nodes(state, room, max_nodes) for state in states]
     shares = split_budget(room.budget, wanted)
     decoding = sum(1 + share for state, share in zip(states, shares, strict=True) if state.pending == 1)
-    contexts = [state.verifier_len for state in states if state.pending > 1]
-    limit = max_prompt_tokens(decoding, max(contexts)) if contexts else None
-    lengths = delta_lengths(states, limits, limit)
+    lengths = delta_lengths(states, limits, lambda context: max_prompt_tokens(decoding, context))
     free = limits.max_step_tokens - sum(lengths)
     entries: list[StepEntry] = []
     for state, length, share in zip(states, lengths, shares, strict=True):
@@ -238,41 +232,6 @@ def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[R
     return failures
 
 
-def delta_lengths(
-    states: Sequence[RequestState], limits: SchedulerLimits, prompt_part: int | None = None
-) -> list[int]:
-    """Return the number of tokens that each request sends; 0: it waits.
-
-    `prompt_part` limits the chunk of prompts, so that reading does not stall the others; None does not.
-
-    A request that lacks one token always sends it. The others share the chunk, which is not empty if a step
-    may have a token for every request.
-    """
-    lengths = [min(state.pending, 1) for state in states]
-    prompts = [index for index, state in enumerate(states) if state.pending > 1]
-    chunk = max(0, min(limits.prefill_chunk, limits.max_step_tokens - (len(states) - len(prompts))))
-    chunk = chunk if prompt_part is None else min(chunk, prompt_part)
-    prompts.sort(key=lambda index: (-states[index].request.priority, states[index].place))
-    for _, level in groupby(prompts, key=lambda index: states[index].request.priority):
-        for index, length in _share_chunk(chunk, list(level), states):
-            lengths[index] = length
-            chunk -= length
-    return lengths
-
-
-def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState]) -> Iterator[tuple[int, int]]:
-    """Yield (index, tokens): equal shares for callers, then in order."""
-    callers: dict[str, list[int]] = {}
-    for index in prompts:
-        callers.setdefault(states[index].request.caller, []).append(index)
-    wanted = [sum(states[index].pending for index in indexes) for indexes in callers.values()]
-    for indexes, share in zip(callers.values(), fair_shares(chunk, wanted), strict=True):
-        for index in indexes:
-            length = min(states[index].pending, share)
-            share -= length
-            yield index, length
-
-
 def _wanted_nodes(state: RequestState, room: CacheRoom, max_nodes: int | None) -> int:
     nodes = room.max_nodes(state.request, len(state.tokens)) if room.depth_limit(state) else 0
     return nodes if max_nodes is None else min(nodes, max_nodes)
@@ -283,11 +242,11 @@ def _entry(
 ) -> StepEntry:
     """Return an entry that has the verifier compute up to `length` tokens.
 
-    The first entry of a prompt that needs several has all of it: what is in the verifier's cache need not be
-    computed.
+    Until a token is computed, the entries of a prompt that needs several have all the rest of it: what is in the
+    verifier's cache need not be computed.
     """
     base, reach = state.verifier_len, room.depth_limit(state)
-    read_limit = 0 if final or base else length
+    read_limit = 0 if final or (base and not state.all_found) else length
     if read_limit:
         length = state.pending
     sequence = state.request.speculation is Speculation.SEQUENCE

@@ -4,14 +4,19 @@ A step takes at most twice as long with them:
 
     seconds = level * (curve(rows) + (1 + slope * context) * (curve(rows + read) - curve(rows)))
 
-`curve` are the passes measured at start, after short contexts. Two numbers are learned from steps: `level`, the ratio
-of steps without prompts to the curve, and `slope`, the share that a token of context adds to a prompt token's cost.
+`curve` are the passes measured at start, after short contexts. `level`, the pace of the machine at the time, and
+`slope`, the share that a token of context adds to a prompt token's cost, are fitted to the latest steps by least
+absolute errors of the logarithms: a few disturbed steps do not count. A change of the level costs nothing; one of
+the slope has to pay for more than one step.
 """
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.statuses import EntryStatus
@@ -19,12 +24,12 @@ from specinfer.tree import TokenTree
 
 _SLOWER = 2.0
 """Factor by which the reading of prompts may slow a decoding step."""
-_WEIGHT = 0.25
-"""Weight of a new measurement in the averages."""
-_MAX_DISTURBANCE = 4.0
-"""Maximum factor between a measured pass and the curve."""
-_MIN_CONTEXT = 256
-"""Minimum context from which to learn its cost."""
+_STEPS = 12
+"""Number of latest steps from which to learn."""
+_KEPT = 0.8
+"""Weight of a step, relative to the next one."""
+_RELUCTANCE = 1.6
+"""Weight of the known slope, relative to the latest step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,14 @@ class ReadingPace:
         Without any there is no limit.
         """
         self._seconds = np.array([0.0, *pass_seconds])
-        self._level, self._slope = 1.0, 0.0
-        self._steps = 0
-        """Steps without prompts from which the level was learned."""
+        self._slope = 0.0
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_STEPS)
+        """Weighted context, and logarithm of the seconds over the curve's.
 
-    def max_tokens(self, rows: int, context: int) -> int | None:
+        The context is weighted by the share of the prompt tokens in the cost.
+        """
+
+    def max_tokens(self, rows: int, context: float) -> int | None:
         """Return the maximum prompt tokens after `context` tokens, if limited.
 
         They are at least one, and double the seconds of a step at most.
@@ -64,36 +72,54 @@ class ReadingPace:
     def learn(self, size: PassSize, pass_s: float) -> None:
         if not 0 < size.rows + size.read < len(self._seconds):
             return
-        base = float(self._seconds[size.rows])
-        if not size.read:
-            ratio = min(max(pass_s / base, 1 / _MAX_DISTURBANCE), _MAX_DISTURBANCE)
-            self._steps += 1
-            self._level += max(_WEIGHT, 1 / self._steps) * (ratio - self._level)
-            return
-        added = float(self._seconds[size.rows + size.read]) - base
-        if size.context < _MIN_CONTEXT or added <= 0:
-            return
-        longer = min(
-            (pass_s / self._level - base) / added, _MAX_DISTURBANCE * (1 + self._slope * size.context)
-        )
-        self._slope += _WEIGHT * (max(0.0, (longer - 1) / size.context) - self._slope)
+        short = float(self._seconds[size.rows + size.read])
+        added = short - float(self._seconds[size.rows])
+        self._steps.append((size.context * added / short, math.log(pass_s / short)))
+        if any(weighted for weighted, _ in self._steps):
+            self._slope = self._best_slope()
+
+    def _best_slope(self) -> float:
+        """Return the slope with the least cost.
+
+        Tried are the known one, 0, and those through the last step and another.
+        """
+        contexts, measured = np.array(self._steps).T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.exp(measured[-1] - measured[:-1])
+            through = (ratio - 1) / (contexts[-1] - ratio * contexts[:-1])
+        slopes = np.array([self._slope, 0.0, *through[np.isfinite(through) & (through > 0)]])
+        levels = measured - np.log1p(np.outer(slopes, contexts))
+        weights = _KEPT ** np.arange(len(contexts), dtype=np.float64)[::-1]
+        errors = np.abs(levels - _weighted_medians(levels, weights)) @ weights
+        change = np.log1p(slopes * contexts.max()) - math.log1p(self._slope * contexts.max())
+        return float(slopes[np.argmin(errors + _RELUCTANCE * np.abs(change))])
+
+
+def _weighted_medians(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [rows, 1] medians of rows, by weights of columns."""
+    order = np.argsort(rows, axis=1)
+    below = np.cumsum(weights[order], axis=1)
+    middle = np.argmax(below >= weights.sum() / 2, axis=1)[:, None]
+    return np.take_along_axis(rows, np.take_along_axis(order, middle, axis=1), axis=1)
 
 
 def pass_size(
     entries: Sequence[StepEntry], trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
 ) -> PassSize:
-    """Return the size of a pass; no tokens if an entry failed."""
+    """Return the size of a pass without failed or cached entries.
+
+    With any, there are no tokens. The seconds may include reading cached tokens from files.
+    """
     rows = read = 0
     context = 0.0
     for entry in entries:
         verdict, tree = verdicts.get(entry.request_id), trees.get(entry.request_id)
-        if verdict is None or verdict.status is not EntryStatus.OK:
+        if verdict is None or verdict.status is not EntryStatus.OK or verdict.cached_tokens:
             return PassSize()
         nodes = len(tree) - 1 if tree is not None else 0
         if entry.final and len(entry.delta) == 1:
             rows += 1 + nodes
             continue
-        start = entry.base_len + verdict.cached_tokens
-        tokens = verdict.cached_len - len(verdict.accepted) - start
-        rows, read, context = rows + nodes, read + tokens, context + tokens * (start + tokens / 2)
+        tokens = verdict.cached_len - len(verdict.accepted) - entry.base_len
+        rows, read, context = rows + nodes, read + tokens, context + tokens * (entry.base_len + tokens / 2)
     return PassSize(rows, read, context / read if read else 0.0)

@@ -128,6 +128,8 @@ class RequestState:
     """
     verifier_len: int = 0
     """Number of committed tokens in the verifier's cache."""
+    all_found: bool = False
+    """True if the verifier found all it has in its cache."""
     cached_tokens: int = 0
     """Tokens of the prompt that the verifier found in its cache."""
     admitted_at: float | None = None

@@ -220,10 +220,11 @@ class VerifierEngine:
         cached.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
         # the last token is computed, now or as the root of a tree: its logits may be wanted
-        known = cached.cached_tokens = self.runner.cache.share(cached.sequence, job.delta[:-1])
-        part = job.part_to_read(known)
+        cache, before = self.runner.cache, self.runner.cache.restored_tokens
+        known = cached.cached_tokens = cache.share(cached.sequence, job.delta[:-1], job.read_limit or None)
+        part = job.part_to_read(known, cache.restored_tokens - before)
         try:
-            self.runner.cache.reserve(cached.sequence, len(part), len(nodes), parents)
+            cache.reserve(cached.sequence, len(part), len(nodes), parents)
         except ExhaustedError:
             if known:  # half a delta would look like another base_len
                 self.release([job.request_id])

@@ -59,19 +59,21 @@ class VerifyJob:
     cache_scope: str = ""
     """Only equal scopes share prompts; set by jobs that start over."""
     read_limit: int = 0
-    """Maximum tokens of the delta to compute; 0: all.
+    """Maximum tokens of the delta to compute or restore; 0: all.
 
-    Those found in the cache do not count. With a limit the last token is not taken: it will be the root of a tree.
+    Those found in memory do not count, and whole blocks are restored. With a limit the last token is not taken:
+    it will be the root of a tree.
     """
 
-    def part_to_read(self, known: int) -> Sequence[int]:
+    def part_to_read(self, known: int, restored: int = 0) -> Sequence[int]:
         """Return the tokens to compute after `known` cached ones.
 
-        A part that the limit ends is up to the end of a block, so that other requests can share all of it.
+        The `restored` ones of these count for the limit. A part that it ends is up to the end of a block, so that other
+        requests can share all of it.
         """
         if not self.read_limit:
             return self.delta[known:]
-        end = known + self.read_limit
+        end = known + max(0, self.read_limit - restored)
         if end >= len(self.delta) - 1:
             return self.delta[known:-1]
         whole = (self.base_len + end) // BLOCK_TOKENS * BLOCK_TOKENS - self.base_len

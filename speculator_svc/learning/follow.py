@@ -26,7 +26,7 @@ from specinfer.drafters.heads_layers import output_head
 from specinfer.drafters.pools import LEARNT
 from specinfer.errors import FaultError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
     DraftModel,
     load_ssm,

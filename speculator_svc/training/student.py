@@ -19,7 +19,8 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.torch.layer import LAYER_MODULES, Attend
 from specinfer.model.torch.parts import Weights
 from specinfer.model.torch.transformer import Transformer
-from specinfer.model.weights.config import ModelConfig, load_config, shape_fields
+from specinfer.model.weights.config import ModelConfig, shape_fields
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
     DraftModel,
     fingerprint_in,

@@ -15,7 +15,7 @@ import torch
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.files import GgufWeights
 
 PYTHON, MODEL = (os.environ.get(f"SPECINFER_LLAMA_{name}") for name in ("PYTHON", "MODEL"))

@@ -12,7 +12,7 @@ from specinfer.model.executor import HeadSetter
 from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.interfaces import Blocks
 from specinfer.model.weights.trimmed import TrimmedHead
 from specinfer.system.machine import processor_flags

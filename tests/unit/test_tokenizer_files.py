@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specinfer.detokenizer import Detokenizer
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.scheduling.text import TextPiece, TextStream
 from specinfer.special_tokens import tokenizer_end
 from specinfer.tokenizer import Tokenizer

@@ -9,7 +9,8 @@ from typing import Any
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.sizes import check_sizes
-from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.draft_checkpoint import checked_config, target_config, verifier_fields
 
 _KINDS = ("llama", "qwen3")

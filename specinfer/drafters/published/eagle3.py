@@ -32,7 +32,8 @@ from specinfer.drafters.published.config import (
 )
 from specinfer.drafters.published.rows import read_tensors
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
     FINGERPRINT,
     checked_config,

@@ -19,7 +19,8 @@ from specinfer.drafters.published.mtp import GATE, MtpSource
 from specinfer.drafters.ssm import drafted_tokens
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.experts import ROUTER
-from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.families import RenamedWeights, open_weights, sources_of
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint

@@ -178,8 +178,11 @@ class PagedKVCache:
         for _ in range(missing):
             sequence.blocks.append(self._take_free())
 
-    def share(self, sequence: KVSequence, tokens: Seq[int]) -> int:
+    def share(self, sequence: KVSequence, tokens: Seq[int], max_restored: int | None = None) -> int:
         """Extend the context by leading blocks of `tokens` from the cache.
+
+        Args:
+            max_restored: tokens, rounded up to blocks, that may be read from the directory of prefixes; None: all.
 
         Returns:
             Number of added tokens, a multiple of the block size.
@@ -190,13 +193,13 @@ class PagedKVCache:
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
         self.queried_tokens += len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
-        blocks = self._claim(sequence, tokens)
+        blocks = self._claim(sequence, tokens, max_restored)
         sequence.blocks.extend(blocks)
         self._extend(sequence, tokens[: len(blocks) * BLOCK_TOKENS])
         self.shared_tokens += sequence.length - start
         return sequence.length - start
 
-    def _claim(self, sequence: KVSequence, tokens: Seq[int]) -> list[int]:
+    def _claim(self, sequence: KVSequence, tokens: Seq[int], max_restored: int | None) -> list[int]:
         """Claim filed blocks of further tokens, up to the last usable one.
 
         With recurrent layers, a request can continue only after a block whose last state is stored.
@@ -208,6 +211,8 @@ class PagedKVCache:
             known = _block_hash(known, tokens[at : at + BLOCK_TOKENS])
             block = self._filed.get(known)
             if block is None:
+                if max_restored is not None and len(restored) * BLOCK_TOKENS >= max_restored:
+                    break
                 block = self._restore(known)
                 if block is None:
                     break

@@ -22,7 +22,7 @@ from specinfer.model.parallel.layout import Layout, check_layout
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.system.parent_process import ending_with_us
 from specinfer.system.threads import usable_processors
 

@@ -26,7 +26,8 @@ from specinfer.model.probe.ways import WayDistance, compare_ways, prompt_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.generic import GenericExecutor, generic_config
 from specinfer.model.weights.account import check_tensors, model_of
-from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers, load_transformers_config
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, TensorSlice
 from specinfer.model.weights.packed import open_checkpoint

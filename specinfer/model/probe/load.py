@@ -16,7 +16,7 @@ from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.probe.records import record_path
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers, load_transformers_config
+from specinfer.model.weights.config_files import from_transformers, load_transformers_config
 from specinfer.model.weights.source import LARGE_FILE, kept_gguf
 from specinfer.system.apart import apart
 from specinfer.system.progress import progress

@@ -6,7 +6,7 @@ from pathlib import Path
 from specinfer.errors import SpecInferError
 from specinfer.model.families.positions import longest_text
 from specinfer.model.probe.reference import quiet
-from specinfer.model.weights.config import eos_token_ids, load_transformers_config
+from specinfer.model.weights.config_files import eos_token_ids, load_transformers_config
 from specinfer.tokenizer import Tokenizer
 
 _TEXTS = (

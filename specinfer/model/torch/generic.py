@@ -18,7 +18,8 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.families.positions import UNBOUNDED, longest_text
 from specinfer.model.torch.generic_attention import CURRENT, NAME, GenericPass, Memory
 from specinfer.model.torch.recurrent import RecurrentLayers, TokenState
-from specinfer.model.weights.config import ModelConfig, eos_token_ids
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import eos_token_ids
 
 
 class GenericExecutor:

@@ -15,7 +15,8 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.experts import merged_experts
 from specinfer.model.families.hybrid.qwen_gguf import joined_projections
-from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
 from specinfer.model.weights.files import GgufWeights, shape_of
 from specinfer.model.weights.source import kept_gguf

@@ -1,25 +1,15 @@
-"""Configuration of our own decoder, read from a `config.json` through `transformers`."""
+"""Configuration of our own decoder."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.families import family_of
 from specinfer.model.families.base import RecurrentShape
 from specinfer.model.families.experts import Experts
-from specinfer.model.families.positions import longest_text
-from specinfer.model.sizes import check_sizes
-from specinfer.special_tokens import tokenizer_end
 
 ACTIVATIONS = ("silu", "gelu", "relu", "gelu_tanh")
 """Activations in the order of the kernels (native/csrc/model.h)."""
-_SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-"""Other names in configurations."""
-_WITH_TEXT_PART = ("qwen3_5", "qwen3_5_moe")
-"""`model_type` of models for images and text; only the text part runs."""
 _SHAPE = {
     "layers": "num_hidden_layers",
     "intermediate_size": "intermediate_size",
@@ -226,113 +216,6 @@ class ModelConfig:
         yield "a mixture of experts", self.experts is not None
         yield "recurrent layers", any(self.recurrent_layers)
         yield "gates of attention", self.output_gate
-
-
-def load_config(directory: Path) -> ModelConfig:
-    """Read the model configuration of a directory.
-
-    Raises:
-        SettingError: if there is no `config.json`.
-        IncompatibleError: if our decoder does not support the family or one of its options, or if a size is absurd.
-    """
-    return from_transformers(*load_transformers_config(directory))
-
-
-def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
-    """Return a directory's `transformers` configuration and, if any, generation configuration.
-
-    Raises:
-        SettingError: if there is no `config.json`, or one that `transformers` cannot read.
-        IncompatibleError: naming a size that no model can have.
-    """
-    from transformers import AutoConfig, GenerationConfig
-
-    if not (directory / "config.json").is_file():
-        raise SettingError("model", str(directory), "no config.json there")
-    try:
-        fields = json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise SettingError("model", str(directory), f"config.json: not a valid JSON file: {error}") from error
-    if isinstance(fields, dict):
-        check_sizes(fields)
-    try:
-        hf = AutoConfig.from_pretrained(directory)
-    except Exception as error:  # no `model_type` that it knows, values that do not go together: of any type
-        what = " ".join(str(error).split())
-        raise SettingError("model", str(directory), f"config.json: {what}") from error
-    hf = _text_part(hf)
-    generation, path = None, directory / "generation_config.json"
-    if path.is_file():
-        try:
-            generation = GenerationConfig.from_pretrained(directory)
-        except (OSError, ValueError, TypeError) as error:  # no JSON; no object; values that it does not take
-            raise SettingError("model", str(path), f"cannot be read: {str(error).splitlines()[0]}") from error
-    end = tokenizer_end(directory)
-    known = eos_token_ids(hf, generation)
-    if end is not None and end not in known:
-        generation = generation or GenerationConfig()
-        generation.eos_token_id = [*known, end]
-    return hf, generation
-
-
-def _text_part(hf: Any) -> Any:
-    if hf.model_type not in _WITH_TEXT_PART:
-        return hf
-    text = hf.get_text_config()
-    if (quantised := getattr(hf, "quantization_config", None)) is not None:
-        text.quantization_config = quantised
-    return text
-
-
-def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
-    """Translate a `transformers` configuration.
-
-    Raises:
-        IncompatibleError: if our decoder does not support the family or one of its options.
-    """
-    family_fields = family_of(hf.model_type).fields(hf)
-    family_fields["activation"] = _SAME_ACTIVATIONS.get(
-        family_fields["activation"], family_fields["activation"]
-    )
-    if family_fields["activation"] not in ACTIVATIONS:
-        raise IncompatibleError(
-            f"hidden_act = {family_fields['activation']!r}: supported are {', '.join(ACTIVATIONS)}"
-        )
-    heads = getattr(hf, "num_attention_heads", 1)  # state spaces alone have none
-    common = {
-        "family": hf.model_type,
-        "vocab_size": hf.vocab_size,
-        "hidden_size": hf.hidden_size,
-        "layers": hf.num_hidden_layers,
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": hf.hidden_size // heads,
-        "max_positions": family_fields.get("max_positions") or longest_text(hf),
-        "tied_embeddings": bool(hf.tie_word_embeddings),
-        "qk_norm": False,
-        "eos_token_ids": eos_token_ids(hf, generation),
-    }
-    return ModelConfig(**(common | family_fields))
-
-
-def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
-    """Return the ids that end a sequence.
-
-    Those of the generation configuration take precedence over those of the model's.
-
-    Numbers that are no token of the model's are left out.
-
-    Raises:
-        IncompatibleError: if there are other things than numbers.
-    """
-    value = getattr(generation, "eos_token_id", None)
-    if value is None:
-        value = getattr(hf, "eos_token_id", None)
-    ids = value if isinstance(value, (list, tuple)) else [value] if value is not None else []
-    if not all(isinstance(token, int) for token in ids):
-        raise IncompatibleError(f"eos_token_id = {value!r}: must be a token id, or a list of them")
-    size = hf.get_text_config().vocab_size
-    return tuple(token for token in dict.fromkeys(ids) if 0 <= token < size)
 
 
 def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.sizes import check_sizes
-from specinfer.model.weights.config import ModelConfig, load_config, shape_fields, with_shape
+from specinfer.model.weights.config import ModelConfig, shape_fields, with_shape
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.source import KIND

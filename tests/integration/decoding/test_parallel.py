@@ -18,7 +18,8 @@ from specinfer.model.parallel.layout import Layout, Place
 from specinfer.model.parallel.ranks import LOST_GROUP, Ranks
 from specinfer.model.parallel.stage import StageCost
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine

@@ -19,7 +19,7 @@ from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.cli.status import get_status
 from specinfer.client.request import make_request
 from specinfer.model.parallel.layout import Layout, Place
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from tests.chaos.model_directory import write_model
 from tests.support.models.rank_memory import rank_memory
 from tests.support.network.scrape import Scrape

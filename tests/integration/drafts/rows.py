@@ -17,7 +17,7 @@ from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.eagle_layer import EagleWeights
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import RunnerOptions
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from speculator_svc.training.eagle_student import starting_tensors
 from tests.support.models.flat_drafts import save_flat

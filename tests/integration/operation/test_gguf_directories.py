@@ -17,7 +17,7 @@ from specinfer.hub import model_name, resolve_model
 from specinfer.hub.resolve import check_model_folder
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.files import GgufWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ import torch
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.errors import FaultError, SettingError, UnavailableError
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import load_ssm, save_ssm
 from specinfer.model.weights.families import open_weights
 from specinfer.service.api_keys import make_key, write_keys

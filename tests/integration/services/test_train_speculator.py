@@ -12,7 +12,7 @@ import pytest
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.draft import draft_group
 from specinfer.errors import InvalidInputError, SettingError
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from speculator_svc.training import make_corpus as making
 from speculator_svc.training import train_speculator as training
 from speculator_svc.training.corpus import finished_jobs

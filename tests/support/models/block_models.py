@@ -12,7 +12,7 @@ from specinfer.model.formats.base import BlockFormat
 from specinfer.model.formats.registry import FORMATS
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.interfaces import Blocks
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

@@ -15,7 +15,7 @@ from benchmarks.quality.distance import Distance, distances
 from benchmarks.tables import with_sections
 from specinfer.model.families.experts import Experts
 from specinfer.model.formats.registry import BLOCK_FORMATS
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING
 from tests.support.tiny_models import tiny_transformers
 

@@ -11,7 +11,7 @@ from benchmarks.widen import widen
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import embedding_fingerprint
 from specinfer.model.weights.families import open_weights
 from specinfer.tokenizer import Tokenizer

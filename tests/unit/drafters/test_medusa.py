@@ -13,7 +13,7 @@ from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.options import RunnerOptions
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.tiny_models import tiny_transformers

@@ -10,7 +10,8 @@ from specinfer.errors import SettingError, UnavailableError
 from specinfer.model.backends import BACKENDS, EXECUTORS, choose_backend, executors_help
 from specinfer.model.formats.registry import FORMATS
 from specinfer.model.native import model as native_model
-from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 CONFIG: ModelConfig = from_transformers(tiny_transformers("llama").config)

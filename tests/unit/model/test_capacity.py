@@ -12,7 +12,7 @@ from specinfer.model.cache.capacity import AUTO_TOKENS, SHARE, fitting_tokens, t
 from specinfer.model.loading import load_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from tests.support.tiny_models import tiny_transformers
 
 MODEL = tiny_transformers("llama", head_dim=16)

@@ -6,7 +6,7 @@ import torch
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.tree import TokenTree, TreeBuilder
 from tests.support.tiny_models import FAMILIES, SPECIAL, reference_logits, runner_of, tiny_transformers
 

@@ -14,7 +14,8 @@ from specinfer.model.batch import AttentionRows, Batch, PassFeatures
 from specinfer.model.parallel.layout import Layout, Place, ShardedWeights, check_layout
 from specinfer.model.parallel.stage import StageCost, cut, micro_batches, stage_features
 from specinfer.model.torch.transformer import Transformer
-from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import SafetensorsWeights, TensorSlice, read_part
 from tests.support.models.rank_memory import rank_memory

@@ -14,6 +14,10 @@ from specinfer.model.batch import Segment
 from specinfer.model.cache import prefix_directory
 from specinfer.model.cache.prefix_directory import PrefixDirectory
 from specinfer.model.runner import ModelRunner
+from specinfer.sampling import GREEDY
+from specinfer.statuses import EntryStatus
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", head_dim=16)
@@ -44,6 +48,15 @@ def answer(runner: ModelRunner, scope: str = "", prompt: list[int] = PROMPT) -> 
     return known, logits
 
 
+@pytest.fixture(scope="module")
+def saved_prefixes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A directory with the prompt, and the logits after it."""
+    runner = runner_at(directory := tmp_path_factory.mktemp("prefixes"))
+    _, expected = answer(runner)
+    runner.cache.save_prefixes()
+    return directory, expected
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("kv_type", ["auto", "q8_0"])
 def test_another_process_finds_the_prefix_and_computes_the_same_bits(tmp_path: Path, kv_type: str) -> None:
@@ -67,6 +80,36 @@ def test_blocks_that_memory_loses_come_back_from_the_directory(tmp_path: Path) -
     assert known == SHARED
     assert runner.cache.restored_tokens > 0
     assert torch.equal(found, expected)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("limit", [1, 16, 20, 32, 60, 200])
+@pytest.mark.parametrize("in_memory", [0, 2])
+def test_a_limited_prompt_is_restored_over_several_steps_with_the_same_bits(
+    saved_prefixes: tuple[Path, torch.Tensor], limit: int, in_memory: int
+) -> None:
+    """A step restores up to the limit, in whole blocks, and computes no more than what that leaves."""
+    directory, expected = saved_prefixes
+    engine = VerifierEngine(runner_at(directory))
+    cache = engine.runner.cache
+    before = engine.runner.open()
+    cache.share(before, PROMPT[: in_memory * 16])
+    cache.release(before)
+    cached_len, restored = 0, cache.restored_tokens
+    while cached_len < len(PROMPT) - 1:
+        limited = VerifyJob("r", cached_len, PROMPT[cached_len:], None, GREEDY, read_limit=limit)
+        (outcome,) = engine.verify([limited])
+        assert outcome.status is EntryStatus.OK
+        newly, restored = cache.restored_tokens - restored, cache.restored_tokens
+        computed = outcome.cached_len - cached_len - outcome.cached_tokens
+        assert newly < limit + 16
+        assert computed <= max(0, limit - newly)
+        assert newly + computed > 0, "the step was of use"
+        cached_len = outcome.cached_len
+    assert restored == SHARED, "a limit loses nothing that is stored"
+    (sequence,) = cache._sequences
+    (logits,) = engine.runner.forward([Segment(sequence, PROMPT[-1:], want_last=True)])
+    assert torch.equal(logits, expected)
 
 
 @pytest.mark.native

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 
 from gateway.session.limits import longest_request
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
-from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.sampling import Sampling
 from specinfer.scheduling.commit import MAX_DEFERRED_S
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
-from specinfer.scheduling.reading import PassSize, ReadingPace
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.statuses import EntryStatus, FinishReason
@@ -44,65 +42,6 @@ def step(s: Scheduler, bonus: int = CAT) -> list[StepEntry]:
     trees = {e.request_id: TokenTree.root_only(e.delta[-1]) for e in entries if e.final}
     s.commit(entries, trees, {e.request_id: answer(e, bonus) for e in entries}, 0.0)
     return entries
-
-
-@st.composite
-def curves(draw: st.DrawFn) -> PassCurve:
-    """Measured passes: any sizes, any seconds."""
-    sizes = draw(st.sets(st.sampled_from([1, 2, 4, 8, 16, 32, 64, 256, 512]), min_size=1))
-    return PassCurve((size, draw(st.floats(1e-4, 2.0))) for size in sizes)
-
-
-@given(
-    curve=curves(), decoders=st.integers(0, 6), prompts=st.lists(st.integers(2, 900), min_size=1, max_size=3)
-)
-def test_reading_at_most_doubles_the_seconds_of_a_decoding_step(
-    curve: PassCurve, decoders: int, prompts: list[int]
-) -> None:
-    limits = SchedulerLimits(kv_capacity_tokens=100_000)
-    budget = derive_budget(curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens)
-    s = Scheduler(limits, budget)
-    for number in range(decoders):
-        s.submit(request(f"decoder {number}", new=1000), 0.0)
-    if decoders:
-        step(s)
-    for number, tokens in enumerate(prompts):
-        s.submit(request(f"prompt {number}", tokens), 0.0)
-    while reading := {name for name, state in s.states.items() if state.pending > 1}:
-        decoding = s.states.keys() - reading
-        entries = step(s)
-        own = [e for e in entries if e.request_id not in reading]
-        assert {e.request_id for e in own} == decoding, "each decodes in each step"
-        rows = sum(1 + e.limits.nodes for e in own)
-        read = sum(e.max_read for e in entries) - len(own)
-        assert read
-        assert not rows or read == 1 or curve.at(rows + read) <= 2.000001 * curve.at(rows)
-
-
-@given(
-    curve=curves(),
-    slope=st.floats(0, 0.002),
-    slower=st.floats(0.5, 3.0),
-    rows=st.integers(1, 40),
-    context=st.integers(300, 30_000),
-)
-def test_reading_after_a_long_context_doubles_a_step_at_most_once_it_is_learned(
-    curve: PassCurve, slope: float, slower: float, rows: int, context: int
-) -> None:
-    pace = ReadingPace(derive_budget(curve, 16, 127, 2048).pass_seconds)
-
-    def seconds(read: int) -> float:
-        return slower * (curve.at(rows) + (1 + slope * context) * (curve.at(rows + read) - curve.at(rows)))
-
-    for _ in range(40):
-        pace.learn(PassSize(rows), seconds(0))
-        read = pace.max_tokens(rows, context)
-        assert read
-        pace.learn(PassSize(rows, read, context), seconds(read))
-    read = pace.max_tokens(rows, context)
-    assert read
-    assert read == 1 or seconds(read) <= 2.05 * seconds(0)
-    assert seconds(read + 1) > 1.9 * seconds(0) or rows + read >= 2047, "no fewer than need be"
 
 
 def test_a_step_reads_whole_chunks_while_nobody_decodes() -> None:
@@ -141,6 +80,27 @@ def test_a_prompt_s_first_entry_has_all_that_may_be_cached() -> None:
     s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, cached_len=88)}, 0.0)
     (entry,) = s.plan(0.0)
     assert (len(entry.delta), entry.final, entry.state.cached_tokens) == (2, True, 80)
+
+
+def test_a_prompt_s_entries_have_all_that_may_be_cached_until_some_was_computed() -> None:
+    """Also after generated tokens, as when a preempted request is read again."""
+    s = scheduler()
+    s.submit(request("long", prompt=80), 0.0, generated=[CAT] * 7)
+    for base in (0, 32):
+        (entry,) = s.plan(0.0)
+        assert (entry.base_len, len(entry.delta), entry.read_limit, entry.final) == (
+            base,
+            87 - base,
+            4,
+            False,
+        )
+        found = VerdictEntry(EntryStatus.OK, cached_len=base + 32, cached_tokens=32)
+        s.commit([entry], {}, {"long": found}, 0.0)
+    (entry,) = s.plan(0.0)
+    assert (entry.base_len, len(entry.delta), entry.read_limit) == (64, 23, 4)
+    s.commit([entry], {}, {"long": VerdictEntry(EntryStatus.OK, cached_len=68)}, 0.0)
+    (entry,) = s.plan(0.0)
+    assert (entry.base_len, len(entry.delta), entry.read_limit) == (68, 4, 0)
 
 
 def test_two_prompts_share_one_chunk_per_step() -> None:

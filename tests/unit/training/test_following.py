@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import save_ssm
 from specinfer.model.weights.families import open_weights
 from speculator_svc.learning.follow import REFUSALS, OnlineTraining

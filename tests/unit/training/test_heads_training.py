@@ -15,7 +15,7 @@ from specinfer.drafters import DrafterOptions, DraftJob, Features, make_drafter
 from specinfer.drafters.heads_layers import BlockwiseSource, HeadsSource, MedusaSource, tensors_of_target
 from specinfer.errors import SettingError
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import distil

@@ -16,7 +16,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import load_ssm, save_ssm, verifier_of
 from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.files import SafetensorsWeights

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/heads.h"
 #include "mixture.h"
+#include "mlp.h"
 #include "norms.h"
 #include "recurrent/heads.h"
 #include "recurrent/short_convolution.h"
@@ -21,7 +23,8 @@ class Worker {
   Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
       : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
         attention_(model, pass, work, thread), mixture_(model, pass, barrier, thread, threads),
-        heads_(model, pass, thread, threads), short_convolution_(model, pass, thread, threads) {}
+        heads_(model, pass, barrier, thread, threads), mlp_(model, pass, barrier, thread, threads),
+        states_(model, pass, thread, threads), short_convolution_(model, pass, thread, threads) {}
 
   void run() {
     const int end = p_.end_layer;
@@ -62,11 +65,12 @@ class Worker {
     if (s_.states || l.recurrent()) prepare(m_.normed.data(), p_.tokens, l.q.k, qkv.inputs());
     else norm(l.input_norm, qkv.inputs());
     project(qkv, l.qkv_bias, first(l.out));
-    norm_rows(l);
-    place(l, layer);
+    if (thread_ == 0) work_[layer].reset();
+    heads_.norm_rows(l);
+    heads_.place(l);
     attention_.run(layer);
     barrier_.wait();
-    if (s_.output_gate) gate_attended(l);
+    if (s_.output_gate) heads_.gate(l);
     if (s_.parallel) norm(l.post_norm, PLAIN);  // of x as attention saw it
     add_to_x(l.out, m_.attended.data(), l.attended_norm, first(next));
   }
@@ -77,7 +81,7 @@ class Worker {
     if (s_.parallel) prepare(m_.normed.data(), p_.tokens, s_.hidden, ways);
     else norm(l.post_norm, ways);
     if (l.experts.any()) return mix(l, first(next));
-    expand(l, first(l.down));
+    mlp_.expand(l, first(l.down));
     add_to_x(l.down, m_.inner.data(), l.mlp_norm, first(next));
   }
 
@@ -87,30 +91,16 @@ class Worker {
     norm(l.input_norm, inputs.inputs());
     project(inputs, {}, first(l.state_out));
     const bool is_short = s_.recurrent_kind == SHORT_CONVOLUTION;
-    is_short ? short_convolution_.multiply_inputs(l) : heads_.convolve(l);
+    is_short ? short_convolution_.multiply_inputs(l) : states_.convolve(l);
     barrier_.wait();
-    is_short ? short_convolution_.convolve(l) : heads_.run(l);
+    is_short ? short_convolution_.convolve(l) : states_.run(l);
     barrier_.wait();
     if (s_.recurrent_kind == STATE_SPACE && !l.gated_norm.empty()) {
-      heads_.norm_groups(l);
+      states_.norm_groups(l);
       barrier_.wait();
     }
     add_to_x(l.state_out, m_.attended.data(), Norm{}, first(next));
   }
-
-  void gate_attended(const Layer& l) {
-    const Range r = mine(p_.tokens * s_.heads);
-    for (int item = r.begin; item < r.end; ++item) {
-      const int t = item / s_.heads, h = item % s_.heads, d = s_.dim;
-      const float* gate = &m_.qkv[size_t(t) * columns(l) + (2 * h + 1) * d];
-      float* x = &m_.attended[size_t(item) * d];
-      for (int i = 0; i < d; i += LANES) store(x + i, div(load(x + i), add(spread(1.0f), vexp(sub(zeros(), load(gate + i))))));
-    }
-    barrier_.wait();
-  }
-
-  // Numbers of a row of m_.qkv.
-  static int columns(const Layer& l) { return l.q.n + l.k.n + l.v.n; }
 
   void embed() {
     const Range r = mine(p_.tokens);
@@ -190,66 +180,11 @@ class Worker {
     barrier_.wait();
   }
 
-  // Norms of all heads of a token together, of queries and of keys.
-  void norm_rows(const Layer& l) {
-    const int d = s_.dim, queries = s_.heads * d, keys = s_.kv_heads * d;
-    const bool whole_q = int(l.q_norm.size()) > d, whole_k = int(l.k_norm.size()) > d;
-    if (!whole_q && !whole_k) return;
-    const Range r = mine(p_.tokens);
-    for (int t = r.begin; t < r.end; ++t) {
-      float *q = &m_.qkv[size_t(t) * columns(l)], *k = q + l.q.n;
-      if (whole_q) rms_norm(q, l.q_norm.data(), queries, s_.eps, q);
-      if (whole_k) rms_norm(k, l.k_norm.data(), keys, s_.eps, k);
-    }
-    barrier_.wait();
-  }
-
-  void bound(float* x) const {
-    if (!s_.bound) return;
-    const Floats top = spread(s_.bound), bottom = spread(-s_.bound);
-    for (int i = 0; i < s_.dim; i += LANES) store(x + i, most(bottom, least(top, load(x + i))));
-  }
-
-  // Normalises, bounds and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
-  // share the lines of a cache block, and threads that write to one line wait for each other.
-  void place(const Layer& l, int layer) {
-    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim, turned = l.table < 0 ? 0 : s_.rotary;
-    const size_t table = size_t(std::max(l.table, 0)) * s_.max_positions;
-    const Range r = mine(p_.tokens * heads);
-    for (int item = r.begin; item < r.end; ++item) {
-      const int h = item / p_.tokens, t = item % p_.tokens, pos = p_.positions[t];
-      const int before = h < s_.heads ? h * (1 + s_.output_gate) : h + s_.output_gate * s_.heads;
-      float* x = &m_.qkv[size_t(t) * columns(l) + before * d];
-      const size_t angle = (table + pos) * s_.rotary / 2;
-      const float *cos = m_.cos.data() + angle, *sin = m_.sin.data() + angle;
-      if (h < s_.heads) {
-        norm_head(x, l.q_norm, d, s_.eps);
-        bound(x);
-        rotate(x, cos, sin, turned);
-        C::put_query(x, d, m_.query.data() + (size_t(t) * s_.heads + h) * C::query_words(d));
-      } else if (h < s_.heads + s_.kv_heads) {
-        norm_head(x, l.k_norm, d, s_.eps);
-        bound(x);
-        rotate(x, cos, sin, turned);
-        C::put_key(block(p_.keys, l.place, p_.write_slots[t], h - s_.heads), p_.write_slots[t] % BLOCK, d, x);
-      } else {
-        bound(x);
-        C::put_value(block(p_.values, l.place, p_.write_slots[t], h - s_.heads - s_.kv_heads), p_.write_slots[t] % BLOCK, d, x);
-      }
-    }
-    if (thread_ == 0) work_[layer].reset();
-    barrier_.wait();
-  }
-
-  char* block(void* cache, int layer, int slot, int head) const {
-    return cache_block<C>(s_, cache, p_.cache_blocks, layer, slot / BLOCK, head);
-  }
-
   // x += what its experts make of a row, and the MLP that all rows have.
   void mix(const Layer& l, const char* next) {
     mixture_.route(l.experts);
     if (l.up.n) {
-      expand(l, first(l.down));
+      mlp_.expand(l, first(l.down));
       add_to_x(l.down, m_.inner.data(), Norm{}, l.experts.each[0].gate.data, m_.routes.shared.data());
     }
     mixture_.add_experts(l.experts, next);
@@ -280,36 +215,6 @@ class Worker {
       for (int i = 0; i < s_.hidden; ++i) x[i] += s_.residual_scale * change[i];
     }
     barrier_.wait();
-  }
-
-  // inner = act(factor * gate) * up, or act(up)
-  void expand(const Layer& l, const char* next) {
-    if (s_.activation == SILU) expand<silu>(l, next);
-    if (s_.activation == GELU) expand<gelu>(l, next);
-    if (s_.activation == RELU) expand<relu>(l, next);
-    if (s_.activation == GELU_TANH) expand<gelu_tanh>(l, next);
-    barrier_.wait();
-  }
-
-  template <Floats act(Floats)>
-  void expand(const Layer& l, const char* next) {
-    const Shares<1> up({&l.up}, thread_, threads_);
-    const auto inner = [&](int row, int col) { return &m_.inner[size_t(row) * l.up.n + col]; };
-    if (!s_.gated)
-      return multiply(l.up, m_.inputs, m_.normed.data(), p_.tokens, up.tiles[0], next, [&](int row, int col, float* v, int n) {
-        if (!l.up.bias.empty()) add_to(v, &l.up.bias[col], n);
-        write_lanes(n, inner(row, col), [v](int i) { return act(load(v + i)); });
-      });
-    // both matrices are shared out alike: a thread finds the gates of its columns where it put them
-    const Shares<1> gate({&l.gate}, thread_, threads_);
-    multiply(l.gate, m_.inputs, m_.normed.data(), p_.tokens, gate.tiles[0], up.first(0, next),
-             [&](int row, int col, const float* v, int n) {
-               for (int i = 0; i < n; ++i) inner(row, col)[i] = l.gate.factor * v[i];
-             });
-    multiply(l.up, m_.inputs, m_.normed.data(), p_.tokens, up.tiles[0], next, [&](int row, int col, const float* v, int n) {
-      float* y = inner(row, col);
-      write_lanes(n, y, [&](int i) { return mul(act(load_first(y + i, n - i, zeros())), load(v + i)); });
-    });
   }
 
   void finish() {
@@ -345,7 +250,9 @@ class Worker {
   const int thread_, threads_;
   Attention<C> attention_;
   Mixture mixture_;
-  RecurrentHeads heads_;
+  AttentionHeads<C> heads_;
+  DenseMlp mlp_;
+  RecurrentHeads states_;
   ShortConvolution short_convolution_;
 };
 

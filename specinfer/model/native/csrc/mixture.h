@@ -6,27 +6,11 @@
 #include <algorithm>
 
 #include "experts.h"
+#include "mlp.h"
 #include "model.h"
 #include "products/products.h"
 
 namespace specinfer {
-
-// What a gated MLP does between its matrices: act(gate) * up.
-template <Floats act(Floats)>
-struct Gated {
-  Floats operator()(Floats gate, Floats up) const { return mul(act(gate), up); }
-};
-
-// The same with bounds: (up + 1) * gate * sigmoid(alpha * gate).
-struct ClampedGate {
-  float limit, alpha, over;  // over: 1 / alpha
-
-  Floats operator()(Floats gate, Floats up) const {
-    const Floats top = spread(limit), bottom = spread(-limit);
-    const Floats g = least(top, gate), u = most(bottom, least(top, up));  // what is no number stays so
-    return mul(add(u, spread(1.0f)), mul(silu(mul(g, spread(alpha))), spread(over)));
-  }
-};
 
 // One thread's part of the mixture of a pass, all in step.
 class Mixture {

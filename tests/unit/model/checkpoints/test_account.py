@@ -14,7 +14,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.loading import load_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.files import SafetensorsWeights
 from tests.support.tiny_models import tiny_transformers
 

@@ -11,7 +11,7 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.loading import build_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.layout import Layout, check_layout
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.draft_checkpoint import checked_config, target_config
 from specinfer.model.weights.source import KIND
 from tests.support.models.families import save_random

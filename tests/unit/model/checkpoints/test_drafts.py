@@ -10,7 +10,7 @@ from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.checkpoint import load_draft
 from specinfer.drafters.published.eagle3 import EagleSource, save_eagle
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from speculator_svc.training.eagle_student import starting_tensors
 from tests.support.tiny_models import tiny_transformers
 

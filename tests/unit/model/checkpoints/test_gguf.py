@@ -18,7 +18,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.files import MATRICES, GgufWeights, TensorSlice
 from specinfer.model.weights.gguf_files.reader import QuickReader
 from tests.support.models.gguf_files import Gguf

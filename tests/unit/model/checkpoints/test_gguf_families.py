@@ -15,7 +15,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.check import probe_gguf
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import RenamedWeights, in_llama_names
 from specinfer.model.weights.files import GgufWeights
 from tests.support.models.families import random_model

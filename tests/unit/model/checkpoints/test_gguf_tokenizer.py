@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.convert import convert_gguf
 from specinfer.tokenizer import Tokenizer
 from tests.support.models.gguf_files import Gguf

@@ -9,7 +9,7 @@ import pytest
 from specinfer.drafters.checkpoint import load_draft
 from specinfer.errors import IncompatibleError
 from specinfer.model.sizes import check_sizes
-from specinfer.model.weights.config import load_config
+from specinfer.model.weights.config_files import load_config
 from tests.support.models.published import METHODS, save_published, save_target
 
 SHAPE = ("head_dim", "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")

@@ -16,7 +16,7 @@ from specinfer.model.formats.weights_in_format import QuantisedWeights
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers, load_config
+from specinfer.model.weights.config_files import from_transformers, load_config
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from tests.support.tiny_models import (
     reference_logits,

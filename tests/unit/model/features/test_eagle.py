@@ -15,7 +15,8 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.eagle_layer import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
-from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training.eagle_student import EagleStudent, starting_tensors

@@ -31,7 +31,7 @@ from specinfer.model.drafting.levels import grow_levels
 from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
 from specinfer.model.sampling import drawing
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import open_weights
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree

@@ -19,7 +19,7 @@ from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
 from specinfer.model.native.executor import pass_of
 from specinfer.model.options import DTYPES, RunnerOptions
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
