@@ -20,7 +20,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context
-from specinfer.verification.pass_costs import measure_passes, warm_up
+from specinfer.verification.pass_costs import measure_context, measure_passes, warm_up
 from verifier_svc.identity import Identity
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.ranks import join
@@ -103,9 +103,15 @@ def describe(
     engine: VerifierEngine,
     identity: Identity,
     pass_costs: Sequence[tuple[int, float]],
+    context_s: float,
     resident: speculator_pb2.DescribeSpeculatorReply,
 ) -> verifier_pb2.DescribeVerifierReply:
-    """Return the answer of `Describe`; `pass_costs` are (tokens, seconds)."""
+    """Return the answer of `Describe`.
+
+    Args:
+        pass_costs: (tokens, seconds) of passes.
+        context_s: seconds that a token of context adds to each row of a pass.
+    """
     config, limits = engine.runner.config, engine.limits
     return verifier_pb2.DescribeVerifierReply(
         model=model_name(settings.model),
@@ -122,6 +128,7 @@ def describe(
         kv_window_tokens=settings.kv_window,
         kv_block_tokens=engine.runner.cache.block_tokens,
         pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=round(s * 1e6)) for n, s in pass_costs],
+        context_nanoseconds=context_s * 1e9,
         executor=engine.runner.executor_name,
         device=settings.device,
         weights=str(engine.runner.weights),
@@ -134,13 +141,14 @@ def describe(
     )
 
 
-def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
+def _pass_costs(engine: VerifierEngine) -> tuple[list[tuple[int, float]], float]:
+    """Return the costs of passes and of context, for `describe`."""
     warm_up(engine)
     costs = measure_passes(engine.runner, max_tokens=engine.limits.max_step_tokens)
     parallel = engine.runner.parallel
     if parallel is not None and parallel.stage_seconds.busy:
         log.info("%.0f %% of them stages wait for others", 100 * parallel.stage_seconds.bubble)
-    return costs
+    return costs, measure_context(engine.runner, costs)
 
 
 async def make_servicer(
@@ -158,7 +166,7 @@ async def make_servicer(
     keep_prefixes(settings, runner, identity.model_fingerprint)
     engine = build_engine(settings, runner, compiler)
     resident = await thread.call(ResidentSpeculators.load, settings, runner, identity.tokenizer_fingerprint)
-    pass_costs = await thread.call(_pass_costs, engine)
-    description = describe(settings, engine, identity, pass_costs, resident.description)
+    costs = await thread.call(_pass_costs, engine)
+    description = describe(settings, engine, identity, *costs, resident.description)
     metrics = VerifierMetrics(registry, [speculator.name for speculator in description.resident.speculators])
     return VerifierServicer(Host(resident.pool, engine, compiler), thread, metrics, description, tracer)

@@ -35,8 +35,13 @@ def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
     return min(verifier.max_context_len, whole_blocks)
 
 
-def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:
-    """Return the configured node budget, or one derived from the verifier's passes."""
+def node_budget(
+    settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve, context_s: float
+) -> NodeBudget:
+    """Return the configured node budget, or one derived from passes.
+
+    `context_s` are the seconds that a token of context adds to each row of a pass.
+    """
     return derive_budget(
         curve,
         limits.max_batch,
@@ -44,4 +49,5 @@ def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassC
         limits.max_step_tokens,
         settings.tree_nodes,
         settings.step_nodes,
+        context_s,
     )

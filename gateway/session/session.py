@@ -206,7 +206,7 @@ class VerifierSession:
         if description.resident.speculators:
             pool.host(self.link.address, description.resident)
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
-        budget = node_budget(settings, limits, curve)
+        budget = node_budget(settings, limits, curve, description.context_nanoseconds / 1e9)
         log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
         scheduler = Scheduler(limits, budget, StopStrings(shared.tokenizer))
 

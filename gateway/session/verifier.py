@@ -29,6 +29,7 @@ _RANGES = {
     "kv_capacity_tokens": (1, 2**40),
     "kv_block_tokens": (1, 2**16),
     "kv_window_tokens": (0, 2**31),
+    "context_nanoseconds": (0, 10**12),
 }
 """Minimum and maximum of each limit.
 

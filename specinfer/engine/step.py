@@ -139,9 +139,7 @@ class StepMachine:
         for step in answer:
             if committed:
                 entries = [entry.following() for entry in entries if entry.state.finish is None]
-            progress = self.scheduler.commit(
-                entries, step.trees, step.verdicts, time.monotonic(), step.pass_s
-            )
+            progress = self.scheduler.commit(entries, step.trees, step.verdicts, time.monotonic())
             committed.append((entries, progress))
         began, done = self._last_done or started, time.perf_counter()
         self._last_done = done

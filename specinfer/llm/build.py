@@ -40,7 +40,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.verification.acceptance import DEFAULT_RULE, find_rule
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, checked_context
-from specinfer.verification.pass_costs import measure_passes
+from specinfer.verification.pass_costs import measure_context, measure_passes
 
 log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., object]
@@ -188,9 +188,17 @@ def assemble(
         sorted({layer for engine, _ in engines for layer in engine.description.feature_layers})
     )
     limits = _limits(verifier, options)
-    curve = curve or PassCurve(measure_passes(runner, max_tokens=limits.max_step_tokens))
+    context_s = 0.0
+    if curve is None:
+        costs = measure_passes(runner, max_tokens=limits.max_step_tokens)
+        curve, context_s = PassCurve(costs), measure_context(runner, costs)
     budget = derive_budget(
-        curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
+        curve,
+        limits.max_batch,
+        limits.max_tree_nodes,
+        limits.max_step_tokens,
+        options.tree_nodes,
+        context_s=context_s,
     )
     planner = TablePlanner(curve, budget, options.adaptive)
     machine = StepMachine(Scheduler(limits, budget, StopStrings(tokenizer)), planner)

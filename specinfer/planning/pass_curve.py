@@ -61,6 +61,7 @@ def derive_budget(
     max_step_tokens: int,
     per_request: int = 0,
     per_step: int = 0,
+    context_s: float = 0.0,
 ) -> NodeBudget:
     """Return the budget with maximum speed in very predictable text.
 
@@ -74,6 +75,7 @@ def derive_budget(
         max_step_tokens: maximum tokens of a step for the verifier.
         per_request: the operator's nodes of a request; 0 derives them.
         per_step: the operator's nodes of a step; 0 derives them.
+        context_s: seconds that a token of context adds to each row of a pass.
     """
     if not per_request:
         per_request = _best(curve, 1, min(max_tree_nodes, max_step_tokens - 1))
@@ -82,9 +84,8 @@ def derive_budget(
         batches = [1 << i for i in range(max_batch.bit_length())] + [max_batch]
         max_nodes = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
         per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in max_nodes if nodes > 0)])
-    return NodeBudget(
-        per_request, per_step, max_step_tokens, tuple(curve.between(1, max_step_tokens).tolist())
-    )
+    seconds = tuple(curve.between(1, max_step_tokens).tolist())
+    return NodeBudget(per_request, per_step, max_step_tokens, seconds, context_s)
 
 
 def _best(curve: PassCurve, batch: int, max_nodes: int) -> int:

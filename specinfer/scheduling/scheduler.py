@@ -22,7 +22,7 @@ from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan_entries, unplannable
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import FinishRate
-from specinfer.scheduling.reading import ReadingPace, pass_size
+from specinfer.scheduling.reading import ReadingPace
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.request_table import RequestTable
 from specinfer.scheduling.text import StopStrings
@@ -40,7 +40,7 @@ class Scheduler:
         """Start empty; `stops` finds the stop strings of requests."""
         self._limits, self._room, self._stops = limits, CacheRoom(limits, budget), stops
         self._batch = RunningBatch(self._room)
-        self._reading = ReadingPace(budget.pass_seconds)
+        self._reading = ReadingPace(budget.pass_seconds, budget.context_s)
         self._table = RequestTable()
         self._arrivals = 0
         self._rate = FinishRate()
@@ -195,15 +195,9 @@ class Scheduler:
         trees: Mapping[str, TokenTree],
         verdicts: Mapping[str, VerdictEntry],
         now: float,
-        pass_s: float = 0.0,
     ) -> list[Progress]:
-        """Apply the verifier's verdicts; return the progress of each request that moved.
-
-        `pass_s` are the seconds of the pass; 0 if they were not measured.
-        """
+        """Apply the verifier's verdicts; return the progress of each request that moved."""
         progress: list[Progress] = []
-        if pass_s:
-            self._reading.learn(pass_size(entries, trees, verdicts), pass_s)
         for entry in entries:
             verdict = verdicts.get(entry.request_id)
             if verdict is None or not self._table.has(entry.state):

@@ -48,6 +48,10 @@ _FELL = 0.8
 _AGAIN = 3
 """Maximum repetitions of the measurement."""
 
+_LONG_CONTEXT, _MIN_LONG_CONTEXT = 4096, 1024
+"""Tokens after which the cost of context is measured."""
+_ROWS_OF_CONTEXT, _ROUNDS_OF_CONTEXT = 16, 3
+
 Costs = dict[int, float]
 """Seconds by tokens."""
 
@@ -72,6 +76,35 @@ def measure_passes(
         costs = list(_measure(runner, budget_s, clock, max_tokens).items())
     log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
     return costs
+
+
+def measure_context(
+    runner: ModelRunner,
+    costs: Sequence[tuple[int, float]],
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return the seconds that a token of context adds to each row of a pass.
+
+    They follow from passes after a long context of empty keys and values, compared with the measured `costs` of the
+    same rows. 0 if such a context does not fit, or has recurrent states or a window.
+    """
+    cache = runner.cache
+    rows = max(size for size, _ in costs if size <= _ROWS_OF_CONTEXT)
+    context = min(_LONG_CONTEXT, cache.free_tokens - 2 * rows, runner.config.max_positions - rows)
+    if context < _MIN_LONG_CONTEXT or cache.states is not None or cache.window is not None:
+        return 0.0
+    short = dict(costs)[rows]
+    sequence = runner.open()
+    try:
+        cache.lengthen(sequence, context)
+        segment = _nodes(sequence, rows, runner.config.vocab_size)
+        rounds = 1 if short > _SLOW_S else _ROUNDS_OF_CONTEXT
+        seconds = min(_one_pass(runner, segment, clock) for _ in range(rounds))
+    finally:
+        cache.release(sequence)
+    added = max(0.0, seconds - short) / (rows * context)
+    log.info("a token of context adds %.2f us to a row", 1e6 * added)
+    return added
 
 
 def _measure(runner: ModelRunner, budget_s: float, clock: Callable[[], float], max_tokens: int) -> Costs:

@@ -232,6 +232,17 @@ class PagedKVCache:
         assert sequence.nodes == 0, "context cannot grow behind tentative nodes"
         self._extend(sequence, tokens)
 
+    def lengthen(self, sequence: KVSequence, count: int) -> None:
+        """Add context tokens without keys and values, to measure passes after them.
+
+        Raises:
+            ExhaustedError: if there is too little space.
+        """
+        assert self.states is None, "recurrent states cannot be left out"
+        self.reserve(sequence, count)
+        sequence.unwritten = True
+        sequence.tokens.extend([0] * count)
+
     def add_nodes(self, sequence: KVSequence, tokens: Seq[int], parents: Seq[int]) -> None:
         """Add tree nodes.
 
@@ -360,7 +371,7 @@ class PagedKVCache:
             last = slots[len(tokens) - 1] if tokens else before
             self.states.extend(sequence, before, slots[: len(tokens)], last, dropped=slots[len(tokens) :])
         sequence.tokens.extend(tokens)
-        if self.window is not None:
+        if self.window is not None or sequence.unwritten:
             return
         while (len(sequence.chain) + 1) * BLOCK_TOKENS <= sequence.length:
             index = len(sequence.chain)

@@ -29,6 +29,8 @@ class KVSequence:
         """Context tokens dropped after the sinks."""
         self.shift = 0
         """Rotary position of a token minus its position in the cache."""
+        self.unwritten = False
+        """True if context tokens have no keys and values; its blocks are not shared."""
         self.released = False
 
     @property

@@ -54,7 +54,7 @@ class DescriptionDoor:
         channel: Any = InlineChannel(self._services.verifier, described=spoil)
         found = await VerifierClient(channel).describe()
         limits, curve = scheduler_limits(_SETTINGS, found), pass_curve(found)
-        scheduler = Scheduler(limits, node_budget(_SETTINGS, limits, curve))
+        scheduler = Scheduler(limits, node_budget(_SETTINGS, limits, curve, found.context_nanoseconds / 1e9))
         for number in range(_REQUESTS):
             scheduler.submit(new_request(f"r{number}", rng), 0.0)
         running, _ = scheduler.admit(0.0)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.verification.pass_costs import measure_passes, undisturbed
-from tests.support.tiny_models import runner_of, tiny_transformers
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.verification.pass_costs import measure_context, measure_passes, undisturbed
+from tests.support.tiny_models import runner_of, tiny_generic, tiny_transformers
 
 MODEL = tiny_transformers("llama")
 
@@ -151,3 +153,39 @@ def test_a_pass_ends_when_its_logits_have_come(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.Tensor, "cpu", late)
     found = measure_passes(runner, budget_s=0, clock=lambda: float(fetched))
     assert {seconds for _, seconds in found} == {1e6}
+
+
+def measured_context(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, per_token_s: float) -> float:
+    """Measure with a clock by which rows and their context alone take time."""
+    forward, now = runner.forward, [0.0]
+
+    def slow(segments: Sequence[Segment]) -> list[torch.Tensor]:
+        for segment in segments:
+            now[0] += len(segment.nodes) * (0.001 + per_token_s * segment.sequence.length)
+        return forward(segments)
+
+    monkeypatch.setattr(runner, "forward", slow)
+    return measure_context(runner, [(1, 0.001), (8, 0.008), (32, 0.032)], clock=lambda: now[0])
+
+
+@pytest.mark.parametrize("executor", ["torch", "generic", "native"])
+def test_the_cost_of_context_is_measured_and_nothing_is_kept(
+    executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if executor == "generic":
+        model = tiny_generic("opt", max_position_embeddings=4096)
+        runner = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", kv_tokens=2048))
+    else:
+        model = tiny_transformers("llama", max_position_embeddings=4096, head_dim=16)
+        runner = runner_of(model, executor=executor, kv_tokens=2048)
+    assert measured_context(runner, monkeypatch, 1e-6) == pytest.approx(1e-6)
+    runner.cache.check()
+    assert runner.cache.free_tokens == runner.cache.capacity_tokens
+    assert not runner.cache.share(runner.open(), [0] * 64), "no prompt finds the empty context"
+
+
+def test_a_context_that_does_not_fit_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tiny_transformers("llama", max_position_embeddings=4096)
+    short = tiny_transformers("llama", max_position_embeddings=512)
+    for runner in (runner_of(long, kv_tokens=512), runner_of(short), runner_of(long, kv_window=64)):
+        assert measured_context(runner, monkeypatch, 1e-6) == 0

@@ -55,9 +55,9 @@ def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
 def test_describe_tells_it(directory: Path) -> None:
     identity = of(directory)
     engine = VerifierEngine(runner_of(tiny_transformers("llama")))
-    reply = describe(
-        VerifierSettings(), engine, identity, [(1, 0.001)], speculator_pb2.DescribeSpeculatorReply()
-    )
+    resident = speculator_pb2.DescribeSpeculatorReply()
+    reply = describe(VerifierSettings(), engine, identity, [(1, 0.001)], 2e-9, resident)
+    assert reply.context_nanoseconds == 2
     assert (reply.instance_id, reply.model_fingerprint) == (identity.instance_id, identity.model_fingerprint)
     assert reply.text_fingerprint == identity.text_fingerprint
     assert reply.tokenizer_fingerprint == identity.tokenizer_fingerprint
