@@ -91,6 +91,10 @@ class GgufLayout:
     """Additional parts of a layer that predicts further tokens."""
     top: Mapping[str, str] = field(default_factory=dict)
     """The same outside the layers."""
+    layers: str = "model.layers"
+    """Name of the layers in `transformers`."""
+    attends: bool = True
+    """False if no layer has attention."""
     undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
     """Returns a tensor as `transformers` stores it.
 
@@ -110,6 +114,11 @@ class Family:
     """Maps a checkpoint's tensor to our tensors; None: same names."""
     gguf: Mapping[str, GgufLayout] = field(default_factory=dict)
     """GGUF layouts by architecture."""
+    joined: Callable[[Any, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    """Joins tensors of a GGUF file as `transformers` stores them.
+
+    None: nothing is to be joined. Its arguments are the configuration of `transformers` and all tensors.
+    """
     counts: tuple[str, ...] = ()
     """Fields of a configuration that must be whole numbers above 0.
 

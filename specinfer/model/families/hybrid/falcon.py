@@ -12,6 +12,7 @@ from specinfer.model.families.hybrid.mamba import (
     mamba_shape,
     rename_state_space,
 )
+from specinfer.model.families.hybrid.mamba_gguf import FALCON_LAYOUT
 
 _NAMES = {
     ".feed_forward.": ".mlp.",
@@ -60,6 +61,7 @@ FALCON_H1 = Family(
     model_types=("falcon_h1",),
     fields=_fields,
     rename=_rename,
+    gguf={"falcon-h1": FALCON_LAYOUT},
     counts=(*MAMBA_COUNTS, "mamba_d_ssm", "intermediate_size"),
     numbers={**dict.fromkeys(_FACTORS, 0), "mlp_multipliers": 2, "ssm_multipliers": 5},
 )

@@ -23,9 +23,10 @@ from specinfer.model.families.hybrid.mamba import (
     mamba_shape,
     rename_state_space,
 )
+from specinfer.model.families.hybrid.mamba_gguf import GRANITE_LAYOUT, joined_shared
 from specinfer.model.families.positions import FULL, LINEAR, NO_ROTARY
 
-_NAMES = {".shared_mlp.output_linear.": ".mlp.down_proj."}
+_NAMES = {".shared_mlp.output_linear.": ".mlp.down_proj.", ".shared_mlp.": ".mlp."}
 _GATE_UP = ".shared_mlp.input_linear."
 _KINDS = {"attention": False, FULL: False, "mamba": True, LINEAR: True}
 """Kinds of layers, old and new names; True: recurrent."""
@@ -78,6 +79,8 @@ GRANITE_HYBRID = Family(
     model_types=("granitemoehybrid",),
     fields=_fields,
     rename=_rename,
+    gguf={"granitehybrid": GRANITE_LAYOUT},
+    joined=joined_shared,
     counts=(*MAMBA_COUNTS, "intermediate_size", "shared_intermediate_size"),
     numbers=FACTOR_NUMBERS,
 )

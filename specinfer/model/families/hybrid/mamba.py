@@ -8,6 +8,7 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import Family, Fields, HeadSizes, RecurrentShape, TensorSource, replaced
+from specinfer.model.families.hybrid.mamba_gguf import MAMBA_LAYOUT
 from specinfer.model.families.positions import NO_ROTARY, UNBOUNDED
 
 MAMBA_COUNTS = tuple(
@@ -115,5 +116,6 @@ MAMBA_2 = Family(
     model_types=("mamba2",),
     fields=_fields,
     rename=_rename,
+    gguf={"mamba2": MAMBA_LAYOUT},
     counts=("num_heads", "n_groups", "state_size", "conv_kernel", "expand"),
 )

@@ -19,7 +19,7 @@ from specinfer.model.families.base import (
     replaced,
 )
 from specinfer.model.families.experts import qwen_experts, rename_experts
-from specinfer.model.families.hybrid.qwen_gguf import LAYOUT, MIXTURE, NEXT
+from specinfer.model.families.hybrid.qwen_gguf import LAYOUT, MIXTURE, NEXT, joined_projections
 from specinfer.model.families.positions import FULL, LINEAR, rotary
 
 _NAMES = {"model.language_model.": "model."}
@@ -106,5 +106,6 @@ QWEN_3_NEXT = Family(
     fields=_fields,
     rename=_next_rename,
     gguf={"qwen3next": NEXT},
+    joined=joined_projections,
     counts=(*_COUNTS, "decoder_sparse_step"),
 )
