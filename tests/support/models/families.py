@@ -298,6 +298,12 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("youtu", _LATENT),
 }
 """Name in the table -> (`model_type`, what its configuration has beside `SHAPE`)."""
+HYBRIDS = tuple(
+    name
+    for name, (kind, _) in FAMILIES.items()
+    if kind in OURS and OURS[kind].fields.__module__.startswith("specinfer.model.families.hybrid.")
+)
+"""Entries with recurrent layers that our kernels run."""
 
 
 def random_model(name: str, seed: int = 0, **changes: Any) -> Any:

@@ -9,17 +9,11 @@ import pytest
 import transformers
 
 from specinfer.errors import IncompatibleError, SpecInferError
-from specinfer.model.families import FAMILIES
 from specinfer.model.families.hybrid.qwen import QWEN_3_5
 from specinfer.model.weights.config import ModelConfig, load_config
 from tests.support.models.families import FAMILIES as ENTRIES
-from tests.support.models.families import SHAPE, WIDE
+from tests.support.models.families import HYBRIDS, SHAPE, WIDE
 
-HYBRIDS = tuple(
-    name
-    for name, (kind, _) in ENTRIES.items()
-    if kind in FAMILIES and FAMILIES[kind].fields.__module__.startswith("specinfer.model.families.hybrid.")
-)
 OF_LIBRARY = {"model_type", "transformers_version", "id2label", "label2id", "dtype", "architectures"}
 """Fields that `transformers` reads for itself."""
 WRONG: dict[str, Any] = {"text": "x", "list": [1, "x"], "object": {"a": 1}, "negative": -1, "zero": 0}
