@@ -70,7 +70,8 @@ def _granite(file: GgufFile) -> tuple[Any, Fields]:
             f"GGUF: attention.head_count_kv = {heads!r}: must be one count for each layer"
         )
     inner = meta.count("feed_forward_length")
-    experts = {"num_local_experts": 0, "num_experts_per_tok": meta.get("expert_used_count", 0)}
+    used = meta.count("expert_used_count") if meta.get("expert_used_count", 0) else 0
+    experts = {"num_local_experts": 0, "num_experts_per_tok": used}
     if meta.get("expert_count", 0):
         experts = expert_counts(file, "num_local_experts")
     return GraniteMoeHybridConfig, {

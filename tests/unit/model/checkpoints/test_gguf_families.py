@@ -220,6 +220,7 @@ def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
         ("mamba2", {"ssm.dt_b_c_rms": True}, "dt_b_c_rms = True: is not understood"),
         ("falcon_h1", {"ssm.group_count": 0}, "falcon-h1.ssm.group_count = 0: must be a count"),
         ("granitemoehybrid", {"attention.head_count_kv": 2}, "head_count_kv = 2: must be one count for each"),
+        ("granitemoehybrid, dense", {"expert_used_count": "x"}, "expert_used_count = 'x': must be a count"),
         ("granitemoehybrid", {"residual_scale": None}, "no field granitehybrid.residual_scale"),
         ("granitemoehybrid", {"rope.dimension_count": 8}, "dimension_count = 8: must be that of a head, 16"),
         ("gemma2", {"attention.temperature_scale": 0.5}, "temperature_scale = 0.5: is not understood"),
