@@ -43,7 +43,7 @@ class ResidentSpeculators:
             SettingError: naming what cannot be read.
             IncompatibleError: if a drafter does not fit the target.
         """
-        flags = draft_group(settings.model, settings.draft, settings.offload != "none")
+        flags = draft_group(settings.model, settings.draft, settings.offload != "none", settings.executor)
         if flags is None:
             return cls(None, (), runner)
         target = {
@@ -61,7 +61,9 @@ class ResidentSpeculators:
     def _check(self, runner: ModelRunner) -> None:
         layers, size = list(self.description.feature_layers), self.description.feature_size
         feature_layers, hidden = runner.feature_layers, runner.config.hidden_size
-        if layers and (not feature_layers or layers[-1] > feature_layers or size != hidden):
+        if layers and not feature_layers:
+            runner.check_layers(layers)
+        if layers and (layers[-1] > feature_layers or size != hidden):
             raise IncompatibleError(
                 f"the drafters read hidden states of {size} numbers after layers {layers}; "
                 f"the target has {hidden} numbers after up to {feature_layers} layers"

@@ -26,7 +26,9 @@ _METHODS = {"eagle3": "eagle"}
 """Drafters by the kind of a checkpoint, where the names differ."""
 
 
-def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> Flags | None:
+def draft_group(
+    model: str, draft: str = AUTO_DRAFT, offload: bool = False, executor: str = "auto"
+) -> Flags | None:
     """Return the drafters named by `--draft`, as one group; None for none.
 
     Args:
@@ -34,6 +36,7 @@ def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> F
         draft: "auto", "none", a model, or drafters in the form of `read_speculators`.
         offload: whether the target's layers are offloaded. Then passes are slow and nodes are free, so a model
             drafts large trees.
+        executor: of the target. "auto" leaves out drafts that read hidden states if it returns none.
 
     Raises:
         SettingError: if the draft is not there, or has another tokenizer than the model.
@@ -42,7 +45,7 @@ def draft_group(model: str, draft: str = AUTO_DRAFT, offload: bool = False) -> F
     if draft == NO_DRAFT:
         return None
     if draft == AUTO_DRAFT:
-        name = automatic_draft(model)
+        name = automatic_draft(model, executor)
     elif names_drafters(draft):
         (flags,) = (read_speculators([draft]) or {}).values()
         return flags
@@ -77,13 +80,16 @@ def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
     return {group["drafter"]: group} if group else {}
 
 
-def automatic_draft(model: str) -> str:
+def automatic_draft(model: str, executor: str = "auto") -> str:
     """Return the available draft of a model, empty if none. Logged."""
     if trained := trained_for(model).get("ssm"):
         return trained
-    if has_own_mtp(resolve_model(model)) and _returns_states(model):
-        log.info("draft of %s: its own layer that predicts further tokens (--draft none: without)", model)
-        return model
+    if has_own_mtp(resolve_model(model)):
+        own = "draft of %s: its own layer that predicts further tokens"
+        if _returns_states(model, executor):
+            log.info(f"{own} (--draft none: without)", model)
+            return model
+        log.info(f"{own} is left out: transformers' code, which runs it, returns no hidden states", model)
     fitting = fitting_drafts(model)
     here = next((known.name for known in fitting if is_pulled(known.name)), "")
     if here:
@@ -148,7 +154,7 @@ def method_of(directory: Path) -> str:
     return str(method)
 
 
-def _returns_states(model: str) -> bool:
+def _returns_states(model: str, executor: str) -> bool:
     """Return whether our executors run a model here.
 
     Others do not return the hidden states that its own layer reads.
@@ -156,7 +162,7 @@ def _returns_states(model: str) -> bool:
     from specinfer.model.options import RunnerOptions
     from specinfer.model.probe.load import planned_executor
 
-    return planned_executor(resolve_model(model), RunnerOptions()) is not None
+    return planned_executor(resolve_model(model), RunnerOptions(executor=executor)) is not None
 
 
 def _is_same(model: str, draft: str) -> bool:

@@ -169,7 +169,9 @@ class ModelRunner:
         feature_layers = self.feature_layers
         if layers and not feature_layers:
             raise SettingError(
-                "features", list(layers), f"the {self.executor_name} executor tells no hidden states"
+                "features",
+                list(layers),
+                f"the {self.executor_name} executor returns no hidden states: choose another, or another draft",
             )
         if list(layers) != sorted({layer for layer in layers if 0 <= layer <= feature_layers}):
             raise SettingError(

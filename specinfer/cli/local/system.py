@@ -106,7 +106,8 @@ class LocalOptions:
         Raises:
             InvalidInputError: if the draft does not fit the model, or cannot be read.
         """
-        return draft_group(self.model, self.hosted_draft, self.offloaded)
+        executor = str(self.verifier.get("executor", "auto"))
+        return draft_group(self.model, self.hosted_draft, self.offloaded, executor)
 
     @property
     def offloaded(self) -> bool:

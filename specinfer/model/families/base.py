@@ -91,6 +91,10 @@ class GgufLayout:
     """Additional parts of a layer that predicts further tokens."""
     top: Mapping[str, str] = field(default_factory=dict)
     """The same outside the layers."""
+    layers: str = "model.layers"
+    """Name of the layers in `transformers`."""
+    attends: bool = True
+    """False if no layer has attention."""
     undo: Callable[[Metadata, str, torch.Tensor, int], torch.Tensor | None] | None = None
     """Returns a tensor as `transformers` stores it.
 
@@ -110,6 +114,62 @@ class Family:
     """Maps a checkpoint's tensor to our tensors; None: same names."""
     gguf: Mapping[str, GgufLayout] = field(default_factory=dict)
     """GGUF layouts by architecture."""
+    joined: Callable[[Any, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    """Joins tensors of a GGUF file as `transformers` stores them.
+
+    None: nothing is to be joined. Its arguments are the configuration of `transformers` and all tensors.
+    """
+    counts: tuple[str, ...] = ()
+    """Fields of a configuration that must be whole numbers above 0.
+
+    Those of every family are checked in addition.
+    """
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """Fields that must be numbers other than 0.
+
+    The value is the length of a list, or 0 for one number.
+    """
+
+    def check_fields(self, values: Mapping[str, Any]) -> None:
+        """Check fields of a configuration, those that it has.
+
+        `null` is a value like others, except where `transformers` computes the value from other fields.
+
+        Raises:
+            IncompatibleError: naming a field and its value.
+        """
+        for name in (*_COUNTS, *self.counts):
+            value = values.get(name, 1)
+            computed = name in _COMPUTED and value == _COMPUTED[name]
+            if not computed and (type(value) is not int or value <= 0):
+                raise IncompatibleError(f"{name} = {value!r}: must be a whole number above 0")
+        for name, length in self.numbers.items():
+            if name in values:
+                _check_numbers(name, values[name], length)
+
+
+_COUNTS = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim"),
+)
+_COMPUTED = {
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "mamba_d_ssm"), None),
+    "mamba_d_head": "auto",
+}
+"""Values for which `transformers` computes a count."""
+_LARGEST = 1e30
+"""Bound of numbers in a configuration."""
+
+
+def _check_numbers(name: str, value: Any, length: int) -> None:
+    numbers = value if length and isinstance(value, (list, tuple)) else [value]
+    right = all(type(number) in (int, float) and 0 < abs(number) < _LARGEST for number in numbers)
+    if right and len(numbers) == (length or 1):
+        return
+    if length and value is None:  # transformers takes ones
+        return
+    wanted = f"a list of {length} numbers" if length else "a number"
+    raise IncompatibleError(f"{name} = {value!r}: must be {wanted} other than 0")
 
 
 GGUF_PARTS = {

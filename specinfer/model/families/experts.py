@@ -52,9 +52,9 @@ class Experts:
     """True if the router weights the shared expert."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.used <= self.count:
+        if type(self.used) is not int or not 0 < self.used <= self.count:
             raise IncompatibleError(
-                f"num_experts_per_tok = {self.used}: must be 1 to {self.count}, the number of experts"
+                f"num_experts_per_tok = {self.used!r}: must be 1 to {self.count}, the number of experts"
             )
 
 

@@ -5,13 +5,15 @@ from typing import Any
 from specinfer.model.families.base import GGUF_PARTS, Family, Fields, GgufLayout, llama_fields
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 
-_FACTORS = {
+FACTORS = {
     "embedding_multiplier": "embedding_scale",
     "attention_multiplier": "attention.scale",
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
 """Names in `config.json` and in GGUF files."""
+FACTOR_NUMBERS = dict.fromkeys(FACTORS, 0)
+"""The names as `Family.numbers` has them."""
 
 
 def factor_fields(hf: Any) -> Fields:
@@ -31,7 +33,7 @@ def granite_fields(hf: Any) -> Fields:
 
 def granite_factors(file: GgufFile) -> Fields:
     """Return the fields of a file, factors included."""
-    factors = {name: file.meta.number(short) for name, short in _FACTORS.items()}
+    factors = {name: file.meta.number(short) for name, short in FACTORS.items()}
     return factors | {"rope_parameters": file.rope(), "attention_bias": file.has_bias}
 
 
@@ -44,5 +46,6 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
 GRANITE = Family(
     model_types=("granite",),
     fields=granite_fields,
+    numbers=FACTOR_NUMBERS,
     gguf={"granite": GgufLayout(GGUF_PARTS, _gguf, paired=True)},
 )

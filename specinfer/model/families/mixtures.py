@@ -18,7 +18,7 @@ from specinfer.model.families.experts import (
     rename_experts,
     shared_size,
 )
-from specinfer.model.families.granite import granite_factors, granite_fields
+from specinfer.model.families.granite import FACTOR_NUMBERS, granite_factors, granite_fields
 from specinfer.model.families.positions import windows
 from specinfer.model.weights.gguf_files.metadata import GgufFile
 
@@ -108,6 +108,7 @@ def _granite_gguf(file: GgufFile) -> tuple[Any, Fields]:
 GRANITE_MOE = Family(
     model_types=("granitemoe",),
     fields=_granite_fields,
+    numbers=FACTOR_NUMBERS,
     rename=rename_experts,
     gguf={
         "granitemoe": GgufLayout(

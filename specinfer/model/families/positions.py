@@ -7,7 +7,7 @@ import torch
 
 from specinfer.errors import IncompatibleError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 """Kinds of layers, as `layer_types` names them."""
 NO_ROTARY = -1
 """Entry of `ModelConfig.layer_rotary` of layers without positions."""
@@ -37,9 +37,17 @@ def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
         inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](hf, device="cpu")
         return tuple(inv_freq.to(torch.float32).tolist()), float(scale)
     head = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    size = int(head * (parameters.get("partial_rotary_factor", 1.0) if partial else 1.0))
-    inv_freq = 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    theta = _positive("rope_theta", parameters.get("rope_theta"))
+    share = _positive("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0))
+    size = int(head * (share if partial else 1.0))
+    inv_freq = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     return tuple(inv_freq.tolist()), 1.0
+
+
+def _positive(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not value > 0:
+        raise IncompatibleError(f"{name} = {value!r}: must be a number above 0")
+    return float(value)
 
 
 def fields_by_kind(hf: Any) -> dict[str, Any]:
@@ -104,6 +112,11 @@ def longest_text(text: Any) -> int:
     if not longest:
         raise IncompatibleError(f"model_type = {text.model_type!r}: no max_position_embeddings")
     return min([int(longest), *_original_lengths(_parameters(text))])
+
+
+def served_positions(text: Any) -> int:
+    """Return the maximum context of models that may have no positions."""
+    return longest_text(text) if getattr(text, "max_position_embeddings", None) else UNBOUNDED
 
 
 def _original_lengths(ropes: Mapping[str, Any]) -> Iterator[int]:

@@ -1,6 +1,5 @@
 """Probes a model: executor, differences from `transformers`, and refusals."""
 
-import copy
 import logging
 import re
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from specinfer.model.probe.reference import (
 from specinfer.model.probe.ways import WayDistance, compare_ways, prompt_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.generic import GenericExecutor, generic_config
-from specinfer.model.weights.account import check_tensors, model_of
+from specinfer.model.weights.account import check_tensors, model_of, with_layers
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers, load_transformers_config
 from specinfer.model.weights.families import in_llama_names
@@ -246,12 +245,11 @@ def read_sample(path: Path, hf: Any) -> Sample:
     Args:
         hf: configuration of the whole model.
     """
-    small, count = copy.deepcopy(hf), fewest_layers(from_transformers(hf))
+    count = fewest_layers(from_transformers(hf))
+    small = with_layers(hf, count)
     shorten_window(small)
-    small.num_hidden_layers, small.vocab_size = count, min(_ROWS, hf.vocab_size)
+    small.vocab_size = min(_ROWS, hf.vocab_size)
     small.pad_token_id = None  # it may be a token beyond those
-    if getattr(small, "layer_types", None):
-        small.layer_types = small.layer_types[:count]
     weights, rows = GgufWeights(path, blocks=False), TensorSlice(0, 0, small.vocab_size)
     names = [name for name in weights if (match := _LAYER.search(name)) is None or int(match[1]) < count]
     tensors = {

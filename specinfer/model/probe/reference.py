@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.weights.account import with_layers
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 
 WHOLE_BYTES = 1 << 28
@@ -119,10 +120,7 @@ def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    config = copy.deepcopy(hf)
-    config.num_hidden_layers = count
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:count]
+    config = with_layers(hf, count)
     if quant_method(hf):
         return _dequantised(directory, config)
     model, report = AutoModelForCausalLM.from_pretrained(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specinfer.errors import SpecInferError
-from specinfer.model.families.positions import longest_text
+from specinfer.model.families.positions import served_positions
 from specinfer.model.probe.reference import quiet
 from specinfer.model.weights.config_files import eos_token_ids, load_transformers_config
 from specinfer.tokenizer import Tokenizer
@@ -27,7 +27,8 @@ def describe_texts(directory: Path) -> Iterator[tuple[str, str]]:
     """Yield names and values."""
     hf, generation = load_transformers_config(directory)
     text = hf.get_text_config()
-    served, whole = longest_text(text), text.max_position_embeddings
+    served = served_positions(text)
+    whole = getattr(text, "max_position_embeddings", None) or served
     yield "context", f"{served}" if served == whole else f"{served} of {whole} (rope_type = 'longrope')"
     try:
         tokenizer = Tokenizer.load(directory)

@@ -26,7 +26,8 @@ class Mixture:
             self._bias = parts.keep(parts.tensor(f"{prefix}{ROUTER_BIAS}", torch.float32))
         self._each = [make_mlp(f"{prefix}mlp.experts.{number}.") for number in range(experts.count)]
         self._shared = make_mlp(f"{prefix}mlp.") if experts.shared_size else None
-        if experts.shared_size:
+        self._shared_gate: torch.Tensor | None = None
+        if experts.gated_shared:
             self._shared_gate = parts.keep(parts.tensor(f"{prefix}{SHARED_GATE}", torch.float32))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,8 +38,10 @@ class Mixture:
         weights = (best - shares.logsumexp(-1, keepdim=True)).exp()
         total = torch.zeros_like(x)
         if self._shared is not None:
-            gate = torch.sigmoid(F.linear(x.float(), self._shared_gate)).to(x.dtype)
-            total += gate * self._shared(x)
+            shared = self._shared(x)
+            if self._shared_gate is not None:
+                shared *= torch.sigmoid(F.linear(x.float(), self._shared_gate)).to(x.dtype)
+            total += shared
         for number, expert in enumerate(self._each):
             rows, place = torch.where(chosen == number)
             if len(rows):

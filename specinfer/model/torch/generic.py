@@ -15,7 +15,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
-from specinfer.model.families.positions import UNBOUNDED, longest_text
+from specinfer.model.families.positions import UNBOUNDED, longest_text, served_positions
 from specinfer.model.torch.generic_attention import CURRENT, NAME, GenericPass, Memory
 from specinfer.model.torch.recurrent import RecurrentLayers, TokenState
 from specinfer.model.weights.config import ModelConfig
@@ -118,7 +118,7 @@ def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
         kv_heads=_number(text, "num_key_value_heads") or heads,
         head_dim=_number(text, "head_dim") or text.hidden_size // heads,
         norm_eps=0.0,
-        max_positions=longest_text(text) if getattr(text, "max_position_embeddings", None) else UNBOUNDED,
+        max_positions=served_positions(text),
         activation="",
         tied_embeddings=False,
         qk_norm=False,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.families import family_of
 from specinfer.model.families.experts import merged_experts
-from specinfer.model.families.hybrid.qwen_gguf import joined_projections
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
@@ -76,13 +76,8 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
     """Return every tensor of our decoder's model, by its Llama name."""
     from transformers import AutoModelForCausalLM
 
-    few = copy.deepcopy(hf)
-    few.num_hidden_layers = config.varied_layers
-    kinds = getattr(few, "layer_types", None)
-    if kinds and len(kinds) > config.varied_layers:  # it may follow from the number of layers
-        few.layer_types = kinds[: config.varied_layers]
     with torch.device("meta"):
-        state = AutoModelForCausalLM.from_config(few).state_dict()
+        state = AutoModelForCausalLM.from_config(with_layers(hf, config.varied_layers)).state_dict()
     renamed = in_llama_names(config, state)
     expected = {
         name: ExpectedTensor(original_name(renamed, name), shape_of(renamed, name)) for name in renamed
@@ -97,6 +92,16 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
             if name.startswith(f"{_LAYERS}{alike}.")
         }
     return tensors
+
+
+def with_layers(hf: Any, count: int) -> Any:
+    """Return a copy of a configuration with its first layers only."""
+    few = copy.deepcopy(hf)
+    few.num_hidden_layers = count
+    kinds = getattr(few, "layer_types", None)
+    if kinds and len(kinds) > count:  # it may follow from the number of layers
+        few.layer_types = kinds[:count]
+    return few
 
 
 def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
@@ -149,10 +154,14 @@ def model_of(config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtyp
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM._model_mapping[type(config)]
-    if config.model_type == "qwen3_next":
-        tensors = joined_projections(config, tensors)
-    options = {"config": config, "state_dict": merged_experts(dict(tensors))}
+    options = {"config": config, "state_dict": as_in_transformers(config, tensors)}
     return _loaded(kind, None, config.model_type, dtype, options)
+
+
+def as_in_transformers(config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a GGUF file's tensors as `transformers` stores them."""
+    joined = family_of(config.model_type).joined
+    return merged_experts(joined(config, tensors) if joined else dict(tensors))
 
 
 def _loaded(kind: Any, directory: Path | None, family: str, dtype: torch.dtype, options: Any) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.families import family_of
+from specinfer.model.families import FAMILIES, family_of
 from specinfer.model.families.positions import longest_text
 from specinfer.model.sizes import check_sizes
 from specinfer.model.weights.config import ACTIVATIONS, ModelConfig
@@ -44,6 +44,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
         raise SettingError("model", str(directory), f"config.json: not a valid JSON file: {error}") from error
     if isinstance(fields, dict):
         check_sizes(fields)
+        _check_fields(fields)
     try:
         hf = AutoConfig.from_pretrained(directory)
     except Exception as error:  # no `model_type` that it knows, values that do not go together: of any type
@@ -64,6 +65,16 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     return hf, generation
 
 
+def _check_fields(fields: dict[str, Any]) -> None:
+    """Check fields that `transformers` computes with while it reads a file."""
+    text = fields.get("text_config")
+    if fields.get("model_type") in _WITH_TEXT_PART and isinstance(text, dict):
+        fields = text
+    kind = fields.get("model_type")
+    if isinstance(kind, str) and kind in FAMILIES:
+        FAMILIES[kind].check_fields(fields)
+
+
 def _text_part(hf: Any) -> Any:
     if hf.model_type not in _WITH_TEXT_PART:
         return hf
@@ -79,7 +90,9 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
     Raises:
         IncompatibleError: if our decoder does not support the family or one of its options.
     """
-    family_fields = family_of(hf.model_type).fields(hf)
+    family = family_of(hf.model_type)
+    family.check_fields(vars(hf))
+    family_fields = family.fields(hf)
     family_fields["activation"] = _SAME_ACTIVATIONS.get(
         family_fields["activation"], family_fields["activation"]
     )
@@ -87,7 +100,7 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
         raise IncompatibleError(
             f"hidden_act = {family_fields['activation']!r}: supported are {', '.join(ACTIVATIONS)}"
         )
-    heads = getattr(hf, "num_attention_heads", 1)  # state spaces alone have none
+    heads = family_fields.get("heads") or hf.num_attention_heads
     common = {
         "family": hf.model_type,
         "vocab_size": hf.vocab_size,

@@ -171,8 +171,10 @@ class GgufWeights(NamedTensors):
         self.metadata = Metadata(read_fields(readers[0]))
         self._first = readers[0]
         self._layout = layout = gguf_layout(self.metadata.architecture)
-        self._heads = one_count(self.metadata, "attention.head_count")
-        self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
+        self._heads = self._kv_heads = 0
+        if layout.attends:
+            self._heads = one_count(self.metadata, "attention.head_count")
+            self._kv_heads = one_count(self.metadata, "attention.head_count_kv")
         layers = self.metadata.count("block_count")
         if layers > len(self._tensors):
             raise IncompatibleError(f"GGUF: block_count = {layers}: there are {len(self._tensors)} tensors")
@@ -184,7 +186,7 @@ class GgufWeights(NamedTensors):
         if further:
             names = hf_names(layout.parts | layout.further, range(main_layers, layers), {}, {})
         else:
-            names = hf_names(layout.parts, range(main_layers), layout.tensors, layout.top)
+            names = hf_names(layout.parts, range(main_layers), layout.tensors, layout.top, layout.layers)
         self._names = {hf: name for hf, name in names if name in self._tensors}
         self._check_tensors()
 
@@ -235,7 +237,7 @@ class GgufWeights(NamedTensors):
             name: tuple(map(int, reversed(tensor.shape))) for name, (_, tensor) in self._tensors.items()
         }
         file = GgufFile(self.metadata, shapes, self.rope_factors)
-        common = file.common_fields()
+        common = file.common_fields() if self._layout.attends else file.embedding_fields()
         config, metadata_config = self._layout.config(file)
         self.metadata.check_used()
         return config(**(common | metadata_config))

@@ -22,7 +22,7 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _HEAD = {"head_dim": 8}
-_WIDE = {"hidden_size": 64, "head_dim": 16}
+WIDE = {"hidden_size": 64, "head_dim": 16}
 """Sizes that the compiled kernels can run, for the families of our decoder."""
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _DELTA = {
@@ -298,12 +298,18 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("youtu", _LATENT),
 }
 """Name in the table -> (`model_type`, what its configuration has beside `SHAPE`)."""
+HYBRIDS = tuple(
+    name
+    for name, (kind, _) in FAMILIES.items()
+    if kind in OURS and OURS[kind].fields.__module__.startswith("specinfer.model.families.hybrid.")
+)
+"""Entries with recurrent layers that our kernels run."""
 
 
 def random_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model of this entry whose predictions differ from token to token."""
     family, own = FAMILIES[name]
-    wide = _WIDE if family in OURS else {}
+    wide = WIDE if family in OURS else {}
     config = transformers.AutoConfig.for_model(family, **(SHAPE | own | wide | changes))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()

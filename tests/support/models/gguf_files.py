@@ -10,6 +10,9 @@ import gguf
 import numpy as np
 import torch
 
+from tests.support.models import state_space_files
+from tests.support.models.state_space_files import interleaved
+
 _PARTS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -89,12 +92,6 @@ _TOP = {
     "embedding_norm": "token_embd_norm",
     "lm_head": "output",
 }
-
-
-def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp's order of rotary pairs."""
-    size = tensor.shape[0] // heads
-    return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 def _expert_values(config: Any) -> dict[str, Any]:
@@ -235,6 +232,9 @@ class Gguf:
     def of(cls, model: Any, kind: "gguf.GGMLQuantizationType | None" = None) -> "Gguf":
         """The file of a model of a family that our decoder knows."""
         config = model.config
+        if config.model_type in state_space_files.ARCHITECTURES:
+            values, tensors = state_space_files.values_of(config), state_space_files.tensors_of(model)
+            return cls(state_space_files.ARCHITECTURES[config.model_type], values, {}, tensors, kind)
         architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
         ropes = config.rope_parameters
         rope = ropes.get("full_attention", ropes)
@@ -335,6 +335,7 @@ class Gguf:
                     writer.add_string(name, str(value))
         for name, array in tensors.items():
             matrix = array.ndim > 1 and "gate_inp" not in name and name.endswith(".weight")
+            matrix &= "_norm" not in name
             if self.kind is not None and matrix and fills_blocks(array, self.kind):
                 writer.add_tensor(name, gguf.quants.quantize(array, self.kind), raw_dtype=self.kind)
             else:

@@ -64,6 +64,14 @@ def test_texts_of_a_checkpoint_are_described(
     assert described["conversations"].startswith(conversations)
 
 
+def test_a_model_without_positions_is_described(tmp_path: Path) -> None:
+    save_random("mamba2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    del config["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert dict(describe_texts(tmp_path))["context"] == f"{1 << 20}"
+
+
 def test_a_model_that_cannot_be_right_is_refused(tmp_path: Path) -> None:
     save_random("minimax", tmp_path)
     found = CliRunner().invoke(models_app, ["check", str(tmp_path)])

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from specinfer.cli.local.system import LocalOptions
 from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.drafters.draft import draft_group
 from specinfer.drafters.engine import SpeculatorEngine
@@ -147,11 +148,27 @@ def test_a_file_drafts_for_itself_and_no_text_changes(tmp_path: Path) -> None:
 
 
 def test_auto_leaves_it_out_where_the_target_returns_no_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(checkpoint("qwen3_5_text", tmp_path / "model").place)
+    caplog.set_level("INFO")
+    assert draft_group(path, executor="generic") == {"drafter": "ngram"}
+    (line,) = caplog.messages
+    assert line.startswith(f"draft of {path}: its own layer that predicts further tokens is left out")
+    assert LocalOptions(path, verifier={"executor": "generic"}).hosted == {"drafter": "ngram"}
+    assert LocalOptions(path).hosted == {"drafter": "ngram+mtp", "model": path}
     monkeypatch.setattr("specinfer.model.probe.load.planned_executor", lambda *args: None)
     assert draft_group(path) == {"drafter": "ngram"}
+
+
+def test_the_generic_executor_drafts_with_ngrams_and_refuses_a_named_layer(tmp_path: Path) -> None:
+    path = str(gguf_file("qwen3_5_text", tmp_path / "model.gguf").place)
+    options: dict[str, Any] = {"dtype": "float32", "executor": "generic", "kv_tokens": 2048, "tree_nodes": 8}
+    with LLM(path, **options) as llm:
+        (output,) = llm.generate([CONTEXT], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    assert output.outputs[0].token_ids
+    with pytest.raises(SettingError, match="generic executor returns no hidden states: choose another"):
+        LLM(path, draft="mtp", **options)
 
 
 def test_a_model_without_such_a_layer_says_so(tmp_path: Path) -> None:

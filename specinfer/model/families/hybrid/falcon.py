@@ -6,7 +6,13 @@ Each part has a factor of its own. The state space is Mamba 2.
 from typing import Any
 
 from specinfer.model.families.base import Family, Fields, HeadSizes, TensorSource, llama_fields, replaced
-from specinfer.model.families.hybrid.mamba import check_state_space, mamba_shape, rename_state_space
+from specinfer.model.families.hybrid.mamba import (
+    MAMBA_COUNTS,
+    check_state_space,
+    mamba_shape,
+    rename_state_space,
+)
+from specinfer.model.families.hybrid.mamba_gguf import FALCON_LAYOUT
 
 _NAMES = {
     ".feed_forward.": ".mlp.",
@@ -47,4 +53,15 @@ def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     return {replaced(name, _NAMES): TensorSource(name)}
 
 
-FALCON_H1 = Family(model_types=("falcon_h1",), fields=_fields, rename=_rename)
+_FACTORS = (
+    *("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier"),
+    *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
+)
+FALCON_H1 = Family(
+    model_types=("falcon_h1",),
+    fields=_fields,
+    rename=_rename,
+    gguf={"falcon-h1": FALCON_LAYOUT},
+    counts=(*MAMBA_COUNTS, "mamba_d_ssm", "intermediate_size"),
+    numbers={**dict.fromkeys(_FACTORS, 0), "mlp_multipliers": 2, "ssm_multipliers": 5},
+)

@@ -5,6 +5,7 @@ Models are dense or have experts.
 
 from typing import Any
 
+from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import (
     Family,
     Fields,
@@ -15,18 +16,34 @@ from specinfer.model.families.base import (
     replaced,
 )
 from specinfer.model.families.experts import Experts, rename_experts
-from specinfer.model.families.granite import factor_fields
-from specinfer.model.families.hybrid.mamba import check_state_space, mamba_shape, rename_state_space
-from specinfer.model.families.positions import NO_ROTARY
+from specinfer.model.families.granite import FACTOR_NUMBERS, factor_fields
+from specinfer.model.families.hybrid.mamba import (
+    MAMBA_COUNTS,
+    check_state_space,
+    mamba_shape,
+    rename_state_space,
+)
+from specinfer.model.families.hybrid.mamba_gguf import GRANITE_LAYOUT, joined_shared
+from specinfer.model.families.positions import FULL, LINEAR, NO_ROTARY
 
-_NAMES = {".shared_mlp.output_linear.": ".mlp.down_proj."}
+_NAMES = {".shared_mlp.output_linear.": ".mlp.down_proj.", ".shared_mlp.": ".mlp."}
 _GATE_UP = ".shared_mlp.input_linear."
-_ATTENTION = ("attention", "full_attention")
+_KINDS = {"attention": False, FULL: False, "mamba": True, LINEAR: True}
+"""Kinds of layers, old and new names; True: recurrent."""
+_POSITIONS = ("rope", "nope", None)
 
 
 def _fields(hf: Any) -> Fields:
     check_state_space(hf, {"mamba_proj_bias": False, "attention_bias": False})
-    recurrent = tuple(kind not in _ATTENTION for kind in hf.layer_types)
+    if unknown := [kind for kind in hf.layer_types if kind not in _KINDS]:
+        raise IncompatibleError(f"layer_types: {unknown[0]!r}: supported are {', '.join(_KINDS)}")
+    recurrent = tuple(_KINDS[kind] for kind in hf.layer_types)
+    if type(hf.num_local_experts) is not int:
+        raise IncompatibleError(f"num_local_experts = {hf.num_local_experts!r}: must be a whole number")
+    if hf.position_embedding_type not in _POSITIONS:
+        raise IncompatibleError(
+            f"position_embedding_type = {hf.position_embedding_type!r}: supported are rope, nope"
+        )
     experts = None
     if hf.num_local_experts:
         experts = Experts(
@@ -58,4 +75,12 @@ def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     return {replaced(name, _NAMES): TensorSource(name)}
 
 
-GRANITE_HYBRID = Family(model_types=("granitemoehybrid",), fields=_fields, rename=_rename)
+GRANITE_HYBRID = Family(
+    model_types=("granitemoehybrid",),
+    fields=_fields,
+    rename=_rename,
+    gguf={"granitehybrid": GRANITE_LAYOUT},
+    joined=joined_shared,
+    counts=(*MAMBA_COUNTS, "intermediate_size", "shared_intermediate_size"),
+    numbers=FACTOR_NUMBERS,
+)

@@ -113,4 +113,11 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
 
 _TOP = {"model.embedding_norm.weight": "token_embd_norm.weight"}
 _LAYOUT = GgufLayout(_PARTS, _gguf, undo=_undo, top=_TOP)
-LFM2 = Family(model_types=("lfm2",), fields=_fields, rename=_rename, gguf={"lfm2": _LAYOUT})
+LFM2 = Family(
+    model_types=("lfm2",),
+    fields=_fields,
+    rename=_rename,
+    gguf={"lfm2": _LAYOUT},
+    counts=("intermediate_size", "block_multiple_of", "conv_L_cache"),
+    numbers={"block_ffn_dim_multiplier": 0},
+)

@@ -8,8 +8,13 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.families.base import Family, Fields, HeadSizes, RecurrentShape, TensorSource, replaced
+from specinfer.model.families.hybrid.mamba_gguf import MAMBA_LAYOUT
 from specinfer.model.families.positions import NO_ROTARY, UNBOUNDED
 
+MAMBA_COUNTS = tuple(
+    f"mamba_{name}" for name in ("n_groups", "n_heads", "d_state", "d_head", "d_conv", "expand")
+)
+"""Sizes of state spaces in models with other layers."""
 _WITHOUT_LIMITS = (0.0, float("inf"))
 _NAMES = {
     ".norm.": ".input_layernorm.",
@@ -28,7 +33,7 @@ def check_state_space(hf: Any, known: Mapping[str, Any]) -> None:
     for name, value in {"hidden_act": "silu", **known}.items():
         if (found := getattr(hf, name)) not in (value, None):
             raise IncompatibleError(f"{name} = {found!r}: not supported")
-    if tuple(hf.time_step_limit) != _WITHOUT_LIMITS:
+    if hf.time_step_limit is None or tuple(hf.time_step_limit) != _WITHOUT_LIMITS:
         raise IncompatibleError(f"time_step_limit = {hf.time_step_limit!r}: not supported")
 
 
@@ -107,4 +112,10 @@ def _rename(heads: HeadSizes, name: str) -> dict[str, TensorSource]:
     return {replaced(ours, _NAMES): TensorSource(name)}
 
 
-MAMBA_2 = Family(model_types=("mamba2",), fields=_fields, rename=_rename)
+MAMBA_2 = Family(
+    model_types=("mamba2",),
+    fields=_fields,
+    rename=_rename,
+    gguf={"mamba2": MAMBA_LAYOUT},
+    counts=("num_heads", "n_groups", "state_size", "conv_kernel", "expand"),
+)

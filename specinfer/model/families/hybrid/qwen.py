@@ -19,11 +19,9 @@ from specinfer.model.families.base import (
     replaced,
 )
 from specinfer.model.families.experts import qwen_experts, rename_experts
-from specinfer.model.families.hybrid.qwen_gguf import LAYOUT, MIXTURE, NEXT
-from specinfer.model.families.positions import FULL, rotary
+from specinfer.model.families.hybrid.qwen_gguf import LAYOUT, MIXTURE, NEXT, joined_projections
+from specinfer.model.families.positions import FULL, LINEAR, rotary
 
-LINEAR = "linear_attention"
-"""Name of recurrent layers in `layer_types`."""
 _NAMES = {"model.language_model.": "model."}
 _OTHER_PARTS = ("model.visual.", "mtp.")
 """Parts of checkpoints for images, and for drafts."""
@@ -94,12 +92,20 @@ def _pick(heads: int, sizes: list[int], wanted: slice, matrix: torch.Tensor) -> 
     return torch.cat([kind.flatten(0, 1) for kind in kinds])
 
 
+_NET = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+_COUNTS = (*(f"linear_{name}" for name in _NET), "intermediate_size", "moe_intermediate_size")
 QWEN_3_5 = Family(
     model_types=("qwen3_5_text", "qwen3_5_moe_text"),
     fields=_fields,
     rename=_rename,
     gguf={"qwen35": LAYOUT, "qwen35moe": MIXTURE},
+    counts=_COUNTS,
 )
 QWEN_3_NEXT = Family(
-    model_types=("qwen3_next",), fields=_fields, rename=_next_rename, gguf={"qwen3next": NEXT}
+    model_types=("qwen3_next",),
+    fields=_fields,
+    rename=_next_rename,
+    gguf={"qwen3next": NEXT},
+    joined=joined_projections,
+    counts=(*_COUNTS, "decoder_sparse_step"),
 )

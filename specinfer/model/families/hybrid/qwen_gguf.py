@@ -19,6 +19,7 @@ from specinfer.model.families.experts import (
     gguf_experts,
     shared_size,
 )
+from specinfer.model.families.hybrid.mamba_gguf import head_sizes
 from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
 from specinfer.model.weights.source import MTP_LAYERS
 
@@ -65,9 +66,7 @@ def _fields(file: GgufFile) -> Fields:
         raise IncompatibleError(f"GGUF: rope.dimension_sections = {sections}: must make {turned} dimensions")
     if file.factors or meta.get("rope.scaling.type", "none") != "none":
         raise IncompatibleError(f"GGUF: scaled positions are not supported for {meta.architecture}")
-    heads, inner = meta.count("ssm.time_step_rank"), meta.count("ssm.inner_size")
-    if inner % heads:
-        raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of {heads} heads")
+    heads, size = head_sizes(meta)
     period = meta.count("full_attention_interval", 4)
     kinds = ("full_attention", "linear_attention")
     return {
@@ -81,7 +80,7 @@ def _fields(file: GgufFile) -> Fields:
         "linear_num_key_heads": meta.count("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": meta.count("ssm.state_size"),
-        "linear_value_head_dim": inner // heads,
+        "linear_value_head_dim": size,
         "linear_conv_kernel_dim": meta.count("ssm.conv_kernel"),
         MTP_LAYERS: meta.count("block_count") - meta.layers,
     }

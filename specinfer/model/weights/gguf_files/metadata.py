@@ -23,7 +23,11 @@ ROPE_TENSORS = frozenset({ROPE_FACTORS, ROPE_SHORT, ROPE_LONG})
 
 
 def hf_names(
-    parts: Mapping[str, str], layers: range, tensors: Mapping[str, str], top: Mapping[str, str]
+    parts: Mapping[str, str],
+    layers: range,
+    tensors: Mapping[str, str],
+    top: Mapping[str, str],
+    prefix: str = "model.layers",
 ) -> Iterator[tuple[str, str]]:
     """Yield both names of every tensor that a model may have.
 
@@ -31,13 +35,14 @@ def hf_names(
 
     `parts` are those of a layer, `tensors` others with whole names, `top` those outside the layers.
     """
-    yield from {**_TOP, **top}.items()
+    yield from top.items()
+    yield from ((name, stored) for name, stored in _TOP.items() if stored not in top.values())
     for layer in layers:
         for name, stored in tensors.items():
-            yield f"model.layers.{layer}.{name}", f"blk.{layer}.{stored}"
+            yield f"{prefix}.{layer}.{name}", f"blk.{layer}.{stored}"
         for name, short in parts.items():
             for kind in ("weight", "bias"):
-                yield f"model.layers.{layer}.{name}.{kind}", f"blk.{layer}.{short}.{kind}"
+                yield f"{prefix}.{layer}.{name}.{kind}", f"blk.{layer}.{short}.{kind}"
 
 
 _ABOUT_MODELS = ("general.", "tokenizer.", "split.", "quantize.", "GGUF.")
@@ -140,20 +145,30 @@ class GgufFile:
             raise IncompatibleError(f"GGUF: rope.dimension_count = {turned}: must be that of a head, {whole}")
         return rope_parameters(self.meta, whole // 2, self.factors.get(ROPE_FACTORS), base)
 
-    def common_fields(self) -> dict[str, Any]:
+    def embedding_fields(self) -> dict[str, Any]:
         """Return what `config.json` of any family has."""
+        if "token_embd.weight" not in self.shapes:
+            raise IncompatibleError("the GGUF file lacks token_embd.weight")
+        vocab = self.shapes["token_embd.weight"][0]
+        if self.meta.count("vocab_size", vocab) != vocab:
+            raise IncompatibleError(
+                f"GGUF: vocab_size = {self.meta.get('vocab_size')}: token_embd.weight has {vocab} rows"
+            )
+        return {
+            "vocab_size": vocab,
+            "hidden_size": self.meta.count("embedding_length"),
+            "num_hidden_layers": self.meta.layers,
+            "tie_word_embeddings": "output.weight" not in self.shapes,
+            **_special_ids(self.meta),
+        }
+
+    def common_fields(self) -> dict[str, Any]:
+        """Return what `config.json` of any family with attention has."""
         meta, head_dim = self.meta, self.head_dim
         if meta.count("attention.value_length", head_dim) != head_dim:
             value = meta.get("attention.value_length")
             raise IncompatibleError(
                 f"GGUF: attention.value_length = {value}: must be that of a head, {head_dim}"
-            )
-        if "token_embd.weight" not in self.shapes:
-            raise IncompatibleError("the GGUF file lacks token_embd.weight")
-        vocab = self.shapes["token_embd.weight"][0]
-        if meta.count("vocab_size", vocab) != vocab:
-            raise IncompatibleError(
-                f"GGUF: vocab_size = {meta.get('vocab_size')}: token_embd.weight has {vocab} rows"
             )
         if not meta.get("attention.causal", True):
             raise IncompatibleError("GGUF: attention.causal = False: is not supported")
@@ -162,17 +177,13 @@ class GgufFile:
         if not meta.has(inner) and meta.has(f"expert_{inner}"):  # all layers have experts
             inner = f"expert_{inner}"
         return {
-            "vocab_size": vocab,
-            "hidden_size": meta.count("embedding_length"),
+            **self.embedding_fields(),
             "intermediate_size": one_count(meta, inner),
-            "num_hidden_layers": meta.layers,
             "num_attention_heads": heads,
             "num_key_value_heads": one_count(meta, "attention.head_count_kv", heads),
             "head_dim": head_dim,
             "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
             "max_position_embeddings": meta.count("context_length"),
-            "tie_word_embeddings": "output.weight" not in self.shapes,
-            **_special_ids(meta),
         }
 
     def layer_kinds(self, period: int) -> list[str]:

@@ -14,7 +14,7 @@ from specinfer.model.parallel.layout import Layout, check_layout
 from specinfer.model.weights.config_files import from_transformers
 from specinfer.model.weights.draft_checkpoint import checked_config, target_config
 from specinfer.model.weights.source import KIND
-from tests.support.models.families import save_random
+from tests.support.models.families import HYBRIDS, random_model, save_random
 from tests.support.tiny_models import FAMILIES, SPECIAL, tiny_transformers
 
 REASONS = {
@@ -56,6 +56,22 @@ def test_ranks_are_refused(family: str) -> None:
     config = from_transformers(tiny_transformers(family).config)
     for layout, name in ((Layout(2, 1), "tensor_parallel = 2"), (Layout(1, 3), "pipeline_parallel = 3")):
         with pytest.raises(IncompatibleError, match=f"{name}: {REASONS[family]}"):
+            check_layout(config, layout)
+
+
+@pytest.mark.parametrize("entry", HYBRIDS)
+def test_recurrent_layers_are_refused_by_every_other_part(entry: str) -> None:
+    config = from_transformers(random_model(entry).config)
+    mixture = ".*a mixture of experts" if config.experts else ""
+    reasons = f"{mixture}.*recurrent layers.*"
+    for part, options in (
+        ("kv_window = 64", RunnerOptions("float32", kv_window=64)),
+        ("executor = 'gpu'", RunnerOptions("float32", executor="gpu")),
+    ):
+        with pytest.raises(IncompatibleError, match=f"{part}: {reasons}: not supported"):
+            build_model(config, {}, options)
+    for layout, name in ((Layout(2, 1), "tensor_parallel = 2"), (Layout(1, 3), "pipeline_parallel = 3")):
+        with pytest.raises(IncompatibleError, match=f"{name}: {reasons}"):
             check_layout(config, layout)
 
 

@@ -10,12 +10,11 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.families import FAMILIES, GGUF
-from specinfer.model.families.experts import merged_experts
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.check import probe_gguf
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.account import check_tensors
-from specinfer.model.weights.config_files import from_transformers
+from specinfer.model.weights.account import check_tensors, model_of
+from specinfer.model.weights.config_files import from_transformers, load_config
 from specinfer.model.weights.families import RenamedWeights, in_llama_names
 from specinfer.model.weights.files import GgufWeights
 from tests.support.models.families import random_model
@@ -56,9 +55,19 @@ FILES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
     },
     "qwen3_next": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "granitemoehybrid": {"num_experts_per_tok": 4, "shared_intermediate_size": 96},
+    "granitemoehybrid, dense": {
+        "num_experts_per_tok": 0,
+        "position_embedding_type": None,
+        "shared_intermediate_size": 96,
+    },
+    "falcon_h1": {},
+    "falcon_h1, normed": {"mamba_conv_bias": False},
+    "mamba2": {"use_conv_bias": False},
 }
 """Entries of the table of families, with what a file has no key for as readers take it."""
-RECURRENT = ("qwen3_5_text", "lfm2", "qwen3_5_moe_text", "qwen3_next")
+STATE_SPACES = (*("granitemoehybrid", "granitemoehybrid, dense", "falcon_h1", "falcon_h1, normed", "mamba2"),)
+RECURRENT = ("qwen3_5_text", "lfm2", "qwen3_5_moe_text", "qwen3_next", *STATE_SPACES)
 """Entries that our decoder in torch does not run."""
 
 
@@ -85,6 +94,8 @@ def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_pa
     hf = weights.config()
     config = from_transformers(hf)
     check_tensors(hf, config, in_llama_names(config, weights))
+    hf.save_pretrained(tmp_path)
+    assert load_config(tmp_path) == config
     runner = ModelRunner.build(config, weights, RunnerOptions("float32", kv_tokens=256, executor=executor))
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
     expected = reference_logits(model, TOKENS)[-1]
@@ -93,9 +104,12 @@ def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_pa
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss", "qwen3_5_moe_text", "qwen3_next"],
+    [
+        *("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss"),
+        *("qwen3_5_moe_text", "qwen3_next", *STATE_SPACES),
+    ],
 )
-def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> None:
+def test_the_probe_compares_files_with_experts_and_states(name: str, tmp_path: Path) -> None:
     path = file_of(name)[1].write(tmp_path / "model.gguf")
     found = probe_gguf(path, GgufWeights(path).config(), None, "native")
     assert max(way.distance for way in found.differences) < 5e-5
@@ -115,16 +129,19 @@ def test_the_probe_compares_files_with_experts(name: str, tmp_path: Path) -> Non
                 "qwen3_5_text",
                 "lfm2",
                 "qwen3_5_moe_text",
+                *STATE_SPACES[:2],
+                *STATE_SPACES[3:],  # without a norm, states of random weights magnify roundings
             )
         ),
         ("gpt_oss", "MXFP4"),
     ],
 )
 def test_blocks_of_a_file_are_multiplied_as_they_are(name: str, kind: str, tmp_path: Path) -> None:
-    model, file = file_of(name, kind=gguf.GGMLQuantizationType[kind])
+    _, file = file_of(name, kind=gguf.GGMLQuantizationType[kind])
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     config = from_transformers(weights.config())
-    model.load_state_dict(merged_experts({name: weights[name] for name in weights}), strict=False)
+    model = model_of(weights.config(), {name: weights[name] for name in weights}, torch.float32)
+    model.set_attn_implementation("eager")
     runner = ModelRunner.build(config, weights, RunnerOptions(kv_tokens=256, executor="native"))
     assert runner.weights.blocks == (kind,)
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
@@ -196,6 +213,16 @@ def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
         ("lfm2", {"attention.head_count_kv": 2}, "head_count_kv = 2: must be one count for each layer"),
         ("qwen3_5_text", {"rope.scaling.type": "yarn"}, "scaled positions are not supported"),
         ("qwen3_5_text", {"ssm.inner_size": 130}, "inner_size = 130: must be a multiple of 4 heads"),
+        ("mamba2", {"ssm.inner_size": 130}, "inner_size = 130: must be a multiple of 8 heads"),
+        ("mamba2", {"ssm.inner_size": 136}, "inner_size = 136: must be a multiple of 64"),
+        ("mamba2", {"attention.head_count": 4}, "mamba2.attention.head_count = 4: must be 0"),
+        ("mamba2", {"feed_forward_length": "x"}, "mamba2.feed_forward_length = 'x': must be 0"),
+        ("mamba2", {"ssm.dt_b_c_rms": True}, "dt_b_c_rms = True: is not understood"),
+        ("falcon_h1", {"ssm.group_count": 0}, "falcon-h1.ssm.group_count = 0: must be a count"),
+        ("granitemoehybrid", {"attention.head_count_kv": 2}, "head_count_kv = 2: must be one count for each"),
+        ("granitemoehybrid, dense", {"expert_used_count": "x"}, "expert_used_count = 'x': must be a count"),
+        ("granitemoehybrid", {"residual_scale": None}, "no field granitehybrid.residual_scale"),
+        ("granitemoehybrid", {"rope.dimension_count": 8}, "dimension_count = 8: must be that of a head, 16"),
         ("gemma2", {"attention.temperature_scale": 0.5}, "temperature_scale = 0.5: is not understood"),
     ],
 )

@@ -143,5 +143,7 @@ def test_layers_that_do_not_exist_are_refused() -> None:
     model = tiny_generic("gpt2")
     generic = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", kv_tokens=64))
     assert generic.feature_layers == 0
-    with pytest.raises(SettingError, match="the generic executor tells no hidden states"):
+    with pytest.raises(
+        SettingError, match="the generic executor returns no hidden states: choose another, or another draft"
+    ):
         generic.keep_features([1])

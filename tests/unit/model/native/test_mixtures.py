@@ -1,6 +1,7 @@
 """Mixtures of experts in the kernels: rows that chose other experts share a pass, and none of them shows it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.families.experts import Experts
+from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config_files import from_transformers
 from tests.support.effort import effort
 from tests.support.tiny_models import MIXTURES, reference_logits, runner_of, tiny_transformers
 
@@ -157,7 +160,31 @@ def test_torch_offloads_no_mixture_beside_dense_layers(tmp_path: Path) -> None:
         runner_of(model, offload="disk", offload_directory=str(tmp_path))
 
 
-@pytest.mark.parametrize("used", [0, 7])
-def test_a_row_has_some_of_the_experts(used: int) -> None:
+def test_a_shared_expert_may_have_no_gate() -> None:
+    model = tiny_transformers("qwen2_moe", **SHAPE)
+    config = from_transformers(model.config)
+    assert config.experts is not None
+    assert config.experts.gated_shared
+    config = replace(config, experts=replace(config.experts, gated_shared=False))
+    gate = "mlp.shared_expert_gate.weight"
+    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(gate)}
+    found = []
+    for executor in ("native", "torch"):
+        runner = ModelRunner.build(
+            config, weights, RunnerOptions("float32", kv_tokens=256, executor=executor)
+        )
+        found += runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(gate):
+                parameter.zero_()  # a share of one half
+            if ".shared_expert.down_proj" in name:
+                parameter.mul_(2)
+    torch.testing.assert_close(found[1][0], reference_logits(model, PROMPT)[-1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("used", [0, 7, None])
+def test_a_row_has_some_of_the_experts(used: Any) -> None:
     with pytest.raises(IncompatibleError, match=f"num_experts_per_tok = {used}: must be 1 to 6"):
         Experts(6, used, 8, renormalised=True)

@@ -31,7 +31,7 @@ FAMILIES = (
     *("qwen3_5_text", "qwen3_next, dense", "lfm2", "granitemoehybrid, dense"),
     *("falcon_h1", "falcon_h1, normed", "mamba2", *MIXTURES),
 )
-SEEDS = range(6)
+SEEDS = range(effort(6, 20))
 
 
 def make(family: str, dtype: str = "float32", seed: int = 0, **changes: Any) -> ModelRunner:
@@ -304,9 +304,10 @@ def test_layers_on_disk_give_the_same_bits(family: str, tmp_path: Path) -> None:
     assert torch.equal(*found)
 
 
-def test_parts_that_know_only_attention_refuse_such_models() -> None:
-    model = random_model("qwen3_5_text")
-    with pytest.raises(IncompatibleError, match="kv_window = 64: recurrent layers, gates of attention"):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_that_know_only_attention_refuse_such_models(family: str) -> None:
+    model = random_model(family)
+    with pytest.raises(IncompatibleError, match=r"kv_window = 64: .*recurrent layers"):
         runner_of(model, executor="native", kv_window=64)
     with pytest.raises(SettingError, match="no recurrent layers"):
         runner_of(model, executor="torch")

@@ -1,0 +1,173 @@
+"""Undo what llama.cpp's converter changes in state spaces.
+
+Models are Mamba 2, Granite 4 and Falcon H1. The converter stores decays instead of their logarithms, decays and skips
+as columns, norms with a row for each group, and convolutions as matrices. It multiplies Falcon's factors into weights.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.families.base import GGUF_PARTS, Fields, GgufLayout
+from specinfer.model.families.experts import expert_counts, gguf_experts
+from specinfer.model.families.granite import granite_factors
+from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
+
+_FILE_PARTS = {name: f"ssm_{short}" for name, short in (("in_proj", "in"), ("out_proj", "out"))}
+_FILE_PARTS |= {name: f"ssm_{name}" for name in ("conv1d", "norm")}
+_FILE_TENSORS = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
+_NORMS = (".mamba.norm.weight", ".mixer.norm.weight")
+_SIZES = ("n_heads", "d_head", "n_groups", "d_state", "d_conv")
+_SHARED = {
+    "shared_mlp.gate_proj": "ffn_gate_shexp",
+    "shared_mlp.up_proj": "ffn_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+_FALCON_PARTS = {name.replace("mlp.", "feed_forward."): short for name, short in GGUF_PARTS.items()}
+del _FALCON_PARTS["post_attention_layernorm"]
+
+
+def head_sizes(meta: Metadata) -> tuple[int, int]:
+    """Return the number of a file's recurrent heads, and their size."""
+    heads, inner = meta.count("ssm.time_step_rank"), meta.count("ssm.inner_size")
+    if inner % heads:
+        raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of {heads} heads")
+    return heads, inner // heads
+
+
+def _sizes(meta: Metadata) -> list[int]:
+    """Return the sizes of a state space, in the order of `_SIZES`."""
+    counts = (meta.count(f"ssm.{name}") for name in ("group_count", "state_size", "conv_kernel"))
+    return [*head_sizes(meta), *counts]
+
+
+def _expansion(meta: Metadata) -> int:
+    inner, hidden = meta.count("ssm.inner_size"), meta.count("embedding_length")
+    if inner % hidden:
+        raise IncompatibleError(f"GGUF: ssm.inner_size = {inner}: must be a multiple of {hidden}")
+    return inner // hidden
+
+
+def _hybrid_fields(file: GgufFile) -> Fields:
+    sizes = dict(zip((f"mamba_{name}" for name in _SIZES), _sizes(file.meta), strict=True))
+    return sizes | {"mamba_conv_bias": _has(file, "ssm_conv1d.bias")}
+
+
+def _has(file: GgufFile, part: str) -> bool:
+    return any(name.endswith(f".{part}") for name in file.shapes)
+
+
+def _granite(file: GgufFile) -> tuple[Any, Fields]:
+    from transformers import GraniteMoeHybridConfig
+
+    meta = file.meta
+    heads = meta.get("attention.head_count_kv")
+    if not isinstance(heads, list) or len(heads) != meta.layers:
+        raise IncompatibleError(
+            f"GGUF: attention.head_count_kv = {heads!r}: must be one count for each layer"
+        )
+    inner = meta.count("feed_forward_length")
+    used = meta.count("expert_used_count") if meta.get("expert_used_count", 0) else 0
+    experts = {"num_local_experts": 0, "num_experts_per_tok": used}
+    if meta.get("expert_count", 0):
+        experts = expert_counts(file, "num_local_experts")
+    return GraniteMoeHybridConfig, {
+        **granite_factors(file),
+        **experts,
+        **_hybrid_fields(file),
+        "mamba_expand": _expansion(meta),
+        "shared_intermediate_size": meta.count("expert_shared_feed_forward_length", inner),
+        "layer_types": ["full_attention" if count else "linear_attention" for count in heads],
+        "position_embedding_type": "rope" if meta.get("rope.scaling.finetuned", True) else None,
+    }
+
+
+def _falcon(file: GgufFile) -> tuple[Any, Fields]:
+    from transformers import FalconH1Config
+
+    return FalconH1Config, _hybrid_fields(file) | {
+        "rope_parameters": file.rope(),
+        "attention_bias": file.has_bias,
+        "mamba_d_ssm": file.meta.count("ssm.inner_size"),
+        "mamba_rms_norm": _has(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _mamba(file: GgufFile) -> tuple[Any, Fields]:
+    from transformers import Mamba2Config
+
+    meta = file.meta
+    for name in ("attention.head_count", "feed_forward_length"):
+        if meta.get(name, 0) != 0:
+            raise IncompatibleError(f"GGUF: {meta.architecture}.{name} = {meta.get(name)!r}: must be 0")
+    meta.count("context_length", 1)  # a state space has no positions
+    names = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
+    return Mamba2Config, {
+        **dict(zip(names, _sizes(meta), strict=True)),
+        "expand": _expansion(meta),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "layer_norm_epsilon": meta.number("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.Tensor | None:
+    if name.endswith(".conv1d.weight"):
+        return tensor[:, None]
+    if name.endswith(_NORMS):
+        return tensor.flatten()
+    if name.endswith(".D"):
+        return tensor.flatten()
+    return torch.log(-tensor.flatten()) if name.endswith(".A_log") else tensor
+
+
+def joined_shared(hf: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Join gate and up of Granite's shared MLP into one matrix."""
+    joined = dict(tensors)
+    for name in [name for name in tensors if name.endswith("mlp.gate_proj.weight")]:
+        stem = name.removesuffix("gate_proj.weight")
+        shared = f"{stem.removesuffix('shared_mlp.').removesuffix('mlp.')}shared_mlp."
+        gate, up = joined.pop(name), joined.pop(f"{stem}up_proj.weight")
+        joined[f"{shared}input_linear.weight"] = torch.cat([gate, up])
+        if f"{stem}down_proj.weight" in joined:
+            joined[f"{shared}output_linear.weight"] = joined.pop(f"{stem}down_proj.weight")
+    return joined
+
+
+def _module(module: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return parts and other tensors of a module's state space."""
+    parts, tensors = (
+        {f"{module}.{name}": short for name, short in names.items()} for names in (_FILE_PARTS, _FILE_TENSORS)
+    )
+    return parts, tensors
+
+
+_PARTS, _TENSORS = _module("mamba")
+_MIXER_PARTS, _MIXER_TENSORS = _module("mixer")
+_layout = partial(GgufLayout, undo=_undo)
+GRANITE_LAYOUT = _layout(
+    GGUF_PARTS | gguf_experts("block_sparse_moe", "router") | _SHARED | _PARTS,
+    _granite,
+    paired=True,
+    tensors=_TENSORS,
+)
+FALCON_LAYOUT = _layout(
+    _FALCON_PARTS | _PARTS,
+    _falcon,
+    tensors=_TENSORS | {"pre_ff_layernorm.weight": "ffn_norm"},
+    top={"model.final_layernorm.weight": "output_norm.weight"},
+)
+MAMBA_LAYOUT = _layout(
+    {"norm": "attn_norm"} | _MIXER_PARTS,
+    _mamba,
+    tensors=_MIXER_TENSORS,
+    top={
+        "backbone.embeddings.weight": "token_embd.weight",
+        "backbone.norm_f.weight": "output_norm.weight",
+    },
+    layers="backbone.layers",
+    attends=False,
+)
