@@ -103,7 +103,7 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
         f"Measured {len(times)} times, in blocks twice, between the other measurements, all sizes in turns: "
         "the median, how often it is that of one token, and between what that lay. Cores of shared machines "
         "are at times near each other and share their way to memory, at times apart "
-        "(docs/findings.md#cores-near-or-apart).",
+        "(docs/performance.md#cores-near-or-apart).",
         "",
     ]
     lines += head([f"{n} tokens" for n in sizes], "context")
