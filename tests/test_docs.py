@@ -32,8 +32,8 @@ def anchors(page: Path) -> set[str]:
 def mentions(path: Path) -> Iterator[tuple[Path, str]]:
     """(page, anchor) of everything that a file names; the anchor may be empty."""
     text = path.read_text()
-    for found in PLAIN_MENTION.finditer(text):
-        yield ROOT / found[0].partition("#")[0], found[1] or ""
+    for match in PLAIN_MENTION.finditer(text):
+        yield ROOT / match[0].partition("#")[0], match[1] or ""
     if path.suffix == ".md":
         for target, anchor in LINK.findall(text):
             yield (path.parent / target if target else path), anchor

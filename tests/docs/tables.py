@@ -82,9 +82,9 @@ def main() -> None:
     for page in sorted({page for page, _ in TABLES}):
         path = ROOT / "docs" / page
 
-        def write(found: re.Match[str], page: str = page) -> str:
-            make = TABLES.get((page, found[2]))
-            return found[1] + make() + found[4] if make else found[0]
+        def write(match: re.Match[str], page: str = page) -> str:
+            make = TABLES.get((page, match[2]))
+            return match[1] + make() + match[4] if make else match[0]
 
         path.write_text(GENERATED.sub(write, path.read_text()))
 

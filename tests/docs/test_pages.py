@@ -56,9 +56,9 @@ def test_the_glossary_is_short() -> None:
 @pytest.mark.parametrize(("page", "name"), TABLES, ids=lambda text: text)
 def test_tables_are_what_the_code_says(page: str, name: str) -> None:
     """`python -m tests.docs.tables` writes them."""
-    found = stored(page)[name]
-    assert found == TABLES[page, name]()
-    assert [row for row in found.splitlines() if row.endswith("|  |")] == [], (
+    table = stored(page)[name]
+    assert table == TABLES[page, name]()
+    assert [row for row in table.splitlines() if row.endswith("|  |")] == [], (
         "a meaning is missing in the code"
     )
 

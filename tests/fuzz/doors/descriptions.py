@@ -52,8 +52,8 @@ class DescriptionDoor:
 
     async def _meet_verifier(self, spoil: Callable[[Any], Any], rng: Random) -> None:
         channel: Any = InlineChannel(self._services.verifier, described=spoil)
-        found = await VerifierClient(channel).describe()
-        limits, curve = scheduler_limits(_SETTINGS, found), pass_curve(found)
+        description = await VerifierClient(channel).describe()
+        limits, curve = scheduler_limits(_SETTINGS, description), pass_curve(description)
         scheduler = Scheduler(limits, node_budget(_SETTINGS, limits, curve))
         for number in range(_REQUESTS):
             scheduler.submit(new_request(f"r{number}", rng), 0.0)

@@ -302,9 +302,9 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 def random_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model of this entry whose predictions differ from token to token."""
-    family, own = FAMILIES[name]
+    family, values = FAMILIES[name]
     wide = _WIDE if family in OURS else {}
-    config = transformers.AutoConfig.for_model(family, **(SHAPE | own | wide | changes))
+    config = transformers.AutoConfig.for_model(family, **(SHAPE | values | wide | changes))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

@@ -16,8 +16,8 @@ def test_neutral_values_are_taken_and_no_others(model: Any) -> None:
         good = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     for name, value in accepted(model).items():
         neutral = json.loads(f"[{value.replace('`', '')}]") if value[0] == "`" else []
-        for each in [None, *neutral]:
-            assert getattr(model.model_validate({**good, name: each}), name) is None
+        for neutral_value in [None, *neutral]:
+            assert getattr(model.model_validate({**good, name: neutral_value}), name) is None
         for other in (["nobody means this"], -3, True if 1 in neutral else 1.5):
             if value == "any value":
                 assert getattr(model.model_validate({**good, name: other}), name) is None

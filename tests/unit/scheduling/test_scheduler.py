@@ -34,8 +34,8 @@ def scheduler(limits: SchedulerLimits = LIMITS, nodes: int = 4) -> Scheduler:
 
 
 def answer(entry: StepEntry, bonus: int, accepted: tuple[int, ...] = ()) -> VerdictEntry:
-    held = entry.base_len + entry.max_read + len(accepted)
-    return VerdictEntry(EntryStatus.OK, accepted=accepted, bonus=bonus, cached_len=held)
+    cached_len = entry.base_len + entry.max_read + len(accepted)
+    return VerdictEntry(EntryStatus.OK, accepted=accepted, bonus=bonus, cached_len=cached_len)
 
 
 def step(s: Scheduler, bonus: int = CAT) -> list[StepEntry]:
@@ -71,10 +71,10 @@ def test_reading_at_most_doubles_the_seconds_of_a_decoding_step(
     while reading := {name for name, state in s.states.items() if state.pending > 1}:
         decoding = s.states.keys() - reading
         entries = step(s)
-        own = [e for e in entries if e.request_id not in reading]
-        assert {e.request_id for e in own} == decoding, "each decodes in each step"
-        rows = sum(1 + e.limits.nodes for e in own)
-        read = sum(e.max_read for e in entries) - len(own)
+        decoding_entries = [e for e in entries if e.request_id not in reading]
+        assert {e.request_id for e in decoding_entries} == decoding, "each decodes in each step"
+        rows = sum(1 + e.limits.nodes for e in decoding_entries)
+        read = sum(e.max_read for e in entries) - len(decoding_entries)
         assert read
         assert not rows or read == 1 or curve.at(rows + read) <= 2.000001 * curve.at(rows)
 
