@@ -10,10 +10,12 @@ import benchmarks
 
 def main() -> None:
     """Run the benchmark that the first argument names, with the others."""
-    found = {
+    programs = {
         module.name: module.ispkg for module in iter_modules(benchmarks.__path__) if module.name[0] != "_"
     }
-    names = sorted(n for n, package in found.items() if not package or find_spec(f"benchmarks.{n}.__main__"))
+    names = sorted(
+        n for n, package in programs.items() if not package or find_spec(f"benchmarks.{n}.__main__")
+    )
     if len(sys.argv) < 2 or sys.argv[1] not in names:
         sys.exit(f"python -m benchmarks NAME [OPTIONS]; NAME is one of {', '.join(names)}")
     name = sys.argv.pop(1)

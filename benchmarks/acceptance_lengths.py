@@ -33,16 +33,16 @@ def main(
 ) -> None:
     """Measure the lengths of accepted paths."""
     torch.set_num_threads(2)
-    found = load_prompts(prompts, per_source)
+    rows = load_prompts(prompts, per_source)
     histograms: dict[str, list[int]] = {}
     report: dict[str, Any] = {
         "about": about_this_run("python -m benchmarks acceptance_lengths"),
-        "prompts": len(found),
+        "prompts": len(rows),
         "new_tokens": new_tokens,
     }
     report["histograms"] = histograms
     with console.status("loading") as spinner:
-        bench = Bench(ssm, found, new_tokens)
+        bench = Bench(ssm, rows, new_tokens)
         for kind, temperature in KINDS.items():
             for nodes in NODES:
                 spinner.update(f"{kind}, {nodes} nodes")
@@ -64,10 +64,12 @@ def markdown(report: dict[str, Any]) -> str:
     lines += head(
         [f"{i}" for i in range(DEPTH + 1)] + ["steps", "tokens per step"], "steps by tokens accepted, %"
     )
-    for name, found in report["histograms"].items():
-        steps = sum(found)
-        shares = [f"{100 * count / steps:.1f}" for count in found] + ["0.0"] * (DEPTH + 1 - len(found))
-        mean = 1 + sum(i * count for i, count in enumerate(found)) / steps
+    for name, histogram in report["histograms"].items():
+        steps = sum(histogram)
+        shares = [f"{100 * count / steps:.1f}" for count in histogram] + ["0.0"] * (
+            DEPTH + 1 - len(histogram)
+        )
+        mean = 1 + sum(i * count for i, count in enumerate(histogram)) / steps
         lines.append(line(name, [*shares, str(steps), f"{mean:.2f}"]))
     return "\n".join([*lines, ""])
 

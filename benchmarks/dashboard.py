@@ -64,7 +64,7 @@ def main(target: Path = PICTURE, speed: float = 1.0) -> None:
 def start_prometheus(directory: Path, ports: dict[str, int], port: int) -> Child:
     """A Prometheus that scrapes the services at these ports of loopback."""
     configuration = directory / "prometheus.yml"
-    targets = {f"specinfer-{job}": [f"127.0.0.1:{own}"] for job, own in ports.items()}
+    targets = {f"specinfer-{job}": [f"127.0.0.1:{ports_of_job}"] for job, ports_of_job in ports.items()}
     configuration.write_text(yaml.safe_dump(local_configuration(targets)))
     arguments = command(configuration, directory / "data", port)
     child = Child("prometheus", arguments, directory / "prometheus.log", {})

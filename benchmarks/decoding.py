@@ -79,8 +79,8 @@ class Result:
         """Return the jackknife error of the acceptance length, over prompts."""
         rows = np.array([(steps, tokens) for _, steps, tokens in self.per_prompt], float)
         steps, tokens = (rows.sum(0) - rows).T
-        found = tokens / steps
-        return float(np.sqrt((len(rows) - 1) * found.var()))
+        rate = tokens / steps
+        return float(np.sqrt((len(rows) - 1) * rate.var()))
 
     def distribution(self) -> list[float]:
         """Tokens per step of every prompt."""
@@ -97,7 +97,7 @@ class _Request:
     name: str
     sampling: Sampling
     context: list[int]
-    held: int = 0
+    cached_len: int = 0
     steps: int = 0
     accepted: Counter[int] = field(default_factory=Counter)
     first_guesses: Counter[bool] = field(default_factory=Counter)
@@ -167,8 +167,8 @@ class Decoding:
                     drafter.release(name)
             for r in requests:
                 _count(result, r)
-        found = map(self._calibration.reliability, range(len(self._drafters)))
-        result.reliability = [parts or (Reliability(), Reliability()) for parts in found]
+        reliability = map(self._calibration.reliability, range(len(self._drafters)))
+        result.reliability = [parts or (Reliability(), Reliability()) for parts in reliability]
         return result
 
     def _step(self, requests: Sequence[_Request]) -> tuple[float, float]:
@@ -178,7 +178,7 @@ class Decoding:
         drafted = time.perf_counter()
         jobs = [
             VerifyJob(
-                *(r.name, r.held, r.context[r.held :], tree, r.sampling),
+                *(r.name, r.cached_len, r.context[r.cached_len :], tree, r.sampling),
                 top_k=self._top_k,
                 features_from=self._features.wanted_from(r.name),
             )
@@ -195,7 +195,7 @@ class Decoding:
             self._calibration.observe_draws(trees[i], outcome.verdict.accepted)
             requests[i].count_guesses(trees[i], tokens)
             requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
-            requests[i].held = outcome.cached_len
+            requests[i].cached_len = outcome.cached_len
             self._features.arrived(requests[i].name, outcome.features)
             if self._top_k:
                 top_k = np.array(outcome.top_k, np.int64)
@@ -208,11 +208,11 @@ class Decoding:
         if not self._drafters:
             return [TokenTree.root_only(r.context[-1]) for r in requests], [[] for _ in requests]
         limits = TreeLimits(self._plan.nodes, self._plan.depth, self._plan.width)
-        found = []
+        by_drafter = []
         seen = not any(drafter.description.draws for drafter in self._drafters)
         for index, drafter in enumerate(self._drafters):
             seeds = [draft_seed(r.sampling.seed, index) for r in requests]
-            found.append(
+            by_drafter.append(
                 drafter.draft(
                     [
                         DraftJob(
@@ -226,7 +226,7 @@ class Decoding:
             )
         drafts: list[list[TokenTree]] = []
         merged = []
-        for r, of_request in zip(requests, zip(*found, strict=True), strict=True):
+        for r, of_request in zip(requests, zip(*by_drafter, strict=True), strict=True):
             trees = []
             for tree in of_request:
                 assert isinstance(tree, TokenTree), tree
@@ -276,10 +276,10 @@ def _agreed(tree: TokenTree, tokens: Sequence[int]) -> int:
     """Return the number of first tokens on a path of a tree."""
     node = 0
     for depth, token in enumerate(tokens):
-        found = [v for v, parent in enumerate(tree.parents) if parent == node and tree.token_ids[v] == token]
-        if not found:
+        nodes = [v for v, parent in enumerate(tree.parents) if parent == node and tree.token_ids[v] == token]
+        if not nodes:
             return depth
-        (node,) = found
+        (node,) = nodes
     return len(tokens)
 
 

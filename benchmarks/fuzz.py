@@ -50,8 +50,8 @@ def main(
     firsts = {name: before[name]["episodes"] if name in before else first for name in names}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         running = {name: pool.submit(fuzz, name, seed, messages, firsts[name]) for name in names}
-        found = {name: each.result() for name, each in running.items()}
-    doors = before | {name: together(before[name], f) if name in before else f for name, f in found.items()}
+        reports = {name: running_door.result() for name, running_door in running.items()}
+    doors = before | {name: together(before[name], f) if name in before else f for name, f in reports.items()}
     report = {
         "about": about_this_run("python -m benchmarks fuzz"),
         "seed": seed,
@@ -59,7 +59,7 @@ def main(
     }
     json.write_text(dumps(report))
     publish(json.with_suffix(""), markdown(report))
-    sys.exit(any(each["findings"] for each in found.values()))
+    sys.exit(any(running_door["findings"] for running_door in reports.values()))
 
 
 def _known(path: Path, seed: int) -> dict[str, dict[str, Any]]:
@@ -89,15 +89,17 @@ def fuzz(door: str, seed: int, messages: int, first: int) -> dict[str, Any]:
 
 
 def _progress(campaign: Campaign, messages: int) -> Callable[[int], None]:
-    told = 0
+    printed = 0
 
     def progress(done: int) -> None:
-        nonlocal told
+        nonlocal printed
         faulthandler.dump_traceback_later(_HUNG_S, exit=True)
-        if done * _LINES // messages > told:
-            told = done * _LINES // messages
-            found = f"{len(campaign.findings)} findings"
-            print(f"{campaign.door}: {done:,} of {messages:,} messages, {found}", file=sys.stderr, flush=True)
+        if done * _LINES // messages > printed:
+            printed = done * _LINES // messages
+            faults = f"{len(campaign.findings)} findings"
+            print(
+                f"{campaign.door}: {done:,} of {messages:,} messages, {faults}", file=sys.stderr, flush=True
+            )
 
     return progress
 
@@ -125,28 +127,28 @@ def markdown(report: dict[str, Any]) -> str:
         f"{about} {growth}",
         "",
         *head(columns, "door"),
-        *(line(found["door"], _cells(found)) for found in report["doors"]),
+        *(line(door["door"], _cells(door)) for door in report["doors"]),
     ]
-    for found in report["doors"]:
-        for finding in found["findings"]:
+    for door in report["doors"]:
+        for finding in door["findings"]:
             lines += [
                 "",
-                f"- {found['door']}, episode {finding['episode']}: {finding['error']} ({finding['where']})",
+                f"- {door['door']}, episode {finding['episode']}: {finding['error']} ({finding['where']})",
             ]
     return "\n".join(lines) + "\n"
 
 
-def _cells(found: dict[str, Any]) -> list[str]:
-    memory = found["rss_mib"]
+def _cells(door: dict[str, Any]) -> list[str]:
+    memory = door["rss_mib"]
     return [
-        f"{found['messages']:,}",
-        f"{found['episodes']:,}",
-        str(found.get("parts", 1)),
-        f"{found['refused']:,}",
-        str(len(found["findings"])),
-        f"{1000 * found['slowest_episode_s']:.0f}",
+        f"{door['messages']:,}",
+        f"{door['episodes']:,}",
+        str(door.get("parts", 1)),
+        f"{door['refused']:,}",
+        str(len(door["findings"])),
+        f"{1000 * door['slowest_episode_s']:.0f}",
         f"{max(memory):.0f}" if memory else "",
-        f"{found['rss_growth_mib']:+.1f}",
+        f"{door['rss_growth_mib']:+.1f}",
     ]
 
 

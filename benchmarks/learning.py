@@ -119,14 +119,14 @@ async def run(
     ]
 
 
-def judged(marks: Marks, held: Sequence[tuple[list[int], int]]) -> None:
+def judged(marks: Marks, held_out: Sequence[tuple[list[int], int]]) -> None:
     """Add tokens per step of each row's weights on held-out answers."""
-    tokens = sum(len(text) - prompt_len for text, prompt_len in held)
+    tokens = sum(len(text) - prompt_len for text, prompt_len in held_out)
     rates: dict[str, float] = {}
     for row in marks.rows:
         model = marks.model(row)
         if model not in rates:
-            rates[model] = tokens / sum(steps_of(make_drafter("ssm", DrafterOptions(model=model)), held))
+            rates[model] = tokens / sum(steps_of(make_drafter("ssm", DrafterOptions(model=model)), held_out))
         row["tokens_per_step"] = rates[model]
 
 
@@ -189,8 +189,8 @@ def main(
         with LocalSystem(LocalOptions(speculators={"ssm": ssm}, gateway=gateway)) as system:
             keys = {caller: secret for caller, (secret, _) in made.items()}
             (speculator,) = system.speculators
-            marks, held = asyncio.run(run(system, speculator, directory, keys, plan))
-        judged(marks, held)
+            marks, held_out_texts = asyncio.run(run(system, speculator, directory, keys, plan))
+        judged(marks, held_out_texts)
         console.print((directory / "trainer.log").read_text(), markup=False)
     report = {"about": about_this_run(), "plan": plan, "rows": marks.rows}
     publish(out, markdown(report))
@@ -207,7 +207,7 @@ MIN_CHARACTERS, MAX_CHARACTERS = 200, 700
 
 def functions() -> list[str]:
     """Return functions of Python's library with distinct names, in fixed order."""
-    library, found = Path(sysconfig.get_paths()["stdlib"]), dict[str, str]()
+    library, sources = Path(sysconfig.get_paths()["stdlib"]), dict[str, str]()
     for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")]):
         if "test" in str(path.relative_to(library)):
             continue
@@ -221,8 +221,8 @@ def functions() -> list[str]:
             if isinstance(node, ast.FunctionDef):
                 source = dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
                 if MIN_CHARACTERS < len(source) < MAX_CHARACTERS:
-                    found.setdefault(node.name, source)
-    chosen = list(found.values())
+                    sources.setdefault(node.name, source)
+    chosen = list(sources.values())
     random.Random(7).shuffle(chosen)
     return chosen
 

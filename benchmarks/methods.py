@@ -43,7 +43,7 @@ def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
     Raises:
         SettingError: if a drafter or its model is not there.
     """
-    found: Methods = {}
+    methods: Methods = {}
     for spec in specs:
         name, _, model = spec.partition("=")
         options = DrafterOptions(
@@ -54,8 +54,8 @@ def load_methods(specs: Sequence[str], datastore: str = "") -> Methods:
             min_path_probability=0.0,
             datastore=datastore,
         )
-        found[f"{name} {Path(model).name}" if name in found else name] = make_drafter(name, options)
-    return found
+        methods[f"{name} {Path(model).name}" if name in methods else name] = make_drafter(name, options)
+    return methods
 
 
 def fresh(drafter: Drafter) -> Drafter:
@@ -75,7 +75,7 @@ def compare(
     chains: bool = False,
 ) -> list[dict[str, Any]]:
     """Measure every pool, temperature and budget; with `chains` also chains."""
-    found = []
+    rows = []
     for kind, temperature in KINDS.items():
         for pool in pools:
             for budget in nodes:
@@ -86,8 +86,8 @@ def compare(
                     )
                     result = Decoding(runner, [fresh(methods[name]) for name in pool], plan).run(prompts)
                     row = {"kind": kind, "pool": list(pool), "nodes": budget, "chain": width == 1}
-                    found.append(row | summary(result))
-    return found
+                    rows.append(row | summary(result))
+    return rows
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def main(
 ) -> None:
     """Measure drafting methods alone and merged."""
     torch.set_num_threads(2)
-    found, budgets = load_prompts(prompts, per_source), read_numbers("nodes", nodes)
+    rows, budgets = load_prompts(prompts, per_source), read_numbers("nodes", nodes)
     specs = method or [
         "ngram",
         "ssm=ssm-smollm2-135m",
@@ -151,10 +151,10 @@ def main(
         merged = [names.split("+") for names in pool or usual]
         pools = [*([name] for name in methods), *merged]
         runner = load_checked(resolve_model(DEFAULT_MODEL), RunnerOptions())
-        runs = compare(runner, methods, pools, budgets, found, new_tokens, spinner.update, batch, chains)
+        runs = compare(runner, methods, pools, budgets, rows, new_tokens, spinner.update, batch, chains)
     report = {
         "about": about_this_run("python -m benchmarks methods"),
-        "prompts": len(found),
+        "prompts": len(rows),
         "new_tokens": new_tokens,
         "runs": runs,
     }
@@ -236,8 +236,11 @@ def _reliability(kind: str, runs: list[dict[str, Any]]) -> list[str]:
     label = f"Scores and acceptance at {some[0]['nodes']} nodes, {kind}: expected calibration error, AUC:"
     lines = [label, "", *head(["as said", "as corrected", "AUC"])]
     for run in some:
-        (found,) = run["reliability"]
-        cells = ["" if found[key] is None else f"{found[key]:.3f}" for key in ("said", "corrected", "auc")]
+        (reliability,) = run["reliability"]
+        cells = [
+            "" if reliability[key] is None else f"{reliability[key]:.3f}"
+            for key in ("said", "corrected", "auc")
+        ]
         lines += [line(_name(run), cells)]
     return [*lines, ""]
 

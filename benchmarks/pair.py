@@ -60,10 +60,10 @@ def main(
         if llama_server is not None:
             modes |= llama_modes(stack, llama_server, model, draft, temperature, Path(folder))
         for turn in range(turns):
-            for kind, own in texts.items():
+            for kind, kind_prompts in texts.items():
                 for streams in STREAMS:
                     count = few if streams == 1 else streams
-                    chosen = [own[(turn * count + i) % len(own)] for i in range(count)]
+                    chosen = [kind_prompts[(turn * count + i) % len(kind_prompts)] for i in range(count)]
                     for mode in list(modes)[:: -1 if turn % 2 else 1]:
                         rate = modes[mode](chosen, streams, new_tokens)
                         console.print(
@@ -105,12 +105,12 @@ def llama_modes(
     flags = {"--host": "{host}", "--port": "{port}", "-m": target, "-t": threads, "-tb": threads}
     flags |= {"-np": slots, "-c": slots * _CONTEXT}
     common = [str(binary), *(str(part) for flag in flags.items() for part in flag)]
-    found: dict[str, Mode] = {}
+    modes: dict[str, Mode] = {}
     for name, extra in (("plain", []), ("draft", ["--spec-type", "draft-simple", "-md", str(small)])):
         server = stack.enter_context(Server([*common, *extra], folder / f"llama-{name}.log"))
         fields = {"temperature": temperature, "cache_prompt": False}
-        found[f"{LLAMA_SERVER} {name}"] = partial(server.tokens_per_second, fields=fields)
-    return found
+        modes[f"{LLAMA_SERVER} {name}"] = partial(server.tokens_per_second, fields=fields)
+    return modes
 
 
 def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence[float]]) -> str:
@@ -120,13 +120,13 @@ def report(title: str, about: str, rates: Mapping[tuple[str, int, str], Sequence
         "| prompts | streams | mode | tokens/s | over plain | first turn | over the best of llama-server |"
     ]
     lines += ["|---|---|---|---|---|---|---|"]
-    for (kind, streams, mode), own in rates.items():
-        ratios = [a / b for a, b in zip(own, rates[kind, streams, PLAIN], strict=True)]
-        pace = f"{median(own):.1f} ({min(own):.1f} to {max(own):.1f})"
+    for (kind, streams, mode), figures in rates.items():
+        ratios = [a / b for a, b in zip(figures, rates[kind, streams, PLAIN], strict=True)]
+        pace = f"{median(figures):.1f} ({min(figures):.1f} to {max(figures):.1f})"
         over, first = ("", "") if mode == PLAIN else (_ratio(ratios), f"{ratios[0]:.2f}x")
         peers = [rate for (k, s, m), rate in rates.items() if (k, s) == (kind, streams) and LLAMA_SERVER in m]
         best = [max(turn) for turn in zip(*peers, strict=True)] if LLAMA_SERVER not in mode else []
-        lead = _ratio([a / b for a, b in zip(own, best, strict=True)]) if best else ""
+        lead = _ratio([a / b for a, b in zip(figures, best, strict=True)]) if best else ""
         lines.append(f"| {kind} | {streams} | {mode} | {pace} | {over} | {first} | {lead} |")
     return "\n".join(lines) + "\n"
 

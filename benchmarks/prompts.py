@@ -53,8 +53,8 @@ def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:
     by_source = group_prompts(path)
     longest = max(map(len, by_source.values()))
     shares = (n for n in range(1, longest) if sum(min(n, len(rows)) for rows in by_source.values()) >= count)
-    each = next(shares, longest)
-    chosen = [spread(rows, each) for rows in by_source.values()]
+    row = next(shares, longest)
+    chosen = [spread(rows, row) for rows in by_source.values()]
     in_turns = [prompt for of_turn in zip_longest(*chosen) for prompt in of_turn if prompt is not None]
     return tuple(in_turns[:count])
 

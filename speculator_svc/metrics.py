@@ -1,4 +1,4 @@
-"""Prometheus metrics of a speculator service (bad values: docs/operations.md).
+"""Prometheus metrics of a speculator service (bad values: the dashboards).
 
 Counted on the engine thread: 20 us a step.
 """
@@ -31,7 +31,7 @@ class SpeculatorMetrics:
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_speculator_{name}", documentation, labels, registry=registry)
 
-        entries = counter("entries", "Entries by outcome.", "status")
+        entries = counter("entries", "Entries by status.", "status")
         self._entries = {status: entries.labels(status.name.lower()) for status in EntryStatus}
         self._drafts = DraftCounts(registry, "specinfer_speculator", names)
         self._step = StepHistogram(
@@ -71,19 +71,19 @@ class LearningMetrics(Collector):
         """Yield the metrics as they are now."""
         learner, prefix = self._learner, "specinfer_speculator_learning"
         gauges = {
-            "version": ("Number of the weights that draft; 0 for those of the start.", learner.version),
-            "replay_tokens": ("Tokens that are kept to learn from.", learner.replay.tokens),
+            "version": ("Version of the weights in use; 0: the initial ones.", learner.version),
+            "replay_tokens": ("Tokens of ended requests kept for training.", learner.replay.tokens),
             "held_out_tokens_per_step": (
-                "Tokens a step of the weights that draft on held-out texts; 0 if they were not judged.",
+                "Tokens per step on held-out texts at the last evaluation; 0: none.",
                 learner.held_out_rate,
             ),
         }
         for name, (documentation, value) in gauges.items():
             yield GaugeMetricFamily(f"{prefix}_{name}", documentation, value)
         counts = {
-            "offers": ("Weights that were offered.", learner.counts.offers),
-            "swaps": ("Times that offered weights were taken.", learner.counts.swaps),
-            "take_backs": ("Times that the weights before were taken back.", learner.counts.take_backs),
+            "offers": ("Offered weights.", learner.counts.offers),
+            "swaps": ("Accepted weights.", learner.counts.swaps),
+            "take_backs": ("Rolled back weights.", learner.counts.take_backs),
         }
         for name, (documentation, value) in counts.items():
             yield CounterMetricFamily(f"{prefix}_{name}", documentation, value)

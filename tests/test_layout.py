@@ -30,8 +30,8 @@ def python_files(*folders: str) -> list[Path]:
     """Files that git knows of, or would know of if all were added; none that are deleted."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
-    found = {ROOT / name for name in listed if name.endswith(".py")}
-    return sorted(path for path in found if path.exists() and GENERATED not in path.parents)
+    files = {ROOT / name for name in listed if name.endswith(".py")}
+    return sorted(path for path in files if path.exists() and GENERATED not in path.parents)
 
 
 def class_names(path: Path) -> Iterator[str]:
@@ -47,7 +47,7 @@ def test_a_class_name_stands_for_one_thing() -> None:
         for name in class_names(path):
             places[name].append(str(path.relative_to(ROOT)))
     assert len(places) > 500, "the product's classes are found"
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 @pytest.mark.parametrize("package", [*PRODUCT, "tests"])

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the verifier (bad values: docs/operations.md).
+"""Prometheus metrics of the verifier (bad values: the dashboards).
 
 Counted on the engine thread after the reply of a step is on its way, 25 us a step.
 """
@@ -52,22 +52,18 @@ class CacheMetrics:
 
         self._usage = Gauge(
             "specinfer_kv_cache_usage_ratio",
-            "Part of the cache's blocks that requests use, from 0 to 1.",
+            "Share of the cache's blocks in use, 0 to 1.",
             registry=registry,
         )
-        self._capacity = Gauge(
-            "specinfer_kv_cache_tokens", "Tokens that fit into the cache.", registry=registry
-        )
+        self._capacity = Gauge("specinfer_kv_cache_tokens", "Size of the cache in tokens.", registry=registry)
         self._queries = counter(
-            "prefix_cache_queries", "Prompt tokens, in whole blocks, that were looked for in the cache."
+            "prefix_cache_queries", "Prompt tokens, in whole blocks, looked up in the cache."
         )
-        self._hits = counter("prefix_cache_hits", "Those of them that were found instead of computed.")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the cache.")
         self._restored = counter(
-            "prefix_cache_restored_tokens", "Those of them that were read from `--prefix-cache-directory`."
+            "prefix_cache_restored_tokens", "Prompt tokens read from --prefix-cache-directory."
         )
-        self._dropped = counter(
-            "verifier_window_dropped_tokens", "Context tokens that windowed caches (`--kv-window`) dropped."
-        )
+        self._dropped = counter("verifier_window_dropped_tokens", "Context tokens dropped by --kv-window.")
         self._requests = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
         self._queried = self._shared = self._restored_before = self._dropped_before = 0
 
@@ -94,13 +90,13 @@ class VerifierMetrics:
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
 
-        entries = counter("verifier_entries", "Entries by outcome.", "status")
+        entries = counter("verifier_entries", "Entries by status.", "status")
         self._entries = {status: entries.labels(status.name.lower()) for status in EntryStatus}
         self._nodes = counter("verifier_nodes", "Tree nodes verified, roots excluded.")
         self._accepted = counter("verifier_accepted", "Tree nodes accepted.")
         self._pass = StepHistogram(
             "specinfer_verifier_pass_seconds",
-            "Time of one pass of the model, by how many tokens and nodes were in it.",
+            "Time of one pass of the model, by its number of tokens and nodes.",
             TO_SECONDS_S,
             registry,
             "tokens",
@@ -108,7 +104,7 @@ class VerifierMetrics:
         )
         self._step = StepHistogram(
             "specinfer_verifier_step_seconds",
-            "Time of one step: messages read, pass, acceptance, answer.",
+            "Time of one step with messages and acceptance.",
             TO_SECONDS_S,
             registry,
         )
@@ -116,30 +112,28 @@ class VerifierMetrics:
             "specinfer_verifier_batch_size", "Requests in a step.", COUNTS[1:], registry
         )
         self.cache = CacheMetrics(registry)
-        self.messages = counter("verifier_messages", "Messages of steps; a grant has several steps.")
+        self.messages = counter("verifier_messages", "Step messages; a grant has several steps.")
         self.failed_steps = counter("verifier_failed_steps", "Steps that failed by a fault of the verifier.")
         self.fenced_steps = counter(
-            "verifier_fenced_steps", "Steps refused because their sender's lease was over."
+            "verifier_fenced_steps", "Steps refused because the sender's lease was over."
         )
-        self._mask_seconds = counter(
-            "verifier_mask_seconds", "Processor time of masks of constraints, in threads beside the passes."
-        )
+        self._mask_seconds = counter("verifier_mask_seconds", "Processor time of constraint masks.")
         self._masks_late = counter(
             "verifier_masks_late",
-            "Masks that a step did not wait for: its entry was put off, or its verdict cut.",
+            "Late masks: the entry was deferred (`put_off`) or its verdict shortened (`cut`).",
             "effect",
         )
         for effect in ("put_off", "cut"):
             self._masks_late.labels(effect)
         self._memory = Gauge(
             "specinfer_verifier_memory_bytes",
-            "Memory of each rank that holds the model's weights and the cache.",
+            "Memory of a rank: weights or cache, if the executor reports it.",
             ["rank", "part"],
             registry=registry,
         )
         self._stages = counter(
             "verifier_stage_seconds",
-            "Time of all ranks of a pipeline in passes: busy with their layers, or idle (the bubble).",
+            "Time of pipeline ranks in passes: busy or idle (the bubble).",
             "state",
         )
         for state in ("busy", "idle"):  # 0 from the start

@@ -54,12 +54,12 @@ def main(argv: Sequence[str]) -> int:
         return _refuse(f"not installed: {', '.join(lacking)}")
     import torch
 
-    found = torch.cuda.is_available()
-    if not found and not options.tiny:
+    available = torch.cuda.is_available()
+    if not available and not options.tiny:
         return _refuse("there is no GPU here; --tiny runs the same code in Triton's interpreter")
     if options.tiny and options.out is None:
         return _refuse("--tiny needs --out: its figures do not belong among the results")
-    return _run(options, "cuda" if found else "cpu")
+    return _run(options, "cuda" if available else "cpu")
 
 
 def _run(options: argparse.Namespace, device: str) -> int:
@@ -90,8 +90,8 @@ def _run(options: argparse.Namespace, device: str) -> int:
     return code
 
 
-def _refuse(why: str) -> int:
-    print(f"benchmarks.gpu: {why}", file=sys.stderr)
+def _refuse(reason: str) -> int:
+    print(f"benchmarks.gpu: {reason}", file=sys.stderr)
     return 2
 
 

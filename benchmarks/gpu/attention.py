@@ -112,15 +112,15 @@ def flashinfer(workload: Workload) -> Launcher:
     import flashinfer as library  # type: ignore[import-not-found]
 
     c, rows, device = workload.cell, workload.batch.rows, workload.device
-    starts = [0, *accumulate(len(each.blocks) for each in rows)]
+    starts = [0, *accumulate(len(row.blocks) for row in rows)]
     wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
         torch.empty(_WORKSPACE, dtype=torch.uint8, device=device), "NHD"
     )
     indices = (
         [request * c.nodes for request in range(c.batch + 1)],
         starts,
-        [block for each in rows for block in each.blocks],
-        [(each.length - 1) % BLOCK_TOKENS + 1 for each in rows],
+        [block for row in rows for block in row.blocks],
+        [(row.length - 1) % BLOCK_TOKENS + 1 for row in rows],
     )
     wrapper.plan(
         *(torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in indices),
@@ -211,7 +211,7 @@ def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[st
             libraries[name] = {"skipped": "compiled for the first cells only"}
         else:
             libraries[name] = _library(partial(prepare, workload), sets, expected, context)
-    times = [each["seconds"] for each in libraries.values() if "seconds" in each]
+    times = [library["seconds"] for library in libraries.values() if "seconds" in library]
     return row | {"libraries": libraries, "over_best_library": min(times) / ours if times else None}
 
 
@@ -222,9 +222,9 @@ def _library(
     try:
         launcher = prepare()
         calls = [launcher(b) for b in sets]
-        found: Any = calls[0]()
-        error = error_of(found, expected)
-        if error > 2 * TOLERANCE[found.dtype]:
+        output: Any = calls[0]()
+        error = error_of(output, expected)
+        if error > 2 * TOLERANCE[output.dtype]:
             return {"skipped": f"its results differ from ours: {error:.1e}"}
         return {"seconds": context.timer.launched(calls), "error": error}
     except Exception as error:  # libraries raise what they like; the others are measured

@@ -74,10 +74,10 @@ def measure_executors(context: SectionContext, rows: Rows) -> None:
         runner = random_runner(shape, scale.dtype, context.device, scale.positions, room, "torch")
         sequences = [read_context(runner, scale.context, 0)]
         for nodes in (1, tree_nodes(context)):
-            found = measure_pass(shape, runner, sequences, nodes, context)
+            row = measure_pass(shape, runner, sequences, nodes, context)
             ours = pass_seconds(context, shape.name, 1, nodes, "pass_s")
             key = {"shape": shape.name, "batch": 1, "nodes": nodes}
-            rows.append(key | {"torch_s": found["pass_s"], "gpu_s": ours})
+            rows.append(key | {"torch_s": row["pass_s"], "gpu_s": ours})
         del runner, sequences
         give_back_memory(context.device)
 
@@ -175,13 +175,13 @@ def _steps(
 ) -> dict[str, Any]:
     rng, vocabulary = np.random.default_rng(batch), engine.runner.config.vocab_size
     contexts = [rng.integers(1, vocabulary, context.scale.context).tolist() for _ in range(batch)]
-    held, times, tokens = [0] * batch, list[float](), 0
+    cached_lens, times, tokens = [0] * batch, list[float](), 0
     for step in range(_WARM_UP + context.scale.steps):
         jobs = [
             VerifyJob(
                 f"r{i}",
-                held[i],
-                contexts[i][held[i] :],
+                cached_lens[i],
+                contexts[i][cached_lens[i] :],
                 _tree(contexts[i][-1], nodes, vocabulary, step),
                 GREEDY,
             )
@@ -197,7 +197,7 @@ def _steps(
             assert job.tree is not None
             accepted = [int(job.tree.token_ids[node]) for node in outcome.verdict.accepted]
             contexts[i] += [*accepted, outcome.verdict.bonus]
-            held[i] = outcome.cached_len
+            cached_lens[i] = outcome.cached_len
             tokens += (1 + len(accepted)) * (step >= _WARM_UP)
     engine.release([f"r{i}" for i in range(batch)])
     device_s = pass_seconds(context, shape.name, batch, nodes, "queued_s")
@@ -214,16 +214,16 @@ def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
     for parent in range(nodes):
         children = [node for node in range(1, nodes) if parents[node] == parent]
         guesses = [tokens[node] for node in children]
-        found = builder.propose_points(made[parent], guesses, [1 / nodes] * len(guesses))
-        made.update(zip(children, found, strict=True))
+        grown = builder.propose_points(made[parent], guesses, [1 / nodes] * len(guesses))
+        made.update(zip(children, grown, strict=True))
     return builder.build()
 
 
 def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int, of: str) -> float | None:
     """Return a measured time of such a pass, if any."""
     key = {"shape": shape, "batch": batch, "nodes": nodes}
-    found: Sequence[dict[str, Any]] = context.results.get("passes", [])
-    return next((row[of] for row in found if key.items() <= row.items() and of in row), None)
+    passes: Sequence[dict[str, Any]] = context.results.get("passes", [])
+    return next((row[of] for row in passes if key.items() <= row.items() and of in row), None)
 
 
 def share_beside(device_s: float | None, step_s: float) -> float | None:

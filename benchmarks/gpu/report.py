@@ -33,22 +33,22 @@ class Aim:
 def aims(results: Mapping[str, Rows]) -> list[Aim]:
     """All of them, from the rows of the sections."""
     attention = {"context": AIM_CELL.context, "nodes": AIM_CELL.nodes}
-    found = []
+    lines = []
     for row in results.get("attention", ()):
         if attention.items() <= row.items() and row["batch"] in (1, 8) and "kernel_s" in row:
             where = f"{row['heads']}, batch {row['batch']}, 64 nodes on 4k context"
-            found.append(
+            lines.append(
                 Aim(f"kernel, {where}", "bytes / copy bandwidth / kernel time", 0.8, True, row["of_bound"])
             )
             best = row["over_best_library"]
-            found.append(
+            lines.append(
                 Aim(f"kernel, {where}", "time of the fastest library / kernel time", 1.0, True, best)
             )
-    if not found:
-        found.append(
+    if not lines:
+        lines.append(
             Aim("kernel, 64 nodes on 4k context", "bytes / copy bandwidth / kernel time", 0.8, True, None)
         )
-    return [*found, *_pass_aims(results)]
+    return [*lines, *_pass_aims(results)]
 
 
 def _pass_aims(results: Mapping[str, Rows]) -> list[Aim]:
@@ -112,20 +112,20 @@ def _aims(results: Mapping[str, Rows]) -> list[str]:
 
 
 def _left_out(report: Mapping[str, Any]) -> list[str]:
-    found = [f"- {name}: {reason}" for name, reason in report["skipped"].items()]
+    lines = [f"- {name}: {reason}" for name, reason in report["skipped"].items()]
     for name, rows in report["results"].items():
         for row in rows:
             if "skipped" in row:
                 cell = ", ".join(f"{key} {value}" for key, value in row.items() if key != "skipped")
-                found.append(f"- {name}, {cell}: {row['skipped']}")
+                lines.append(f"- {name}, {cell}: {row['skipped']}")
     libraries = {
-        (name, each["skipped"])
+        (name, library["skipped"])
         for row in report["results"].get("attention", ())
-        for name, each in row.get("libraries", {}).items()
-        if "skipped" in each
+        for name, library in row.get("libraries", {}).items()
+        if "skipped" in library
     }
-    found += [f"- {name} in some or all cells: {reason}" for name, reason in sorted(libraries)]
-    return ["## Left out", "", *found, ""] if found else []
+    lines += [f"- {name} in some or all cells: {reason}" for name, reason in sorted(libraries)]
+    return ["## Left out", "", *lines, ""] if lines else []
 
 
 def _check(rows: Rows) -> list[str]:

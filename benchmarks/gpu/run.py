@@ -171,8 +171,8 @@ class Section:
     def load(self) -> Measure:
         """Import what measures."""
         module, name = self.measure.split(":")
-        found: Measure = getattr(import_module(module), name)
-        return found
+        measure: Measure = getattr(import_module(module), name)
+        return measure
 
 
 SECTIONS = (
@@ -254,9 +254,9 @@ class Run:
             log.exception("section %s failed", section.name)
             self._skip(section, f"{type(error).__name__}: {error}")
 
-    def _skip(self, section: Section, why: str) -> None:
-        self._say(f"{section.name}: left out: {why}")
-        self.report["skipped"][section.name] = why
+    def _skip(self, section: Section, reason: str) -> None:
+        self._say(f"{section.name}: left out: {reason}")
+        self.report["skipped"][section.name] = reason
 
     def _write(self) -> None:
         self.report["seconds"] = self._whole - self._budget.left

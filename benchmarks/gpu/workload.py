@@ -135,7 +135,7 @@ def exact(workload: Workload, b: Buffers) -> torch.Tensor:
 
     The mask is explicit.
     """
-    batch, found = workload.batch, torch.empty(b.query.shape, dtype=torch.float64, device=b.query.device)
+    batch, output = workload.batch, torch.empty(b.query.shape, dtype=torch.float64, device=b.query.device)
     group = b.query.shape[1] // b.key.shape[1]
     keys, values = (memory.double() for memory in b.cache)
     places = torch.tensor(batch.write_slots, device=b.query.device)
@@ -150,8 +150,8 @@ def exact(workload: Workload, b: Buffers) -> torch.Tensor:
         shares = scores.masked_fill(
             ~visible(workload, rows.start // workload.cell.nodes), -torch.inf
         ).softmax(-1)
-        found[rows.start : rows.stop] = (shares @ v).transpose(0, 1)
-    return found
+        output[rows.start : rows.stop] = (shares @ v).transpose(0, 1)
+    return output
 
 
 def visible(workload: Workload, request: int) -> torch.Tensor:
@@ -164,11 +164,11 @@ def visible(workload: Workload, request: int) -> torch.Tensor:
     return seen.to(workload.device)
 
 
-def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
+def error_of(output: torch.Tensor, expected: torch.Tensor) -> float:
     """||found - expected|| / ||expected||; infinite where not every element was written."""
-    if bool(found.isnan().any()):
+    if bool(output.isnan().any()):
         return float("inf")
-    return float((found.double() - expected).norm() / expected.norm())
+    return float((output.double() - expected).norm() / expected.norm())
 
 
 def check_kernels(context: SectionContext, rows: list[dict[str, Any]]) -> None:

@@ -95,7 +95,7 @@ class MeasuredMode:
 
     def beside(self, plain: "MeasuredMode") -> dict[str, Any]:
         """Return what is reported, with standard errors over the turns."""
-        gains = [own / base for own, base in zip(self.rates, plain.rates, strict=True)]
+        gains = [rate / base for rate, base in zip(self.rates, plain.rates, strict=True)]
         return {
             "tokens_per_second": harmonic_mean(self.rates),
             "tokens_per_second_error": stdev(self.rates) / len(self.rates) ** 0.5,
@@ -127,12 +127,12 @@ def main(
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "offloading",
 ) -> None:
     """Measure offloaded decoding."""
-    found = load_prompts(prompts, per_source)
+    rows = load_prompts(prompts, per_source)
     sizes = [int(size) for size in nodes.split(",") if size]
     flags = dict(pair.split("=", 1) for pair in speculator.split(",") if pair)
     report: dict[str, Any] = {
         "about": about_this_run("python -m benchmarks offloading"),
-        "prompts": len(found),
+        "prompts": len(rows),
         "new_tokens": new_tokens,
         "model": model,
         "gigabytes_per_second": gigabytes_per_second,
@@ -146,7 +146,7 @@ def main(
                 spinner.update(f"batch {batch}, {size or 'planned'} nodes")
                 bandwidth = gigabytes_per_second * 1e9
                 with offloaded_system(model, _limits(batch, size), flags, bandwidth, directory) as system:
-                    measured, passes = asyncio.run(_measure(system, found, batch, new_tokens, size))
+                    measured, passes = asyncio.run(_measure(system, rows, batch, new_tokens, size))
                 report.setdefault("pass_ms", passes)
                 modes |= measured
             report["batches"][str(batch)] = modes
@@ -179,7 +179,7 @@ async def _measure(
     finally:
         await client.close()
     named = {PLAIN: f"{PLAIN} beside {size}" if size else PLAIN}
-    report = {named.get(mode, mode): own.beside(measured[PLAIN]) for mode, own in measured.items()}
+    report = {named.get(mode, mode): figures.beside(measured[PLAIN]) for mode, figures in measured.items()}
     return report, _pass_ms((system.logs / "verifier.log").read_text())
 
 
@@ -212,9 +212,9 @@ async def _run(client: AsyncClient, prompts: list[tuple[int, ...]], load: Load) 
 
 def _pass_ms(log: str) -> dict[str, float]:
     """Return milliseconds of passes by tokens, from the verifier's log."""
-    told = re.search(r"passes take (.*)", log)
-    assert told, log
-    return {size: float(ms) for ms, size in re.findall(r"([\d.]+) ms for (\d+)", told[1])}
+    match = re.search(r"passes take (.*)", log)
+    assert match, log
+    return {size: float(ms) for ms, size in re.findall(r"([\d.]+) ms for (\d+)", match[1])}
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -226,25 +226,25 @@ def markdown(report: dict[str, Any]) -> str:
     for batch, modes in report["batches"].items():
         columns = ["tokens/s", "over plain", "tokens a step", "nodes a step", "turns"]
         lines += [f"## Batch {batch}", "", *head(columns, "mode")]
-        lines += [line(mode, _cells(found)) for mode, found in modes.items() if "beside" not in mode]
+        lines += [line(mode, _cells(figures)) for mode, figures in modes.items() if "beside" not in mode]
         lines.append("")
     lines += ["## The paper's figure 8", "", "Offloading to host memory, trees over FlexGen:", ""]
     lines += head([f"batch {b}" for b in PAPER_BATCHES])
-    lines += [line(name, [f"{gain}x" for gain in told]) for name, told in PAPER.items()]
+    lines += [line(name, [f"{gain}x" for gain in ratio]) for name, ratio in PAPER.items()]
     gains = {batch: max(m["gain"] for m in modes.values()) for batch, modes in report["batches"].items()}
     ours = [f"{gains[str(b)]:.2f}x" if str(b) in gains else "" for b in PAPER_BATCHES]
     passes = ", ".join(f"{size}: {ms:.0f}" for size, ms in report["pass_ms"].items())
-    told = f"A pass by its tokens, ms, as the verifier measured it at start: {passes}."
-    return "\n".join([*lines, line("here, best mode", ours), "", told, ""])
+    ratio = f"A pass by its tokens, ms, as the verifier measured it at start: {passes}."
+    return "\n".join([*lines, line("here, best mode", ours), "", ratio, ""])
 
 
-def _cells(found: dict[str, Any]) -> list[str]:
+def _cells(figures: dict[str, Any]) -> list[str]:
     return [
-        f"{found['tokens_per_second']:.2f} ± {found['tokens_per_second_error']:.2f}",
-        f"{found['gain']:.2f}x ± {found['gain_error']:.2f}",
-        f"{found['tokens_per_step']:.2f}",
-        f"{found['nodes_per_step']:.0f}",
-        str(found["turns"]),
+        f"{figures['tokens_per_second']:.2f} ± {figures['tokens_per_second_error']:.2f}",
+        f"{figures['gain']:.2f}x ± {figures['gain_error']:.2f}",
+        f"{figures['tokens_per_step']:.2f}",
+        f"{figures['nodes_per_step']:.0f}",
+        str(figures["turns"]),
     ]
 
 

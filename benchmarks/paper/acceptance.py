@@ -98,7 +98,7 @@ class Bench:
 
     def latency(self, say: Callable[[str], None]) -> dict[int, dict[int, float]]:
         """Figure 10: milliseconds per token of a request, by batch and width."""
-        found: dict[int, dict[int, float]] = {}
+        times: dict[int, dict[int, float]] = {}
         for batch in BATCHES:
             for k in WIDTHS:
                 say(f"latency, batch {batch}, width {k}")
@@ -106,8 +106,8 @@ class Bench:
                 count = max(batch, len(self._prompts) // (2 if batch > 1 else 4))
                 decoding = Decoding(self._runner, [self.drafter(",".join([str(k), *["1"] * 7]))], plan)
                 result = decoding.run(self._prompts[: count - count % batch])
-                found.setdefault(batch, {})[k] = result.ms_per_token(batch)
-        return found
+                times.setdefault(batch, {})[k] = result.ms_per_token(batch)
+        return times
 
     def _plan(self, nodes: int, temperature: float, rule: str = "multi_step") -> DecodingPlan:
         return DecodingPlan(nodes, DEPTH, temperature, self._new_tokens, rule=rule)
@@ -122,14 +122,14 @@ def main(
 ) -> None:
     """Measure the drafts of the default pool."""
     torch.set_num_threads(2)
-    found = load_prompts(prompts, per_source)
+    rows = load_prompts(prompts, per_source)
     report: dict[str, Any] = {
         "about": about_this_run("python -m benchmarks.paper.acceptance"),
-        "prompts": len(found),
+        "prompts": len(rows),
         "new_tokens": new_tokens,
     }
     with console.status("loading") as spinner:
-        bench = Bench(ssm, found, new_tokens)
+        bench = Bench(ssm, rows, new_tokens)
         spinner.update("success by top-k")
         report["success"] = {kind: bench.success(temperature) for kind, temperature in KINDS.items()}
         results = {}
@@ -192,7 +192,7 @@ def guesses(
     """
     engine = VerifierEngine(runner, "naive", EngineLimits())
     contexts = [list(p.tokens) for p in prompts]
-    held = [0] * len(prompts)
+    cached_lens = [0] * len(prompts)
     places: dict[str, list[int]] = {p.source: [] for p in prompts}
     sampling = [Sampling(temperature, seed=i) for i in range(len(prompts))]
     limits, greedy = TreeLimits(GUESSES, 1), Sampling(temperature=0)
@@ -200,7 +200,7 @@ def guesses(
     while running:
         drafts = drafter.draft([DraftJob(f"r{i}", contexts[i], limits, greedy) for i in running])
         jobs = [
-            VerifyJob(f"r{i}", held[i], c[held[i] :], TokenTree.root_only(c[-1]), sampling[i])
+            VerifyJob(f"r{i}", cached_lens[i], c[cached_lens[i] :], TokenTree.root_only(c[-1]), sampling[i])
             for i in running
             for c in [contexts[i]]
         ]
@@ -212,7 +212,7 @@ def guesses(
             tokens = [int(tree.token_ids[node]) for node in ranked]
             places[prompts[i].source].append(tokens.index(token) if token in tokens else GUESSES)
             contexts[i].append(token)
-            held[i] = outcome.cached_len
+            cached_lens[i] = outcome.cached_len
         running = [
             i
             for i in running

@@ -48,7 +48,7 @@ def main(
 ) -> None:
     """Measure passes over trees and over their sequences."""
     torch.set_num_threads(2)
-    found = mixed(load_prompts(prompts, per_source))
+    rows = mixed(load_prompts(prompts, per_source))
     sizes = [int(size) for size in batches.split(",")]
     picture = out.with_name(f"{out.name}.png")
     report: dict[str, Any] = {
@@ -61,11 +61,11 @@ def main(
         for shape, (expansion, nodes) in SHAPES.items():
             options = DrafterOptions(model=ssm, expansion=expansion, depth=DEPTH, min_path_probability=0.0)
             comparison = Comparison(runner, make_drafter("ssm", options), TreeLimits(nodes, DEPTH))
-            comparison.run(found[: sizes[0]], WARM_UP, MeasuredSteps())
+            comparison.run(rows[: sizes[0]], WARM_UP, MeasuredSteps())
             report["shapes"][shape] = by_batch = {}
             for size in sizes:
                 spinner.update(f"{shape}, batch {size}")
-                few = found[: max(size, MIN_PROMPTS)]
+                few = rows[: max(size, MIN_PROMPTS)]
                 by_batch[str(size)] = comparison.measure(few, size, steps).report(size)
                 plot_sequences(picture, report)
                 write(out, sequences_report(report, picture.name))
@@ -91,7 +91,9 @@ _SIZE = (5.6, 3.6)
 def beside_paper(paper: Mapping[str, str], ours: Sequence[Sequence[float]]) -> list[str]:
     """Return the paper's figures with the range of ours over batches."""
     ranges = [f"{min(values):.2f}x to {max(values):.2f}x" for values in ours]
-    rows = [line(what, [said, own]) for (what, said), own in zip(paper.items(), ranges, strict=True)]
+    rows = [
+        line(what, [said, our_range]) for (what, said), our_range in zip(paper.items(), ranges, strict=True)
+    ]
     return [*head(["paper", "ours, by batch"]), *rows]
 
 
@@ -107,20 +109,20 @@ def sequences_report(report: dict[str, Any], picture: str) -> str:
     ]
     for shape, batches in report["shapes"].items():
         lines += head([f"batch {batch}" for batch in batches], shape)
-        rows = {label: [cell(each) for each in batches.values()] for label, cell in _ROWS_11.items()}
+        rows = {label: [cell(row) for row in batches.values()] for label, cell in _ROWS_11.items()}
         lines += [*(line(label, cells) for label, cells in rows.items()), ""]
-    cells = [each for batches in report["shapes"].values() for each in batches.values()]
-    lines += [*beside_paper(PAPER_11, [[each["ratio_with_drafts"] for each in cells]]), ""]
+    cells = [row for batches in report["shapes"].values() for row in batches.values()]
+    lines += [*beside_paper(PAPER_11, [[row["ratio_with_drafts"] for row in cells]]), ""]
     return "\n".join([*lines, f"![tree against sequences by batch]({picture})", ""])
 
 
 _ROWS_11: dict[str, Callable[[Any], str]] = {
-    "tree: ms per token": lambda each: f"{each['tree_ms']:.1f}",
-    "sequences: ms per token": lambda each: f"{each['sequences_ms']:.1f}",
-    "drafts of both: ms per token": lambda each: f"{each['draft_ms']:.1f}",
-    "sequences / tree, passes": lambda each: f"{each['pass_ratio']:.2f}x ± {each['pass_ratio_error']:.2f}",
-    "sequences / tree, with drafts": lambda each: f"{each['ratio_with_drafts']:.2f}x",
-    "tokens per step": lambda each: f"{each['tokens_per_step']:.2f}",
+    "tree: ms per token": lambda row: f"{row['tree_ms']:.1f}",
+    "sequences: ms per token": lambda row: f"{row['sequences_ms']:.1f}",
+    "drafts of both: ms per token": lambda row: f"{row['draft_ms']:.1f}",
+    "sequences / tree, passes": lambda row: f"{row['pass_ratio']:.2f}x ± {row['pass_ratio_error']:.2f}",
+    "sequences / tree, with drafts": lambda row: f"{row['ratio_with_drafts']:.2f}x",
+    "tokens per step": lambda row: f"{row['tokens_per_step']:.2f}",
     "rows of a pass, tree / sequences": lambda each: (
         f"{each['rows']['tree']:.0f} / {each['rows']['sequences']:.0f}"
     ),
@@ -132,8 +134,8 @@ def plot_sequences(path: Path, report: dict[str, Any]) -> None:
     figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
     for index, (shape, batches) in enumerate(report["shapes"].items()):
         places, colour = range(len(batches)), f"C{index}"
-        tree = [each["tree_ms"] for each in batches.values()]
-        apart = [each["sequences_ms"] for each in batches.values()]
+        tree = [row["tree_ms"] for row in batches.values()]
+        apart = [row["sequences_ms"] for row in batches.values()]
         axes.plot(places, tree, marker="o", color=colour, label=f"{shape}: tree")
         axes.plot(places, apart, marker="^", linestyle="--", color=colour, label=f"{shape}: sequences")
     names = list(next(iter(report["shapes"].values())))

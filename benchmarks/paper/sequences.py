@@ -58,7 +58,7 @@ class MeasuredSteps:
 def paths(tree: TokenTree) -> list[list[int]]:
     """Return the tokens of every path from root to leaf."""
     inner = set(tree.parents.tolist())
-    found = []
+    paths = []
     for leaf in range(1, len(tree)):
         if leaf in inner:
             continue
@@ -66,8 +66,8 @@ def paths(tree: TokenTree) -> list[list[int]]:
         while node:
             path.append(int(tree.token_ids[node]))
             node = int(tree.parents[node])
-        found.append(path[::-1])
-    return found
+        paths.append(path[::-1])
+    return paths
 
 
 def accepted_of_tree(tree: TokenTree, logits: torch.Tensor) -> tuple[list[int], list[int]]:
@@ -110,29 +110,29 @@ class Comparison:
 
     def measure(self, prompts: Sequence[EvaluationPrompt], batch: int, steps: int) -> MeasuredSteps:
         """Measure steps of every full batch, or of one smaller batch."""
-        found = MeasuredSteps()
+        measured = MeasuredSteps()
         for start in range(0, max(1, len(prompts) - batch + 1), batch):
-            self.run(prompts[start : start + batch], steps, found)
-        return found
+            self.run(prompts[start : start + batch], steps, measured)
+        return measured
 
-    def run(self, prompts: Sequence[EvaluationPrompt], steps: int, found: MeasuredSteps) -> None:
+    def run(self, prompts: Sequence[EvaluationPrompt], steps: int, measured: MeasuredSteps) -> None:
         """So many steps of all prompts together."""
         contexts = [list(prompt.tokens) for prompt in prompts]
-        held = [self._held(context) for context in contexts]
+        cached = [self._cached(context) for context in contexts]
         for step in range(steps):
-            trees = self._draft(contexts, found)
+            trees = self._draft(contexts, measured)
             ways = [self._as_tree, self._as_sequences][:: -1 if step % 2 else 1]
-            answers = [way(contexts, held, trees, found) for way in ways]
+            answers = [way(contexts, cached, trees, measured) for way in ways]
             assert answers[0] == answers[1], "both ways accept the same tokens"
             for context, tokens in zip(contexts, answers[0], strict=True):
                 context.extend(tokens)
-                found.tokens += len(tokens)
-        for i, sequence in enumerate(held):
+                measured.tokens += len(tokens)
+        for i, sequence in enumerate(cached):
             self._runner.cache.release(sequence)
             self._drafter.release(f"r{i}")
         self._runner.cache.check()
 
-    def _held(self, context: Sequence[int]) -> KVSequence:
+    def _cached(self, context: Sequence[int]) -> KVSequence:
         """Return a sequence with all of a context but its last token."""
         sequence = self._runner.open()
         known = self._runner.cache.share(sequence, context[:-1])
@@ -140,52 +140,52 @@ class Comparison:
             self._runner.forward([Segment(sequence, rest)])
         return sequence
 
-    def _draft(self, contexts: Sequence[Sequence[int]], found: MeasuredSteps) -> list[TokenTree]:
+    def _draft(self, contexts: Sequence[Sequence[int]], steps: MeasuredSteps) -> list[TokenTree]:
         jobs = [DraftJob(f"r{i}", context, self._limits, GREEDY) for i, context in enumerate(contexts)]
         started = self._clock()
         trees = self._drafter.draft(jobs)
-        found.draft_s.append(self._clock() - started)
+        steps.draft_s.append(self._clock() - started)
         return [_checked(tree) for tree in trees]
 
     def _as_tree(
         self,
         contexts: Sequence[Sequence[int]],
-        held: Sequence[KVSequence],
+        cached: Sequence[KVSequence],
         trees: Sequence[TokenTree],
-        found: MeasuredSteps,
+        steps: MeasuredSteps,
     ) -> list[list[int]]:
         segments = [
             Segment(s, c[-1:], t.token_ids[1:].tolist(), (t.parents[1:] - 1).tolist(), want_last=True)
-            for s, c, t in zip(held, contexts, trees, strict=True)
+            for s, c, t in zip(cached, contexts, trees, strict=True)
         ]
         seconds, logits = self._timed(segments)
-        found.tree_s.append(seconds)
-        found.tree_rows += sum(len(tree) for tree in trees)
+        steps.tree_s.append(seconds)
+        steps.tree_rows += sum(len(tree) for tree in trees)
         verdicts = [accepted_of_tree(tree, rows) for tree, rows in zip(trees, logits, strict=True)]
-        for sequence, (nodes, _) in zip(held, verdicts, strict=True):
+        for sequence, (nodes, _) in zip(cached, verdicts, strict=True):
             self._runner.cache.commit(sequence, [node - 1 for node in nodes])
         return [tokens for _, tokens in verdicts]
 
     def _as_sequences(
         self,
         contexts: Sequence[Sequence[int]],
-        held: Sequence[KVSequence],
+        cached: Sequence[KVSequence],
         trees: Sequence[TokenTree],
-        found: MeasuredSteps,
+        steps: MeasuredSteps,
     ) -> list[list[int]]:
         of_request = [paths(tree) or [[]] for tree in trees]
         segments = []
         for context, sequences in zip(contexts, of_request, strict=True):
             for tokens in sequences:
                 parents = range(-1, len(tokens) - 1)
-                segments.append(Segment(self._held(context), context[-1:], tokens, parents, want_last=True))
+                segments.append(Segment(self._cached(context), context[-1:], tokens, parents, want_last=True))
         seconds, logits = self._timed(segments)
-        found.sequences_s.append(seconds)
-        found.sequence_rows += sum(1 + len(segment.nodes) for segment in segments)
+        steps.sequences_s.append(seconds)
+        steps.sequence_rows += sum(1 + len(segment.nodes) for segment in segments)
         for segment in segments:
             self._runner.cache.release(segment.sequence)
         rows = iter(logits)
-        return [accepted_of_sequences(each, [next(rows) for _ in each]) for each in of_request]
+        return [accepted_of_sequences(sequence, [next(rows) for _ in sequence]) for sequence in of_request]
 
     def _timed(self, segments: Sequence[Segment]) -> tuple[float, list[torch.Tensor]]:
         started = self._clock()

@@ -105,10 +105,10 @@ def numbers(option: str, text: str) -> list[int]:
     Raises:
         SettingError: if it is none.
     """
-    found = sorted({int(part) for part in text.split(",") if part.strip().isdecimal()})
-    if not found or found[0] < 1 or len(found) != len(text.split(",")):
+    values = sorted({int(part) for part in text.split(",") if part.strip().isdecimal()})
+    if not values or values[0] < 1 or len(values) != len(text.split(",")):
         raise SettingError(option, text, "must be different numbers from 1 on, with commas: 1,2,4")
-    return found
+    return values
 
 
 def llama_peers(directory: Path, python: Path, folder: Path, formats: list[str]) -> dict[str, PeerProcess]:
@@ -145,20 +145,20 @@ def measure(
     """
     task: dict[str, Any] = {"context": tokens, "threads": torch.get_num_threads(), "read": READ}
     systems: dict[str, Callable[[list[int]], SystemTimes]] = {
-        name: partial(own.measure, tokens, requests) for name, own in ours.items()
+        name: partial(figures.measure, tokens, requests) for name, figures in ours.items()
     }
     for name, peer in peers.items():
         systems[name] = partial(of_peer, peer, task)
-    found = {system: Figures() for system in systems}
+    by_system = {system: Figures() for system in systems}
     several = [size for size in sizes for _ in range(max(1, FEW // size))]
     for turn in range(turns):
         wanted = [1, *several, *([CHUNK] if tokens <= CHUNK and turn % 2 == 0 else [])]
         for system in list(systems)[:: -1 if turn % 2 else 1]:
             reading = systems[system](wanted)
-            found[system].add(wanted[1:], reading.seconds[1:])
+            by_system[system].add(wanted[1:], reading.seconds[1:])
             if tokens > CHUNK and turn == 0:
-                found[system].prompt_rates.append(min(tokens, READ) / reading.context)
-    return found
+                by_system[system].prompt_rates.append(min(tokens, READ) / reading.context)
+    return by_system
 
 
 def of_peer(peer: PeerProcess, task: dict[str, Any], sizes: list[int]) -> SystemTimes:

@@ -91,7 +91,7 @@ def measure(
     systems: dict[str, ContextPasses], sizes: Sequence[int], turns: int
 ) -> dict[str, dict[str, list[float]]]:
     """Return milliseconds by row of the table and system."""
-    found: dict[str, dict[str, list[float]]] = {}
+    seconds: dict[str, dict[str, list[float]]] = {}
     for turn in range(turns + 1):  # the first one warms up
         for name in sorted(systems, reverse=turn % 2 == 0):
             passes = systems[name]
@@ -99,17 +99,17 @@ def measure(
             for kind in KINDS:
                 times |= {f"{kind} of {rows}": [passes.milliseconds(kind, rows)] for rows in sizes}
             for what, values in times.items():
-                found.setdefault(what, {}).setdefault(name, []).extend(values if turn else [])
-    return found
+                seconds.setdefault(what, {}).setdefault(name, []).extend(values if turn else [])
+    return seconds
 
 
-def seconds_by_rows(found: dict[str, dict[str, list[float]]], sizes: Sequence[int]) -> dict[int, float]:
+def seconds_by_rows(seconds: dict[str, dict[str, list[float]]], sizes: Sequence[int]) -> dict[int, float]:
     """Return the kernels' median seconds of a tree by rows.
 
     That of one row is plain decoding.
     """
     kinds = {rows: f"tree of {rows}" for rows in sizes} | {1: "next token"}
-    return {rows: median(found[kind][KERNELS]) / 1000 for rows, kind in kinds.items()}
+    return {rows: median(seconds[kind][KERNELS]) / 1000 for rows, kind in kinds.items()}
 
 
 def main(
@@ -132,13 +132,13 @@ def main(
             ModelRunner.wrap(model, model.config, RunnerOptions(dtype, kv_tokens=2048)), context
         ),
     }
-    found = measure(systems, numbers("rows", rows), turns)
+    seconds = measure(systems, numbers("rows", rows), turns)
     title = f"{layers} layers in {dtype}, {context} tokens before"
     about = about_this_run("python -m benchmarks.passes.hybrids")
     lines = [f"## {title}", "", f"{origin(about)}. Random weights.", ""]
     lines += head([f"{name}, ms" for name in systems], "pass")
-    lines += [line(what, [spread(times[name]) for name in systems]) for what, times in found.items()]
-    lines += ["", *gains_table(seconds_by_rows(found, numbers("rows", rows)))]
+    lines += [line(what, [spread(times[name]) for name in systems]) for what, times in seconds.items()]
+    lines += ["", *gains_table(seconds_by_rows(seconds, numbers("rows", rows)))]
     text = "\n".join([*lines, ""])
     out.write_text(with_sections(TITLE, out.read_text() if out.is_file() else "", {title: text}))
     console.print(text, markup=False)

@@ -59,7 +59,7 @@ class OurPasses:
 
     def measure(self, context: int, requests: int, sizes: Sequence[int]) -> SystemTimes:
         """Measure passes by rows per request, with logits; a chunk's last only."""
-        if [each.length for each in self._sequences] != [context] * requests:
+        if [sequence.length for sequence in self._sequences] != [context] * requests:
             self._make_contexts(context, requests)
         return SystemTimes([self._pass(size) for size in sizes], self._context_seconds)
 
@@ -88,7 +88,9 @@ class OurPasses:
             return self._chunk(self._sequences[0])
         tokens = self._tokens(size)
         started = time.perf_counter()
-        self.runner.forward([Segment(each, (), tokens, range(-1, size - 1)) for each in self._sequences])
+        self.runner.forward(
+            [Segment(open_sequence, (), tokens, range(-1, size - 1)) for open_sequence in self._sequences]
+        )
         taken = time.perf_counter() - started
         for sequence in self._sequences:
             self.runner.cache.commit(sequence, ())
@@ -182,17 +184,17 @@ def section(title: str, figures: dict[str, Figures], size: int, about: dict[str,
     ]
     lines += head([*columns, *(f"{other} / {first}" for other in others)], "rows")
     for count in rows:
-        cells = [cell for own in figures.values() for cell in _cells(own, count, rows[0], size)]
+        cells = [cell for figures_of in figures.values() for cell in _cells(figures_of, count, rows[0], size)]
         factors = [figures[other].median(count) / figures[first].median(count) for other in others]
         lines.append(line(str(count), [*cells, *(f"{factor:.2f}" for factor in factors)]))
-    rates = [f"{system} {spread(own.prompt_rates)}" for system, own in figures.items()]
+    rates = [f"{system} {spread(figures_of.prompt_rates)}" for system, figures_of in figures.items()]
     return "\n".join([*lines, "", f"Tokens of a prompt a second: {', '.join(rates)}.", ""])
 
 
-def _cells(own: Figures, count: int, fewest: int, size: int) -> list[str]:
-    milliseconds = spread([1000 * seconds for seconds in own.passes[count]])
-    middle = own.median(count)
-    return [milliseconds, f"{size / middle / 1e9:.1f}", f"{middle / own.median(fewest):.2f}"]
+def _cells(figures: Figures, count: int, fewest: int, size: int) -> list[str]:
+    milliseconds = spread([1000 * seconds for seconds in figures.passes[count]])
+    middle = figures.median(count)
+    return [milliseconds, f"{size / middle / 1e9:.1f}", f"{middle / figures.median(fewest):.2f}"]
 
 
 def spread(values: list[float]) -> str:

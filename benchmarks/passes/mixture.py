@@ -93,7 +93,7 @@ class RandomMixture:
 
         chosen = find_format(weights)
         if not isinstance(chosen, BlockFormat):
-            names = ", ".join(each.name for each in BLOCK_FORMATS)
+            names = ", ".join(weight_format.name for weight_format in BLOCK_FORMATS)
             raise SettingError("mixture", weights, f"must be one of {names}")
         hf = Qwen3MoeConfig(**_SHAPE)
         self.config = from_transformers(hf)

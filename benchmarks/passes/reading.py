@@ -55,11 +55,11 @@ class Decoders:
             await event.wait()
 
     async def _decode(self, prompt: str, warm: asyncio.Event) -> None:
-        own, params = 0, SamplingParams(temperature=0, max_tokens=_FOREVER, ignore_eos=True)
+        decoded, params = 0, SamplingParams(temperature=0, max_tokens=_FOREVER, ignore_eos=True)
         async for delta in self.llm.stream(prompt, params):
-            own += len(delta.token_ids)
+            decoded += len(delta.token_ids)
             self.tokens += len(delta.token_ids)
-            if own >= _WARM_TOKENS:
+            if decoded >= _WARM_TOKENS:
                 warm.set()
 
     async def stop(self) -> None:

@@ -65,22 +65,22 @@ def main(
         for peer in peers:
             stack.callback(peer.close)
         report["prefill_1024_ms"] = {"specinfer": runtime.prefill(runner, task["long_prompt"])}
-        found: list[dict[str, dict[str, Any]]] = []
+        turns_measured: list[dict[str, dict[str, Any]]] = []
         for turn in range(turns):
             if not systems_only:
                 report["passes_ms"].append(pass_costs(runner))
                 report["native_passes_ms"].append(pass_costs(native))
-            own = {**task, "prompts": rotated(task["prompts"], turn * (FEW + 1))}
-            measured = one_turn(runners, llms, peers, own, turn, show)
+            rotated_task = {**task, "prompts": rotated(task["prompts"], turn * (FEW + 1))}
+            measured = one_turn(runners, llms, peers, rotated_task, turn, show)
             for system in measured.values():
                 if "outputs" in system:
-                    few = own["prompts"][1 : FEW + 1]
+                    few = rotated_task["prompts"][1 : FEW + 1]
                     system["perplexity"] = runtime.perplexity(runner, few, system.pop("outputs"))
                 if "prefill_1024_ms" in system:
                     report["prefill_1024_ms"]["transformers"] = system.pop("prefill_1024_ms")
-            found.append(measured)
-            report["task"]["turns"] = len(found)
-            report |= over_turns(found, list(map(str, BATCHES)))
+            turns_measured.append(measured)
+            report["task"]["turns"] = len(turns_measured)
+            report |= over_turns(turns_measured, list(map(str, BATCHES)))
             write(out, markdown(report))
         if not systems_only:
             show("long context")
@@ -105,11 +105,11 @@ def one_turn(
         *((f"services{kind}", partial(through_services, weights, kind, task)) for weights, kind in WEIGHTS),
         *((peer.label, partial(of_peer, peer, task)) for peer in peers),
     ]
-    found: dict[str, dict[str, Any]] = {}
+    modes: dict[str, dict[str, Any]] = {}
     for label, work in works[:: -1 if turn % 2 else 1]:
         show(f"turn {turn + 1}: {label}")
-        found |= work()
-    return found
+        modes |= work()
+    return modes
 
 
 def engine(name: str, runner: ModelRunner, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -122,16 +122,18 @@ def engine(name: str, runner: ModelRunner, task: dict[str, Any]) -> dict[str, di
 
 def in_one_process(llm: LLM, kind: str, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Our services' work in one process."""
-    found = systems.measure_llm(llm, task["prompts"], BATCHES, task["few"], task["new_tokens"])
+    modes = systems.measure_llm(llm, task["prompts"], BATCHES, task["few"], task["new_tokens"])
     flags = f"{settings(bool(kind))}, default speculators"
-    return {f"specinfer LLM, {mode}{kind}": {**own, "settings": flags} for mode, own in found.items()}
+    return {f"specinfer LLM, {mode}{kind}": {**figures, "settings": flags} for mode, figures in modes.items()}
 
 
 def through_services(weights: str, kind: str, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Our services."""
-    found = systems.measure_services(task["prompts"], BATCHES, task["few"], task["new_tokens"], weights)
+    modes = systems.measure_services(task["prompts"], BATCHES, task["few"], task["new_tokens"], weights)
     flags = f"{settings(bool(kind))}, --weights {weights}, default speculators"
-    return {f"specinfer services, {mode}{kind}": {**own, "settings": flags} for mode, own in found.items()}
+    return {
+        f"specinfer services, {mode}{kind}": {**figures, "settings": flags} for mode, figures in modes.items()
+    }
 
 
 def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -140,7 +142,7 @@ def of_peer(peer: PeerProcess, task: dict[str, Any]) -> dict[str, dict[str, Any]
     if isinstance(result, str):
         return {peer.label: {"missing": result}}
     prefill = {"prefill_1024_ms": result.pop("prefill_1024_ms")} if "prefill_1024_ms" in result else {}
-    return {f"{peer.label.split()[0]} {mode}": {**own, **prefill} for mode, own in result.items()}
+    return {f"{peer.label.split()[0]} {mode}": {**figures, **prefill} for mode, figures in result.items()}
 
 
 def settings(native: bool) -> str:
@@ -186,12 +188,12 @@ def make_task(file: Path, new_tokens: int) -> dict[str, Any]:
 
 def windows(prompts: list[list[int]], whole: ModelRunner) -> dict[str, dict[str, Any]]:
     """A long answer with the whole cache and with sliding windows (StreamingLLM)."""
-    found = {}
+    windows = {}
     for size in WINDOWS:
         result = runtime.window(load(size) if size else whole, prompts, LONG_ANSWER)
         result["perplexity"] = runtime.perplexity(whole, prompts, result.pop("outputs"))
-        found[str(size)] = result
-    return found
+        windows[str(size)] = result
+    return windows
 
 
 if __name__ == "__main__":

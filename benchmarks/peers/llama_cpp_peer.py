@@ -71,8 +71,8 @@ def measure(llm: CountingLlama, task: Task, draft: CountingLookup | None) -> dic
     settings = f"the GGUF file's blocks of 4 bits; {task['threads']} threads" + (
         ", num_pred_tokens=4" if draft else ""
     )
-    found = recorder.report(draft.proposed - proposed if draft else 0)
-    return {"1": recorder.rate(task["new_tokens"]), **found, "settings": settings}
+    figures = recorder.report(draft.proposed - proposed if draft else 0)
+    return {"1": recorder.rate(task["new_tokens"]), **figures, "settings": settings}
 
 
 if __name__ == "__main__":

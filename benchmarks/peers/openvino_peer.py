@@ -100,8 +100,8 @@ class Peer:
         config = genai.GenerationConfig(
             max_new_tokens=self._task["new_tokens"], ignore_eos=True, do_sample=False, **self._lookup
         )
-        found = self._pipeline.generate(inputs, [config] * len(prompts), streamer)
-        return [list(each.m_generation_ids[0]) for each in found]
+        result = self._pipeline.generate(inputs, [config] * len(prompts), streamer)
+        return [list(output.m_generation_ids[0]) for output in result]
 
     def _settings(self) -> str:
         threads = f"{self._task['threads']} threads, OpenVINO GenAI {genai.__version__}, cache in 8 bits"

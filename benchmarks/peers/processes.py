@@ -121,10 +121,10 @@ def write_float16(source: Path, out: Path) -> Path:
     """Copy a GGUF file, with its matrices in float16; return `out`."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(out, str(reader.fields["general.architecture"].contents()))
-    for name, found in reader.fields.items():
+    for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in ("general.architecture", FILE_TYPE):
-            inner = found.types[-1] if len(found.types) > 1 else None
-            writer.add_key_value(name, found.contents(), found.types[0], inner)
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     for tensor in reader.tensors:
         weights = gguf.quants.dequantize(tensor.data, tensor.tensor_type)

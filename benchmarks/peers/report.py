@@ -83,13 +83,13 @@ def window_table(report: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     whole = report["windows"]["0"]
-    for size, found in report["windows"].items():
-        rate, growth = found["tokens_per_second"], found["kv_growth_mib"]
+    for size, row in report["windows"].items():
+        rate, growth = row["tokens_per_second"], row["kv_growth_mib"]
         saved = f" ({100 * (growth / whole['kv_growth_mib'] - 1):+.1f} %)" if size != "0" else ""
         faster = f" ({100 * (rate / whole['tokens_per_second'] - 1):+.1f} %)" if size != "0" else ""
         lines.append(
             f"| {size if size != '0' else 'whole'} | {rate:.0f}{faster} | {growth:.1f}{saved} "
-            f"| {found['compressions']} | {found['perplexity']:.3f} |"
+            f"| {row['compressions']} | {row['perplexity']:.3f} |"
         )
     return [*lines, ""]
 
@@ -103,13 +103,13 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
         f"Measured {len(times)} times, in blocks twice, between the other measurements, all sizes in turns: "
         "the median, how often it is that of one token, and between what that lay. Cores of shared machines "
         "are at times near each other and share their way to memory, at times apart "
-        "(docs/findings.md#cores-near-or-apart).",
+        "(docs/performance.md#cores-near-or-apart).",
         "",
     ]
     lines += head([f"{n} tokens" for n in sizes], "context")
     for kind, measured in (("", times), (BLOCKS, report["native_passes_ms"])):
         for context in map(str, CONTEXTS):
-            lines.append(line(f"{context}{kind}", pass_cells([found[context] for found in measured])))
+            lines.append(line(f"{context}{kind}", pass_cells([cells[context] for cells in measured])))
     lines.append(line(str(far["tokens"]), pass_cells([far["passes_ms"]])))
     lines += ["", "## Reading 1,024 tokens, ms", ""]
     lines += [f"- {name}: {ms:.0f}" for name, ms in report["prefill_1024_ms"].items()]
@@ -130,8 +130,8 @@ def pass_cells(times: list[dict[str, dict[str, float]]]) -> list[str]:
         if size not in times[0]:
             cells.append("")
             continue
-        ms = median(found[size]["median"] for found in times)
-        ratios = sorted(found[size]["median"] / found["1"]["median"] for found in times)
+        ms = median(by_size[size]["median"] for by_size in times)
+        ratios = sorted(by_size[size]["median"] / by_size["1"]["median"] for by_size in times)
         between = f"; {ratios[0]:.2f}x to {ratios[-1]:.2f}x" if len(times) > 1 and size != "1" else ""
         cells.append(f"{ms:.2f} ({median(ratios):.2f}x{between})")
     return cells
@@ -148,22 +148,22 @@ def over_turns(turns: Sequence[Measured], rates: Sequence[str]) -> dict[str, Any
     systems: dict[str, dict[str, Any]] = {}
     spread: dict[str, dict[str, list[float]]] = {}
     for name in {**turns[0], **turns[-1]}:
-        found = [turn[name] for turn in turns if name in turn]
-        reasons = [each["missing"] for each in found if "missing" in each]
-        systems[name] = {"missing": reasons[0]} if reasons else _medians(found)
+        values = [turn[name] for turn in turns if name in turn]
+        reasons = [value["missing"] for value in values if "missing" in value]
+        systems[name] = {"missing": reasons[0]} if reasons else _medians(values)
         if not reasons:
             spread[name] = {
-                rate: [min(each[rate] for each in found), max(each[rate] for each in found)]
+                rate: [min(value[rate] for value in values), max(value[rate] for value in values)]
                 for rate in rates
-                if rate in found[0]
+                if rate in values[0]
             }
     return {"systems": systems, "spread": spread}
 
 
-def _medians(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        key: value if isinstance(value, str) else median(each[key] for each in found if key in each)
-        for key, value in found[-1].items()
+        key: value if isinstance(value, str) else median(run[key] for run in runs if key in run)
+        for key, value in runs[-1].items()
     }
 
 

@@ -59,8 +59,8 @@ def interleaved(works: dict[int, Callable[[], None]]) -> dict[str, dict[str, flo
             if turn:
                 times[size].append(1000 * (time.perf_counter() - started))
     costs = {}
-    for size, found in times.items():
-        low, middle, high = statistics.quantiles(found, n=4)
+    for size, values in times.items():
+        low, middle, high = statistics.quantiles(values, n=4)
         costs[str(size)] = {"median": round(middle, 3), "p25": round(low, 3), "p75": round(high, 3)}
     return costs
 
@@ -154,9 +154,9 @@ def decode_one(
         output.append(int(logits[-1].argmax()))
         delta = output[-1:]
         tick()
-    held = len(sequence.blocks) * runner.cache.block_tokens
+    cached_len = len(sequence.blocks) * runner.cache.block_tokens
     runner.cache.release(sequence)
-    return output, held, slides
+    return output, cached_len, slides
 
 
 def window(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
@@ -164,14 +164,14 @@ def window(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> di
     c = runner.config
     entry = c.layers * 2 * c.kv_heads * c.head_dim * 2  # bytes of one token's keys and values in bfloat16
     started = time.perf_counter()
-    found = [decode_one(runner, prompt, new_tokens) for prompt in prompts]
+    runs = [decode_one(runner, prompt, new_tokens) for prompt in prompts]
     seconds = time.perf_counter() - started
-    grown = [held - len(prompt) for (_, held, _), prompt in zip(found, prompts, strict=True)]
+    grown = [cached_len - len(prompt) for (_, cached_len, _), prompt in zip(runs, prompts, strict=True)]
     return {
         "tokens_per_second": len(prompts) * new_tokens / seconds,
         "kv_growth_mib": statistics.mean(grown) * entry / 2**20,
-        "compressions": sum(slides for _, _, slides in found),
-        "outputs": [output for output, _, _ in found],
+        "compressions": sum(slides for _, _, slides in runs),
+        "outputs": [output for output, _, _ in runs],
     }
 
 

@@ -25,7 +25,7 @@ def measure_llm(
 
     With batch 1, add the figures of single requests.
     """
-    found: dict[str, dict[str, Any]] = {}
+    modes: dict[str, dict[str, Any]] = {}
     for mode, speculation in MODES.items():
         params = SamplingParams(
             temperature=0, max_tokens=new_tokens, ignore_eos=True, speculation=speculation
@@ -41,23 +41,23 @@ def measure_llm(
             result[str(batch)] = count * new_tokens / (time.perf_counter() - started)
             if batch == 1:
                 result |= _of_outputs(answers)
-        found[mode] = result
-    return found
+        modes[mode] = result
+    return modes
 
 
 def _of_outputs(answers: Sequence[RequestOutput]) -> dict[str, Any]:
     metrics = [answer.metrics for answer in answers if answer.metrics is not None]
-    counts = [each.speculative_decoding for each in metrics]
+    counts = [metric.speculative_decoding for metric in metrics]
     outputs = [list(answer.outputs[0].token_ids) for answer in answers]
     paces = [
-        (each.total_seconds - each.first_token_seconds) / (len(output) - 1)
-        for each, output in zip(metrics, outputs, strict=True)
+        (metric.total_seconds - metric.first_token_seconds) / (len(output) - 1)
+        for metric, output in zip(metrics, outputs, strict=True)
     ]
-    accepted, drafted = (sum(getattr(each, name) for each in counts) for name in ("accepted", "drafted"))
+    accepted, drafted = (sum(getattr(metric, name) for metric in counts) for name in ("accepted", "drafted"))
     return {
-        "ttft_ms": 1000 * statistics.median(each.first_token_seconds for each in metrics),
+        "ttft_ms": 1000 * statistics.median(metric.first_token_seconds for metric in metrics),
         "tpot_ms": 1000 * statistics.median(paces),
-        "tokens_per_round": acceptance_length(sum(each.steps for each in counts), accepted),
+        "tokens_per_round": acceptance_length(sum(metric.steps for metric in counts), accepted),
         **({"acceptance_rate": accepted / drafted} if drafted else {}),
         "outputs": outputs,
     }
@@ -79,7 +79,7 @@ async def _measure(
     address: str, prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int
 ) -> dict[str, dict[str, Any]]:
     client = AsyncClient(address)
-    found: dict[str, dict[str, Any]] = {}
+    modes: dict[str, dict[str, Any]] = {}
     try:
         for mode, name in MODES.items():
             speculation = getattr(generation_pb2, f"SPECULATION_{name.upper()}")
@@ -95,10 +95,10 @@ async def _measure(
                 result[str(batch)] = count * new_tokens / (time.perf_counter() - started)
                 if batch == 1:
                     result |= _of_answers(answers)
-            found[mode] = result
+            modes[mode] = result
     finally:
         await client.close()
-    return found
+    return modes
 
 
 def _of_answers(answers: Sequence[Answer]) -> dict[str, Any]:

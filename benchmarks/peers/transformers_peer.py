@@ -48,9 +48,9 @@ class Proposed:
         inner = generator.get_candidates
 
         def get_candidates(this: Any, input_ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
-            found = inner(this, input_ids, *rest, **more)
-            self.tokens += found[0].shape[1] - input_ids.shape[1]
-            return found
+            candidates = inner(this, input_ids, *rest, **more)
+            self.tokens += candidates[0].shape[1] - input_ids.shape[1]
+            return candidates
 
         generator.get_candidates = get_candidates
 
@@ -87,8 +87,8 @@ def measure(model: Any, task: dict[str, Any], proposed: Proposed, **options: Any
         recorder.end(ids[0, len(prompt) :].tolist())
     given = "".join(f", {name}={value}" for name, value in options.items())
     settings = f"bfloat16; {task['threads']} threads{given}"
-    found = recorder.report(proposed.tokens)
-    return {"1": recorder.rate(task["new_tokens"]), **found, "settings": settings}
+    figures = recorder.report(proposed.tokens)
+    return {"1": recorder.rate(task["new_tokens"]), **figures, "settings": settings}
 
 
 @torch.inference_mode()

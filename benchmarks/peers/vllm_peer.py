@@ -69,18 +69,18 @@ def speculation(llm: Any) -> dict[str, float]:
 
 def single(outputs: list[Any], before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
     """Return latencies, outputs and, with speculation, the acceptance rate."""
-    found: dict[str, Any] = {"outputs": [list(o.outputs[0].token_ids) for o in outputs]}
+    result: dict[str, Any] = {"outputs": [list(o.outputs[0].token_ids) for o in outputs]}
     stats = [o.metrics for o in outputs if o.metrics is not None]
     if stats:
         ordered = sorted(s.first_token_latency for s in stats)
-        found["ttft_ms"] = 1000 * ordered[len(ordered) // 2]
+        result["ttft_ms"] = 1000 * ordered[len(ordered) // 2]
         paces = sorted((s.last_token_ts - s.first_token_ts) / (s.num_generation_tokens - 1) for s in stats)
-        found["tpot_ms"] = 1000 * paces[len(paces) // 2]
-    tokens = sum(map(len, found["outputs"]))
+        result["tpot_ms"] = 1000 * paces[len(paces) // 2]
+    tokens = sum(map(len, result["outputs"]))
     accepted = after.get("accepted", 0) - before.get("accepted", 0)
     proposed = after.get("proposed", 0) - before.get("proposed", 0)
-    found["tokens_per_round"] = tokens / (tokens - accepted)
-    return found | ({"acceptance_rate": accepted / proposed} if proposed else {})
+    result["tokens_per_round"] = tokens / (tokens - accepted)
+    return result | ({"acceptance_rate": accepted / proposed} if proposed else {})
 
 
 if __name__ == "__main__":

@@ -97,11 +97,11 @@ class Mode:
 
 def medians(modes: Iterable[Mode]) -> dict[Kind, float]:
     """Return the median seconds of steps by kind, over all modes."""
-    found = defaultdict[Kind, list[float]](list)
+    times = defaultdict[Kind, list[float]](list)
     for mode in modes:
         for kind, seconds, _ in mode.reports:
-            found[kind].append(seconds)
-    return {kind: median(values) for kind, values in found.items() if len(values) >= FEW}
+            times[kind].append(seconds)
+    return {kind: median(values) for kind, values in times.items() if len(values) >= FEW}
 
 
 Run = Callable[[Mode, Sequence[Sequence[int]], int], Awaitable[None]]
@@ -125,16 +125,16 @@ def main(
 ) -> None:
     """Compare the planner with constants."""
     constants, sizes = read_numbers("nodes", nodes), read_numbers("batches", batches)
-    own = {size: max(count, 2 * size) for size in sizes}
-    texts = [text.text for text in read_prompts_by_source(prompts, skip + sum(own.values()))[skip:]]
+    counts = {size: max(count, 2 * size) for size in sizes}
+    texts = [text.text for text in read_prompts_by_source(prompts, skip + sum(counts.values()))[skip:]]
     tokenizer = Tokenizer.load(resolve_model(model))
-    asked = {size: [encode(tokenizer, texts.pop(0)) for _ in range(own[size])] for size in sizes}
+    asked = {size: [encode(tokenizer, texts.pop(0)) for _ in range(counts[size])] for size in sizes}
 
     def modes(first: StepPlanner) -> dict[str, Mode]:
         assert isinstance(first, TablePlanner)
-        found: dict[str, Mode] = {"plain": Mode(Constant(0))}
-        found |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
-        return found | {PLANNER: Mode(TablePlanner(first.curve, first.budget))}
+        modes: dict[str, Mode] = {"plain": Mode(Constant(0))}
+        modes |= {f"{n} nodes": Mode(Constant(n)) for n in constants}
+        return modes | {PLANNER: Mode(TablePlanner(first.curve, first.budget))}
 
     async def every_size(run: Run, first: StepPlanner) -> dict[int, dict[str, Mode]]:
         runs = {size: modes(first) for size in sizes}

@@ -176,7 +176,7 @@ class World:
         batch: int,
         choose: Choose,
         costs: Costs = USUAL,
-        told: Sequence[tuple[int, float]] | None = None,
+        trace: Sequence[tuple[int, float]] | None = None,
         most: int = 16,
         guesses: Sequence[float] = GUESSES,
     ) -> None:
@@ -187,7 +187,7 @@ class World:
             batch: requests at once.
             choose: nodes of every tree, 0 for plain decoding, or a factory of planners from curve and budget.
             costs: those of the machine.
-            `told`: passes as the verifier measured them; None: the truth.
+            `trace`: passes as the verifier measured them; None: the truth.
             most: maximum requests at once, over the whole run.
         """
         self._rng, self.machine, self._batch = random.Random(seed), Machine(seed + 1, costs), batch
@@ -200,7 +200,7 @@ class World:
         self._kinds_of: Sequence[float] = ()
         self.services = 1.0
         """Times that services take longer than was measured: a network between them."""
-        curve = costs.curve if told is None else PassCurve(told)
+        curve = costs.curve if trace is None else PassCurve(trace)
         self.planner: StepPlanner = (
             Constant(choose)
             if isinstance(choose, int)
@@ -262,8 +262,12 @@ class World:
             )
             text.alarm = self._phases.random() < ALARMS
         drafts = [self._drafts(text, choice) for text in self._texts]
-        corrected = [[(s, self._calibration.correct(s, tree)) for s, tree in found] for found in drafts]
-        merged = [merge_trees(found) if found else TokenTree.root_only(ROOT) for found in corrected]
+        corrected = [
+            [(s, self._calibration.correct(s, tree)) for s, tree in of_request] for of_request in drafts
+        ]
+        merged = [
+            merge_trees(of_request) if of_request else TokenTree.root_only(ROOT) for of_request in corrected
+        ]
         trees = cut_trees(merged, [choice.nodes + 1] * self._batch, keeps=choice.keeps)
         outcomes = {
             text.name: (tree, self._accepted(text, tree))
@@ -281,10 +285,10 @@ class World:
             seconds=seconds,
         )
         self.planner.observe(report)
-        for found, (tree, accepted) in zip(drafts, outcomes.values(), strict=True):
-            told = [int(tree.token_ids[node]) for node in accepted] + [-1]
-            for speculator, draft in found:
-                self._calibration.observe(speculator, draft, told)
+        for of_request, (tree, accepted) in zip(drafts, outcomes.values(), strict=True):
+            tokens = [int(tree.token_ids[node]) for node in accepted] + [-1]
+            for speculator, draft in of_request:
+                self._calibration.observe(speculator, draft, tokens)
         brought = [1 + len(accepted) for _, accepted in outcomes.values()]
         expected = self._batch + sum(
             [
@@ -293,14 +297,17 @@ class World:
                 if len(outcomes[text.name][0]) > 1
             ]
         )
-        for each in (ran, self.by_choice[choice.nodes]):
-            each.tokens, each.seconds, each.steps = (
-                each.tokens + expected,
-                each.seconds + seconds / self.machine.steadily(1.0),
-                each.steps + 1,
+        for counts in (ran, self.by_choice[choice.nodes]):
+            counts.tokens, counts.seconds, counts.steps = (
+                counts.tokens + expected,
+                counts.seconds + seconds / self.machine.steadily(1.0),
+                counts.steps + 1,
             )
             if choice.seconds and not any(time.read for time in drafted):
-                each.expected_s, each.counted_s = each.expected_s + choice.seconds, each.counted_s + seconds
+                counts.expected_s, counts.counted_s = (
+                    counts.expected_s + choice.seconds,
+                    counts.counted_s + seconds,
+                )
         self._go_on(brought)
 
     def _go_on(self, tokens: list[int]) -> None:
@@ -330,13 +337,13 @@ class World:
         return tokens_read(lacking)
 
     def _drafts(self, text: SimulatedRequest, choice: Choice) -> list[tuple[int, TokenTree]]:
-        found: list[tuple[int, TokenTree]] = []
+        drafts: list[tuple[int, TokenTree]] = []
         for s in sorted(choice.speculators) if choice.nodes else ():
             if s == 0 or not self.costs.ngrams:
-                found.append((s, _tree(_guess(text, s), choice.nodes, s)))
+                drafts.append((s, _tree(_guess(text, s), choice.nodes, s)))
             elif text.copying or text.alarm:
-                found.append((s, _chain(0 if text.copying else 1, choice.nodes)))
-        return found
+                drafts.append((s, _chain(0 if text.copying else 1, choice.nodes)))
+        return drafts
 
     def _accepted(self, text: SimulatedRequest, tree: TokenTree) -> list[int]:
         """Return a random accepted path, by the places' probabilities."""
@@ -395,8 +402,12 @@ def _tree(guess: float, nodes: int, speculator: int) -> TokenTree:
     heap = [(-_right(guess, 0, speculator), 0, 0)]  # minus path probability, parent, place
     while heap and len(builder) <= nodes:
         negated, parent, place = heapq.heappop(heap)
-        own = _right(guess, place, speculator)
-        (node,) = builder.propose_points(parent, [2 * place + speculator], [own**0.7], speculator=speculator)
-        heapq.heappush(heap, (negated / own * _right(guess, place + 1, speculator), parent, place + 1))
+        probability = _right(guess, place, speculator)
+        (node,) = builder.propose_points(
+            parent, [2 * place + speculator], [probability**0.7], speculator=speculator
+        )
+        heapq.heappush(
+            heap, (negated / probability * _right(guess, place + 1, speculator), parent, place + 1)
+        )
         heapq.heappush(heap, (negated * _right(guess, 0, speculator), node, 0))
     return builder.build()

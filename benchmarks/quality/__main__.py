@@ -49,10 +49,10 @@ def main(
     wanted, _ = run(directory, exact, encoded)
     rows = []
     for name in formats.split(","):
-        logits, held = run(directory, RunnerOptions(weights=name, kv_tokens=CACHE_TOKENS), encoded)
+        logits, shown_weights = run(directory, RunnerOptions(weights=name, kv_tokens=CACHE_TOKENS), encoded)
         pairs = [distances(ours, reference) for ours, reference in zip(logits, wanted, strict=True)]
         kl, same = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        rows.append(Row(name, held, Distance.of(kl, same)))
+        rows.append(Row(name, shown_weights, Distance.of(kl, same)))
         title = model_name(model)
         text = section(title, rows, len(encoded), sum(map(len, encoded)), about)
         old = out.read_text() if out.is_file() else ""
@@ -73,17 +73,17 @@ def run(
 ) -> tuple[list[torch.Tensor], str]:
     """Return all texts' logits [tokens, V], and the used formats."""
     runner = load_checked(directory, options)
-    found = []
+    rows = []
     for text in texts:
         sequence = runner.open()
         chain = Segment(sequence, text[:1], text[1:], range(-1, len(text) - 2), want_last=True)
-        found += [logits.float() for logits in runner.forward([chain])]
+        rows += [logits.float() for logits in runner.forward([chain])]
         runner.cache.commit(sequence, ())
         runner.cache.release(sequence)
-    held = str(runner.weights)
+    formats = str(runner.weights)
     del runner
     gc.collect()
-    return found, held
+    return rows, formats
 
 
 TITLE = """# Quality of the formats
@@ -100,19 +100,19 @@ class Row(NamedTuple):
     """One format."""
 
     name: str
-    held: str
+    formats: str
     """Types used by the runner, with the reason."""
     distance: Distance
 
     def line(self) -> str:
         """Return the line of the table."""
         mean, high, same = self.distance
-        return line(self.name, [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}", self.held])
+        return line(self.name, [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}", self.formats])
 
 
 def section(title: str, rows: Sequence[Row], texts: int, tokens: int, about: dict[str, Any]) -> str:
     """Return the section of a model."""
-    columns = ["KL, mean", "KL, 99th percentile", "same first token", "held"]
+    columns = ["KL, mean", "KL, 99th percentile", "same first token", "stored as"]
     lines = [
         f"## {title}",
         "",

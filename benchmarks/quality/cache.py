@@ -68,21 +68,21 @@ def compare(
     reference: ModelRunner, runner: ModelRunner, encoded: Sequence[Sequence[int]]
 ) -> Iterator[dict[int, Distance]]:
     """Yield distances by text length after each text; 0: all texts."""
-    found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: []}
+    pairs_by_length: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: []}
     for text in encoded:
         pair = distances(last_logits(runner, text), last_logits(reference, text))
-        found.setdefault(len(text), []).append(pair)
-        found[0].append(pair)
+        pairs_by_length.setdefault(len(text), []).append(pair)
+        pairs_by_length[0].append(pair)
         yield {
             length: Distance.of(*(torch.cat(parts) for parts in zip(*pairs, strict=True)))
-            for length, pairs in found.items()
+            for length, pairs in pairs_by_length.items()
         }
 
 
-def table(found: dict[int, Distance]) -> list[str]:
+def table(distances: dict[int, Distance]) -> list[str]:
     """Return the lines of a table."""
     lines = head(["KL, mean", "KL, 99th percentile", "same first token"], "tokens of a text")
-    for length, (mean, high, same) in found.items():
+    for length, (mean, high, same) in distances.items():
         lines.append(line(str(length or "all"), [f"{mean:.5f}", f"{high:.4f}", f"{same:.2%}"]))
     return lines
 
@@ -104,8 +104,8 @@ def main(
         load_checked(directory, RunnerOptions(kv_tokens=LENGTHS[0] + 2 * _CHUNK, kv_type=name))
         for name in ("bf16", "q8_0")
     )
-    for found in compare(reference, runner, chosen):
-        section = "\n".join([f"## {title}", "", f"{origin(about)}.", "", *table(found)])
+    for by_length in compare(reference, runner, chosen):
+        section = "\n".join([f"## {title}", "", f"{origin(about)}.", "", *table(by_length)])
         old = out.read_text() if out.is_file() else ""
         out.write_text(with_sections(TITLE, old, {title: section}))
         console.print(section, markup=False)

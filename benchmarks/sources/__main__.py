@@ -58,7 +58,7 @@ def main(
     """Measure the acceptance of drafters by kind of prompt."""
     torch.set_num_threads(2)
     directory = resolve_model(model)
-    found = prompts_by_kind(prompts, Tokenizer.load(directory), few)
+    by_kind = prompts_by_kind(prompts, Tokenizer.load(directory), few)
     usual = [f"ssm={PAIR[1]}", "ngram", "suffix", *([f"retrieval={model}"] if datastore else [])]
     specs = method or [*usual, f"lookahead={model}", f"recycling={model}"]
     kind = f"temperature {temperature:g}" if temperature else "greedy"
@@ -72,10 +72,10 @@ def main(
         methods = load_methods(specs, datastore)
         runner = load_checked(directory, RunnerOptions())
         # greedy text is the same with every drafter
-        answers = [] if temperature or batch == 1 else Decoding(runner, [], plan).run(found).answers
+        answers = [] if temperature or batch == 1 else Decoding(runner, [], plan).run(by_kind).answers
         for name, drafter in methods.items():
             spinner.update(name)
-            results[name] = measure(runner, fresh(drafter), found, plan, answers)
+            results[name] = measure(runner, fresh(drafter), by_kind, plan, answers)
             write(out, report(model, about, results, batch == 1))
     publish(out, report(model, about, results, batch == 1))
 
@@ -88,27 +88,27 @@ def measure(
     answers: Sequence[Sequence[int]],
 ) -> Result:
     """Decode with a drafter; replay answers if it needs no target."""
-    told = drafter.description
-    if answers and not (told.target_top_k or told.feature_layers):
+    description = drafter.description
+    if answers and not (description.target_top_k or description.feature_layers):
         return replay(drafter, prompts, answers, plan)
     return Decoding(runner, [drafter], plan).run(prompts)
 
 
 def prompts_by_kind(paths: Sequence[Path], tokenizer: Tokenizer, few: int) -> list[EvaluationPrompt]:
     """Return `few` prompts of every kind, spread over the files."""
-    found: dict[str, list[PromptRow]] = {kind: [] for kind in KINDS}
+    prompts: dict[str, list[PromptRow]] = {kind: [] for kind in KINDS}
     for path in paths:
         lines = [text for text in path.read_text(encoding="utf-8-sig").split("\n") if text.strip()]
         for text, row in zip(read_prompts(path), map(json.loads, lines), strict=True):
             label = row.get("category") or row.get("source")
             for kind, labels in KINDS.items():
                 if label in labels:
-                    found[kind].append(PromptRow(text))
+                    prompts[kind].append(PromptRow(text))
     return [
         EvaluationPrompt(
             kind, tuple(tokenizer.encode_chat([{"role": "user", "content": row.text}])[-LONGEST:])
         )
-        for kind, rows in found.items()
+        for kind, rows in prompts.items()
         for row in spread(rows, few)
     ]
 

@@ -51,9 +51,9 @@ def systems(model: str, weights: str, max_batch: int) -> dict[str, LocalOptions]
     }
     return {
         mode: LocalOptions(
-            model=model, gateway={"max-batch": str(max_batch)}, verifier={"weights": weights}, **own
+            model=model, gateway={"max-batch": str(max_batch)}, verifier={"weights": weights}, **rows
         )
-        for mode, own in parts.items()
+        for mode, rows in parts.items()
     }
 
 
@@ -68,7 +68,7 @@ async def measure(
     """Figures by kind of sampling, batch size and mode."""
     for address in {address for address, _ in modes.values()}:
         await warm_up(address, prompts, max(batches))
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    by_kind: dict[str, dict[str, dict[str, Any]]] = {}
     for kind, temperature in KINDS.items():
         for batch in batches:
             say(f"{kind}, batch {batch}")
@@ -79,26 +79,26 @@ async def measure(
                     address, speculation = modes[mode]
                     load = Load(batch, speculation, new_tokens, temperature, ignore_eos=False)
                     await run_turn(address, part, load, measured[mode])
-            found.setdefault(kind, {})[str(batch)] = {
-                mode: figures(own, measured[PLAIN]) for mode, own in measured.items()
+            by_kind.setdefault(kind, {})[str(batch)] = {
+                mode: figures(rows, measured[PLAIN]) for mode, rows in measured.items()
             }
-    return found
+    return by_kind
 
 
-def figures(own: Measured, plain: Measured) -> dict[str, Any]:
+def figures(measured: Measured, plain: Measured) -> dict[str, Any]:
     """Return a mode's medians over turns, with quartiles of the gain."""
-    gains = [rate / other for rate, other in zip(own.rates, plain.rates, strict=True)]
+    gains = [rate / other for rate, other in zip(measured.rates, plain.rates, strict=True)]
     low, middle, high = quantiles(gains, n=4, method="inclusive")
-    seconds = sum(tally.seconds for tally in own.by_source.values())
+    seconds = sum(tally.seconds for tally in measured.by_source.values())
     return {
-        "tokens_per_second": median(own.rates),
+        "tokens_per_second": median(measured.rates),
         "gain": middle,
         "gain_quartiles": [low, high],
-        "ms_per_token": 1000 * seconds / sum(tally.tokens for tally in own.by_source.values()),
-        "acceptance_length": own.acceptance_length,
+        "ms_per_token": 1000 * seconds / sum(tally.tokens for tally in measured.by_source.values()),
+        "acceptance_length": measured.acceptance_length,
         "by_source": {
             source: (tally.tokens / tally.seconds) * (base.seconds / base.tokens)
-            for source, tally in own.by_source.items()
+            for source, tally in measured.by_source.items()
             for base in [plain.by_source[source]]
         },
     }
@@ -144,10 +144,10 @@ def main(
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "speed",
 ) -> None:
     """Measure what speculation gains through the services."""
-    found, batches = load_prompts(prompts, per_source), read_numbers("batch", batch)
+    rows, batches = load_prompts(prompts, per_source), read_numbers("batch", batch)
     report: dict[str, Any] = {
         "about": about_this_run("python -m benchmarks speed"),
-        "prompts": len(found),
+        "prompts": len(rows),
         "new_tokens": new_tokens,
     }
     report |= {"model": model, "weights": weights, "turns": turns}
@@ -157,7 +157,7 @@ def main(
             address = stack.enter_context(LocalSystem(options)).address
             modes[mode] = address, generation_pb2.SPECULATION_TREE
         modes[SEQUENCES] = modes[DEFAULT][0], generation_pb2.SPECULATION_SEQUENCE
-        report["kinds"] = asyncio.run(measure(modes, found, batches, new_tokens, turns, spinner.update))
+        report["kinds"] = asyncio.run(measure(modes, rows, batches, new_tokens, turns, spinner.update))
     publish(out, markdown(report))
 
 

@@ -53,7 +53,7 @@ class Measured:
 
     def beside(self, plain: "Measured") -> dict[str, Any]:
         """Return speed and gain over plain decoding, with standard errors."""
-        gains = [own / base for own, base in zip(self.rates, plain.rates, strict=True)]
+        gains = [rate / base for rate, base in zip(self.rates, plain.rates, strict=True)]
         return {
             "tokens_per_second": harmonic_mean(self.rates),
             "gain": harmonic_mean(self.rates) / harmonic_mean(plain.rates),

@@ -30,13 +30,13 @@ Columns = dict[str, list[Reading]]
 
 async def take_turns(systems: Mapping[str, System], parts: Sequence[Prompts], new_tokens: int) -> Columns:
     """Measure each system in turns, every second time in reverse order."""
-    found: Columns = {name: [] for name in systems}
+    columns: Columns = {name: [] for name in systems}
     for number, prompts in enumerate(parts):
         for system in systems.values():
             await system.turn(prompts, 1)  # prompts are in every cache before anything is measured
         for name in list(systems)[:: -1 if number % 2 else 1]:
-            found[name].append(await systems[name].turn(prompts, new_tokens))
-    return found
+            columns[name].append(await systems[name].turn(prompts, new_tokens))
+    return columns
 
 
 async def measure(
@@ -51,12 +51,12 @@ async def measure(
         stack.callback(in_process.close)
         systems = {IN_PROCESS: in_process, **systems}
         await take_turns(systems, [prompts[:1]], 16)  # not measured
-        found = {}
+        columns = {}
         for batch in batches:
             starts = [turn * batch % len(prompts) for turn in range(turns)]
             parts = [[*prompts, *prompts][start : start + batch] for start in starts]
-            found[str(batch)] = await take_turns(systems, parts, new_tokens)
-    return found
+            columns[str(batch)] = await take_turns(systems, parts, new_tokens)
+    return columns
 
 
 def commit_of(root: Path) -> str:
@@ -78,7 +78,7 @@ def main(
 ) -> None:
     """Measure the ledger of a step."""
     sizes = read_numbers("batches", batches)
-    each = [prompt.tokens for prompt in load_prompts(prompts, -(-max(sizes) // 4))]
+    tokens = [prompt.tokens for prompt in load_prompts(prompts, -(-max(sizes) // 4))]
     roots = ({"services before": before} if before is not None else {}) | {"services": ROOT}
     report: dict[str, Any] = {
         "about": about_this_run("python -m benchmarks step"),
@@ -86,7 +86,7 @@ def main(
     }
     report["commits"] = {name: commit_of(root) for name, root in roots.items()}
     with console.status("measuring"):
-        report["batches"] = asyncio.run(measure(roots, each, sizes, turns, new_tokens))
+        report["batches"] = asyncio.run(measure(roots, tokens, sizes, turns, new_tokens))
     publish(out, markdown(report))
 
 

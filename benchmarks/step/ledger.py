@@ -56,11 +56,11 @@ def redis_counters(redis: "Redis") -> dict[str, float]:
     """
     stats: dict[str, Any] = redis.info("commandstats")
     named = {key.removeprefix("cmdstat_"): value for key, value in stats.items()}
-    found = {
+    counters = {
         f"redis.{name}": float(value["calls"]) for name, value in named.items() if name not in _OWN_COMMANDS
     }
     scripts = named.get("evalsha", {"usec": 0})
-    return found | {"redis_seconds": scripts["usec"] / 1e6}
+    return counters | {"redis_seconds": scripts["usec"] / 1e6}
 
 
 async def service_counters(
@@ -68,27 +68,27 @@ async def service_counters(
 ) -> dict[str, float]:
     """All counters of a system of services."""
     status = await client.status()
-    found = {"wall": time.perf_counter(), "steps": float(status.steps), "tokens": float(status.new_tokens)}
-    found |= {f"phase.{phase.name}": phase.seconds for phase in status.phases}
+    counters = {"wall": time.perf_counter(), "steps": float(status.steps), "tokens": float(status.new_tokens)}
+    counters |= {f"phase.{phase.name}": phase.seconds for phase in status.phases}
     for name, pid in pids.items():
-        found |= process_counters(name, pid)
-    found |= redis_counters(redis)
+        counters |= process_counters(name, pid)
+    counters |= redis_counters(redis)
     verifier, gateway = metric_values(ports["verifier"]), metric_values(ports["gateway"])
     passes = [
         value for name, value in verifier.items() if name.startswith("specinfer_verifier_pass_seconds_sum")
     ]
-    found["pass"] = sum(passes)
-    found["verifier_step"] = verifier["specinfer_verifier_step_seconds_sum"]
-    found["messages.verifier"] = 2 * verifier.get(
+    counters["pass"] = sum(passes)
+    counters["verifier_step"] = verifier["specinfer_verifier_step_seconds_sum"]
+    counters["messages.verifier"] = 2 * verifier.get(
         "specinfer_verifier_messages_total", verifier["specinfer_verifier_step_seconds_count"]
     )
     for name, value in gateway.items():
         if name.startswith("specinfer_wire_bytes_total."):
             peer = name.split(".")[1]
-            found[f"bytes.{peer}"] = found.get(f"bytes.{peer}", 0.0) + value
+            counters[f"bytes.{peer}"] = counters.get(f"bytes.{peer}", 0.0) + value
         if name.startswith("specinfer_drafts_total."):
-            found["messages.speculators"] = found.get("messages.speculators", 0.0) + value
-    return found
+            counters["messages.speculators"] = counters.get("messages.speculators", 0.0) + value
+    return counters
 
 
 def in_process_counters(llm: LLM, pass_cpu_s: float) -> dict[str, float]:
@@ -132,9 +132,9 @@ def tokens_per_second(turns: Turns) -> float:
     return sum(turn["tokens"] for turn in turns) / sum(turn["wall"] for turn in turns)
 
 
-def ratios(own: Turns, other: Turns) -> list[float]:
+def ratios(turns: Turns, other: Turns) -> list[float]:
     """Speed over another system's, turn by turn."""
-    pairs = zip(own, other, strict=True)
+    pairs = zip(turns, other, strict=True)
     return [tokens_per_second([mine]) / tokens_per_second([theirs]) for mine, theirs in pairs]
 
 
@@ -219,7 +219,7 @@ def table(batch: int, columns: Mapping[str, Turns]) -> list[str]:
             lines.append(line(label, ["" if cell is None else _written(cell) for cell in cells]))
     base = columns[IN_PROCESS]
     speeds = [ratios(turns, base) for turns in columns.values()]
-    gains = [f"{median(found):.2f}x ± {standard_error(found):.2f}" for found in speeds]
+    gains = [f"{median(speeds_of):.2f}x ± {standard_error(speeds_of):.2f}" for speeds_of in speeds]
     return [*lines, line(f"speed over {IN_PROCESS} (median of turns)", gains), ""]
 
 
@@ -229,8 +229,8 @@ def _written(value: float) -> str:
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The report."""
-    told = f"{report['new_tokens']} new tokens a request, greedy, default weights, no speculation"
-    lines = ["# Ledger of a step", "", f"{origin(report['about'])}; {told}; all systems take turns.", ""]
+    line = f"{report['new_tokens']} new tokens a request, greedy, default weights, no speculation"
+    lines = ["# Ledger of a step", "", f"{origin(report['about'])}; {line}; all systems take turns.", ""]
     for name, commit in report["commits"].items():
         lines.append(f"- {name}: {commit}")
     lines.append("")

@@ -27,26 +27,24 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         declare_build_info(registry)
-        self.running = Gauge("specinfer_http_calls_running", "Calls being answered.", registry=registry)
+        self.running = Gauge("specinfer_http_calls_running", "Calls in progress.", registry=registry)
         self.calls = cache(
             Counter(
                 "specinfer_http_calls",
-                "Calls that ended, by endpoint and HTTP status.",
+                "Ended calls by path and HTTP status.",
                 ["endpoint", "status"],
                 registry=registry,
             ).labels
         )
         self.seconds = Histogram(
             "specinfer_http_call_seconds",
-            "Time from a call's headers to the end of its answer, streams included.",
+            "Time of a call, for streams until their end.",
             buckets=TO_MINUTES_S,
             registry=registry,
         )
-        self.hung_up = Counter(
-            "specinfer_http_hung_up", "Calls whose client left before the end.", registry=registry
-        )
+        self.hung_up = Counter("specinfer_http_hung_up", "Calls whose client left early.", registry=registry)
         self.resumed = Counter(
-            "specinfer_http_resumed", "Streams that went on with Last-Event-ID.", registry=registry
+            "specinfer_http_resumed", "Streams resumed with Last-Event-ID.", registry=registry
         )
 
 

@@ -15,7 +15,7 @@ corrected is what can be expected of a draw before it is made (`specinfer.tree.d
 where the verifier really tried them: the rest would be accepted more often than they are the token that
 came.
 
-Where speculators boast differently, a pool without this has 0.91 of the speed (docs/findings.md#calibration).
+Where speculators boast differently, a pool without this has 0.91 of the speed (docs/performance.md#calibration).
 Only outcomes of earlier steps go in, so a cut that follows calibrated scores biases no output.
 """
 

@@ -24,7 +24,7 @@ class DraftCounts:
         self._failures = [failures.labels(name) for name in names]
         self._seconds = StepHistogram(
             f"{prefix}_draft_seconds",
-            "Time that one speculator drafts in a step, all requests together.",
+            "Drafting time of one speculator in a step.",
             TO_SECONDS_S,
             registry,
             "speculator",

@@ -44,7 +44,7 @@ def declare_model_info(registry: CollectorRegistry) -> Gauge:
     """Declare a metric with the target and its execution as labels."""
     return Gauge(
         "specinfer_model_info",
-        "The large model and how it runs; always 1.",
+        "The target model and how it runs; always 1.",
         ["model", "dtype", "weights", "executor", "device"],
         registry=registry,
     )

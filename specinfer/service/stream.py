@@ -1,7 +1,7 @@
 """Long-lived bidirectional streams for requests and replies, with byte counts.
 
 A stream opens when first used and again after any failure. A round trip on an open stream costs half of a unary call
-(docs/findings.md#streams).
+(docs/performance.md#streams).
 """
 
 import asyncio

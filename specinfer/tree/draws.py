@@ -5,7 +5,7 @@ token: keeping likely draws and dropping unlikely ones would change the distribu
 output with it. So a draw is ranked by the distribution it will come from.
 
 Given only q, a draw x is accepted with probability sum(min(P, q)). A draft does not know P, but a more
-certain draft is right more often: on text the sum follows the norm of q (docs/findings.md#best-first-draws).
+certain draft is right more often: on text the sum follows the norm of q (docs/performance.md#best-first-draws).
 A rejected draw removes x from q, and q's share from P: the next one is worse, and it is tried only if all
 before it failed.
 """
@@ -21,7 +21,7 @@ Belief = Callable[[int, float], float]
 AGREEMENT = (0.85, 0.45, 0.3)
 """Expected acceptance of the first, the second, and later draws.
 
-Each is relative to the norm of q, after rejections of those before it (docs/findings.md#best-first-draws).
+Each is relative to the norm of q, after rejections of those before it (docs/performance.md#best-first-draws).
 """
 
 

@@ -156,9 +156,11 @@ def take(reply: generation_pb2.GenerateReply, outcome: Outcome) -> None:
     if reply.HasField("summary"):
         outcome.finish = reply.summary.finish_reason
         if reply.summary.new_tokens != len(outcome.tokens):
-            told, has = reply.summary.new_tokens, len(outcome.tokens)
+            reported, has = reply.summary.new_tokens, len(outcome.tokens)
             raise ChangedError(
-                "lost", abs(told - has), f"{reply.request_id}: the summary tells of {told} tokens, {has} came"
+                "lost",
+                abs(reported - has),
+                f"{reply.request_id}: the summary tells of {reported} tokens, {has} came",
             )
 
 
@@ -185,10 +187,10 @@ def compare(request_id: str, outcome: Outcome, expected: Outcome) -> None:
     raise ChangedError("changed", _differing(outcome.tokens, expected.tokens), message)
 
 
-def _differing(found: list[int], wanted: list[int]) -> int:
+def _differing(outcomes: list[int], wanted: list[int]) -> int:
     """Tokens that are not the same, at least one: if nothing else, the text or the end is another."""
-    differing = sum(a != b for a, b in zip(found, wanted, strict=False))
-    return max(1, differing + abs(len(found) - len(wanted)))
+    differing = sum(a != b for a, b in zip(outcomes, wanted, strict=False))
+    return max(1, differing + abs(len(outcomes) - len(wanted)))
 
 
 def _curable(error: grpc.aio.AioRpcError) -> bool:

@@ -72,8 +72,8 @@ def longest_pauses(
         faults: (time, kind).
         gaps: (time of a piece, time of the next piece of the same stream).
     """
-    found: dict[str, list[float]] = {}
+    pauses: dict[str, list[float]] = {}
     for time, kind in faults:
         around = [end - start for start, end in gaps if start < time + window_s and end > time]
-        found.setdefault(kind, []).append(max(around, default=0.0))
-    return found
+        pauses.setdefault(kind, []).append(max(around, default=0.0))
+    return pauses

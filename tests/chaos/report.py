@@ -79,7 +79,7 @@ class Report:
             "tokens_changed": self.changed,
             "unfinished": self.unfinished,
             "problems": self.problems[:50],
-            "longest_pause_seconds": {kind: quantiles(found) for kind, found in sorted(pauses.items())},
+            "longest_pause_seconds": {kind: quantiles(seconds) for kind, seconds in sorted(pauses.items())},
         }
 
 
@@ -109,8 +109,8 @@ def _git(*arguments: str) -> str:
 
 
 def _processor() -> str:
-    found = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    return found[0].partition(":")[2].strip() if found else platform.machine()
+    models = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return models[0].partition(":")[2].strip() if models else platform.machine()
 
 
 def _lines(path: str) -> list[str]:

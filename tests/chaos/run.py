@@ -80,15 +80,15 @@ class ChaosRun:
         self, clients: Sequence[Client], orders: Sequence[generation_pb2.GenerateRequest]
     ) -> None:
         waiting = list(range(len(orders)))
-        found: dict[int, Outcome] = {}
+        outcomes: dict[int, Outcome] = {}
 
         async def work(client: Client) -> None:
             while waiting:
                 number = waiting.pop(0)
-                found[number] = await client.follow(orders[number])
+                outcomes[number] = await client.follow(orders[number])
 
         await asyncio.gather(*(work(client) for client in clients))
-        self._expected = [found[number] for number in range(len(orders))]
+        self._expected = [outcomes[number] for number in range(len(orders))]
         self.watch.gaps.clear()
         self._say(f"undisturbed: {len(orders)} requests, {sum(len(o.tokens) for o in self._expected)} tokens")
 

@@ -162,8 +162,8 @@ class ChaosSystem:
         model = {"model": str(self._model), "threads": "1"}
         verifier = model | {"dtype": "float32", "kv-tokens": "16384", "executor": "native"}
         if shape.resident:
-            own = f",proposal={shape.proposal}" if "ssm" in shape.resident else ""
-            verifier["draft"] = "+".join(shape.resident) + own
+            draws = f",proposal={shape.proposal}" if "ssm" in shape.resident else ""
+            verifier["draft"] = "+".join(shape.resident) + draws
         verifiers = [
             self._serve(f"verifier-{n + 1}", "verifier", "tests.chaos.verifier", verifier)
             for n in range(shape.verifiers)

@@ -149,7 +149,7 @@ def test_a_client_notices_what_is_missing_and_what_comes_twice(
 
 
 @pytest.mark.parametrize(
-    ("found", "tokens"),
+    ("outcome", "tokens"),
     [
         (Outcome([1, 2, 4], [], "abd", 1), 1),
         (Outcome([1, 2], [], "ab", 1), 1),
@@ -158,10 +158,10 @@ def test_a_client_notices_what_is_missing_and_what_comes_twice(
         (Outcome([3, 2, 1, 0], [], "cba", 1), 3),
     ],
 )
-def test_a_difference_from_the_undisturbed_run_is_counted(found: Outcome, tokens: int) -> None:
+def test_a_difference_from_the_undisturbed_run_is_counted(outcome: Outcome, tokens: int) -> None:
     compare("same", Outcome([1, 2, 3], [], "abc", 1), Outcome([1, 2, 3], [], "abc", 1))
     with pytest.raises(ChangedError) as caught:
-        compare("other", found, Outcome([1, 2, 3], [], "abc", 1))
+        compare("other", outcome, Outcome([1, 2, 3], [], "abc", 1))
     assert (caught.value.kind, caught.value.tokens) == ("changed", tokens)
 
 

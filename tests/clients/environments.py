@@ -28,7 +28,7 @@ def environment(name: str, *requirements: str, alone: Sequence[str] = ()) -> Pat
         for packages in [list(requirements), *([["--no-deps", *alone]] if alone else [])]:
             done = subprocess.run([*install, *packages], capture_output=True, text=True)
             if done.returncode:
-                why = done.stderr.strip().splitlines()[-1]
-                pytest.skip(f"{' '.join(packages)} cannot be installed: {why}")
+                reason = done.stderr.strip().splitlines()[-1]
+                pytest.skip(f"{' '.join(packages)} cannot be installed: {reason}")
         (directory / "complete").touch()
     return directory / "bin"

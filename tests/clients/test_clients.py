@@ -58,11 +58,11 @@ async def output_of(*command: Any, **variables: str) -> str:
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_client_gets_what_it_asks_for(client: str, redis_url: str) -> None:
     _, works = CLIENTS[client]
-    programs = environment("clients", *(each for wanted, _ in CLIENTS.values() for each in wanted))
+    programs = environment("clients", *(task for wanted, _ in CLIENTS.values() for task in wanted))
     async with served(redis_url) as http:
         printed = await output_of(programs / "python", PROGRAMS / f"with_{client}.py", f"{http.url}/v1")
-    found = json.loads(printed.splitlines()[-1])
-    assert [feature for feature in FEATURES if found[feature]] == list(works)
+    answer = json.loads(printed.splitlines()[-1])
+    assert [feature for feature in FEATURES if answer[feature]] == list(works)
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ class Block:
     @property
     def needs(self) -> str | None:
         """Return what a block says that it needs and tests have not."""
-        found = NEEDS.search(self.text)
-        return found[1] if found else None
+        match = NEEDS.search(self.text)
+        return match[1] if match else None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -61,8 +61,8 @@ def commands(text: str) -> Iterator[list[str]]:
             if word not in _SEPARATORS:
                 words.append(word)
                 continue
-            if found := _program_first(words):
-                yield found
+            if command := _program_first(words):
+                yield command
             words = []
 
 

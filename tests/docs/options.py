@@ -52,12 +52,12 @@ class Row:
     llm: str = ""
 
     def __str__(self) -> str:
-        own = [name for name, there in ((_SERVE, _SERVE in self.defaults), ("up", self.up)) if there]
+        programs = [name for name, there in ((_SERVE, _SERVE in self.defaults), ("up", self.up)) if there]
         services = [name for name in self.defaults if name in PROGRAMS and name != _SERVE]
         everywhere = len(services) == len(PROGRAMS) - 1
         cells = (
             f"`--{'[no-]' if self.switch else ''}{self.name.replace('_', '-')}`",
-            ", ".join(own),
+            ", ".join(programs),
             f"`{self.llm}`" if self.llm else "",
             "all" if everywhere else ", ".join(services),
             self._default(),
@@ -85,33 +85,33 @@ def rows() -> list[Row]:
     Raises:
         KeyError: if an argument of `LLM` is the option of no program.
     """
-    found: dict[tuple[str, str], Row] = {}
+    table: dict[tuple[str, str], Row] = {}
     for program, settings in PROGRAMS.items():
         for name, default, meaning, switch in _fields(settings):
-            row = found.setdefault((name, meaning), Row(name, meaning, switch))
+            row = table.setdefault((name, meaning), Row(name, meaning, switch))
             row.defaults[program] = default
     for parameter in get_command(app).commands["up"].params:  # type: ignore[attr-defined]
         name = parameter.opts[0].removeprefix("--").replace("-", "_")
-        same = [row for row in found.values() if row.name == name]
+        same = [row for row in table.values() if row.name == name]
         if name == "listen":
             same = [row for row in same if _UP_LISTENS in row.defaults]
         if not same:
             meaning = re.sub(r"\\(?=\[)", "", parameter.help or "")
-            same = [found.setdefault((name, meaning), Row(name, meaning))]
+            same = [table.setdefault((name, meaning), Row(name, meaning))]
             same[0].defaults["up"] = parameter.default
         same[0].up = True
-    by_name = {row.name: row for row in reversed(found.values())}
-    for argument in (*_LLM_ARGUMENTS, *(each.name for each in fields(LLMOptions))):
+    by_name = {row.name: row for row in reversed(table.values())}
+    for argument in (*_LLM_ARGUMENTS, *(option.name for option in fields(LLMOptions))):
         by_name[_LLM_NAMES.get(argument, argument)].llm = argument
-    return list(found.values())
+    return list(table.values())
 
 
 def _fields(settings: type[ProcessSettings]) -> Iterator[tuple[str, Any, str, bool]]:
     """Yield name, default, meaning and kind of the settings that a command line takes."""
-    for name, each in settings.model_fields.items():
-        hidden = "CliSuppress" in str(each.metadata) + str(each.annotation)
-        if not hidden and each.description is not None:
-            yield name, each.default, each.description, each.annotation is bool
+    for name, setting in settings.model_fields.items():
+        hidden = "CliSuppress" in str(setting.metadata) + str(setting.annotation)
+        if not hidden and setting.description is not None:
+            yield name, setting.default, setting.description, setting.annotation is bool
 
 
 def _shown(default: Any) -> str:

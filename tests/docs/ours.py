@@ -91,30 +91,30 @@ def unwrapped(words: Sequence[str]) -> Sequence[str]:
     if words[0] in ("docker", "kubectl") and "run" in words:
         for place, word in enumerate(words):
             if word.startswith("specinfer-tools"):
-                return ["specinfer", *(each for each in words[place + 1 :] if each != "--")]
+                return ["specinfer", *(argument for argument in words[place + 1 :] if argument != "--")]
     return words
 
 
 @cache
 def known_flags() -> frozenset[str]:
     """Return every flag of every program of ours."""
-    found = {
+    flags = {
         f"--{yes_no}{name.replace('_', '-')}"
         for settings in SERVICES.values()
         for name in settings.model_fields
         for yes_no in ("", "no-")
     }
     for command in (get_command(app), get_command(training), _scheduler()):
-        found |= _flags_of(command)
+        flags |= _flags_of(command)
     for tree in ("benchmarks", "tests/chaos", "specinfer/service", "specinfer/model/native", "http_svc"):
-        found |= {flag for path in (ROOT / tree).rglob("*.py") for flag in FLAG.findall(path.read_text())}
-    return frozenset(found | {"--help"})
+        flags |= {flag for path in (ROOT / tree).rglob("*.py") for flag in FLAG.findall(path.read_text())}
+    return frozenset(flags | {"--help"})
 
 
 def _flags_of(command: Any) -> set[str]:
-    within = [_flags_of(each) for each in getattr(command, "commands", {}).values()]
-    own = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
-    return own.union(*within)
+    within = [_flags_of(subcommand) for subcommand in getattr(command, "commands", {}).values()]
+    flags = {flag for subcommand in command.params for flag in (*subcommand.opts, *subcommand.secondary_opts)}
+    return flags.union(*within)
 
 
 @cache
@@ -126,8 +126,8 @@ def make_targets() -> frozenset[str]:
 def _pip_fault(wanted: Sequence[str]) -> str | None:
     """Return what pip would not find: an extra that there is not, or this package in an index."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for each in wanted:
-        name, _, within = each.rstrip("]").partition("[")
+    for requirement in wanted:
+        name, _, within = requirement.rstrip("]").partition("[")
         if name == "specinfer":
             return "specinfer is in no index: say ."
         if name.startswith("$"):
@@ -151,10 +151,10 @@ def _module(module: str, arguments: Sequence[str]) -> None:
         module = f"benchmarks.{name}"
     if module in ("build", "pytest"):  # of others
         return None
-    found = find_spec(module) if module.partition(".")[0] in OTHER_TREES else None
-    if found is None or found.origin is None:
+    spec = find_spec(module) if module.partition(".")[0] in OTHER_TREES else None
+    if spec is None or spec.origin is None:
         raise ValueError(f"there is no module {module}")
-    source = Path(found.origin)
+    source = Path(spec.origin)
     files = source.parent.rglob("*.py") if source.name == "__init__.py" else source.parent.glob("*.py")
     text = "".join(path.read_text() for path in files)
     for flag in FLAG.findall(shlex.join(arguments)):
@@ -182,9 +182,9 @@ def _notes(command: Any) -> list[dict[str, Any]]:
     """Return a list to which a command, and those below it, append their parameters instead of doing anything."""
     noted: list[dict[str, Any]] = []
 
-    def note(each: Any) -> None:
-        each.callback = lambda *_, **given: noted.append(given)
-        for inner in getattr(each, "commands", {}).values():
+    def note(value: Any) -> None:
+        value.callback = lambda *_, **given: noted.append(given)
+        for inner in getattr(value, "commands", {}).values():
             note(inner)
 
     note(command)

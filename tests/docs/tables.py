@@ -13,6 +13,8 @@ from specinfer.integrations.vllm.settings import PREFIX, VllmSettings
 from specinfer.llm import SamplingParams
 from specinfer.llm.build import LLMOptions
 from tests.docs.blocks import ROOT
+from tests.docs.metrics import metrics
+from tests.docs.neutral import neutral_fields
 from tests.docs.options import options
 
 
@@ -60,9 +62,11 @@ def request_options() -> str:
 TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
     ("settings.md", "options"): options,
     ("settings.md", "vllm"): variables,
-    ("python.md", "llm"): lambda: dataclass_fields(LLMOptions),
-    ("python.md", "sampling"): lambda: dataclass_fields(SamplingParams),
-    ("python.md", "request"): request_options,
+    ("http.md", "fields"): neutral_fields,
+    ("settings.md", "metrics"): metrics,
+    ("settings.md", "llm"): lambda: dataclass_fields(LLMOptions),
+    ("settings.md", "sampling"): lambda: dataclass_fields(SamplingParams),
+    ("settings.md", "request"): request_options,
 }
 """Tables by page and name; they stand between `<!-- NAME -->` and `<!-- end of NAME -->`."""
 GENERATED = re.compile(r"(<!-- ([\w ]+) -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
@@ -78,9 +82,9 @@ def main() -> None:
     for page in sorted({page for page, _ in TABLES}):
         path = ROOT / "docs" / page
 
-        def write(found: re.Match[str], page: str = page) -> str:
-            make = TABLES.get((page, found[2]))
-            return found[1] + make() + found[4] if make else found[0]
+        def write(match: re.Match[str], page: str = page) -> str:
+            make = TABLES.get((page, match[2]))
+            return match[1] + make() + match[4] if make else match[0]
 
         path.write_text(GENERATED.sub(write, path.read_text()))
 

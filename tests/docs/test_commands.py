@@ -34,8 +34,8 @@ def faults(text: str, foreign: bool) -> Iterator[str]:
     """
     for words in map(unwrapped, commands(text)):
         if is_ours(words):
-            if found := fault(words):
-                yield f"{' '.join(words)}: {found}"
+            if problem := fault(words):
+                yield f"{' '.join(words)}: {problem}"
         elif not foreign:
             yield f"{words[0]} is not run: run it, or say why in a comment, `# needs a cluster`"
 
@@ -61,27 +61,29 @@ def test_python_blocks_are_run_and_import_what_exists(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom):
             module = importlib.import_module(node.module or "")
-            assert [each.name for each in node.names if not hasattr(module, each.name)] == []
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
         elif isinstance(node, ast.Import):
-            for each in node.names:
-                importlib.import_module(each.name)
+            for alias in node.names:
+                importlib.import_module(alias.name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_flags_in_prose_exist(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     faults = {span: fault_of_span(span) for span in CODE_SPAN.findall(prose)}
-    assert {span: found for span, found in faults.items() if found} == {}
+    assert {span: problem for span, problem in faults.items() if problem} == {}
 
 
 def fault_of_span(span: str) -> str | None:
     """Return what is wrong with code in prose: a command of ours, which may lack arguments, or a flag."""
     if re.match(r"(specinfer [a-z]|python -m |make [a-z]|pip )", span):
-        found = [fault(words, partial=True) for words in commands(span) if is_ours(words)]
-        return next(filter(None, found), None)
+        problems = [fault(words, partial=True) for words in commands(span) if is_ours(words)]
+        return next(filter(None, problems), None)
     if flag := re.match(r"(--[a-z][\w-]*)(\*?)", span):
         known = known_flags() | OF_OTHERS
-        if not any(each.startswith(flag[1]) if flag[2] else each == flag[1] for each in known):
+        if not any(
+            known_flag.startswith(flag[1]) if flag[2] else known_flag == flag[1] for known_flag in known
+        ):
             return "no program has it"
     return None
 
@@ -112,5 +114,5 @@ def fault_of_span(span: str) -> str | None:
     ],
 )
 def test_faults_are_found(text: str, said: str) -> None:
-    (found,) = faults(text, foreign=False)
-    assert said in found
+    (problem,) = faults(text, foreign=False)
+    assert said in problem

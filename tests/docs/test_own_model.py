@@ -1,4 +1,4 @@
-"""The start page's way to a model of one's own, command by command, with a tiny model and seconds of training."""
+"""The models page's way to a model of one's own, command by command, with a tiny model and seconds of training."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from tests.docs.blocks import ROOT, blocks, commands
 from tests.docs.test_commands import SHELL
 from tests.docs.test_run import run_shell
 
-START = ROOT / "docs" / "start.md"
+PAGE = ROOT / "docs" / "models.md"
 PROMPTS = [f"prompt {i}: {'abc' * i}" for i in range(12)]
 
 
@@ -24,7 +24,7 @@ async def test_the_commands_lead_to_a_server_with_a_speculator_of_its_own(tmp_pa
     write_model(tmp_path / "MODEL")
     lines = [json.dumps({"turns": [text]}) for text in PROMPTS]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    shells = [block.text for block in blocks(START) if block.language in SHELL and "MODEL" in block.text]
+    shells = [block.text for block in blocks(PAGE) if block.language in SHELL and "MODEL" in block.text]
     typed = [words for text in shells for words in commands(text)]
     check, _, train, (_, *served), bench = typed
     assert bench[1] == "bench"  # a whole system, which other tests start

@@ -28,9 +28,11 @@ BATCH = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "bod
 
 def page(name: str, *languages: str) -> list[Block]:
     """The blocks of a page in these languages that need nothing special."""
-    found = [each for each in blocks(ROOT / "docs" / name) if each.language in languages and not each.needs]
-    assert found
-    return found
+    chosen = [
+        block for block in blocks(ROOT / "docs" / name) if block.language in languages and not block.needs
+    ]
+    assert chosen
+    return chosen
 
 
 def run_shell(text: str, folder: Path) -> str:
@@ -70,8 +72,8 @@ def test_certificates_and_keys_of_the_serving_page(tmp_path: Path, monkeypatch: 
 
 
 OWN, ASKING = [], []
-for each in page("python.md", *CODE):
-    (ASKING if "Client" in each.text else OWN).append(each)
+for text_block in page("python.md", *CODE):
+    (ASKING if "Client" in text_block.text else OWN).append(text_block)
 
 
 @pytest.mark.parametrize("block", OWN, ids=str)

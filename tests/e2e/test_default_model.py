@@ -85,16 +85,19 @@ def decode_batch(
     sampling: Sampling,
 ) -> list[list[int]]:
     contexts = [list(prompt) for prompt in prompts]
-    held = [0] * len(prompts)
+    cached_lens = [0] * len(prompts)
     while active := [i for i, c in enumerate(contexts) if len(c) < len(prompts[i]) + NEW_TOKENS]:
         trees = draft(contexts, active, drafters, width, sampling)
-        jobs = [VerifyJob(str(i), held[i], contexts[i][held[i] :], trees[i], sampling) for i in active]
+        jobs = [
+            VerifyJob(str(i), cached_lens[i], contexts[i][cached_lens[i] :], trees[i], sampling)
+            for i in active
+        ]
         for i, outcome in zip(active, engine.verify(jobs), strict=True):
             assert outcome.status is EntryStatus.OK, outcome.message
             assert outcome.verdict is not None
             contexts[i] += [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
             contexts[i].append(outcome.verdict.bonus)
-            held[i] = outcome.cached_len
+            cached_lens[i] = outcome.cached_len
     ids = [str(i) for i in range(len(prompts))]
     engine.release(ids)
     for drafter in drafters:
@@ -112,14 +115,14 @@ def draft(
 ) -> dict[int, TokenTree]:
     limits = TreeLimits(12, 4, width)
     jobs = [DraftJob(str(i), contexts[i], limits, sampling) for i in active]
-    found: dict[int, list[tuple[int, TokenTree]]] = {i: [] for i in active}
+    drafts: dict[int, list[tuple[int, TokenTree]]] = {i: [] for i in active}
     for index, drafter in enumerate(drafters):
         for i, tree in zip(active, drafter.draft(jobs), strict=True):
             assert isinstance(tree, TokenTree), tree
-            found[i].append((index, tree))
+            drafts[i].append((index, tree))
     return {
         i: merge_trees(trees, 13) if trees else TokenTree.root_only(contexts[i][-1])
-        for i, trees in found.items()
+        for i, trees in drafts.items()
     }
 
 

@@ -39,7 +39,7 @@ def test_the_real_pair_says_the_same_in_every_mode() -> None:
                 drafted = sum(a.metrics.speculative_decoding.accepted for a in answers if a.metrics)
                 assert (drafted > 0) == (mode != "off") or batch > 1, "the planner may go without drafts"
     expected = texts["off", 1]
-    assert all(found == expected for found in texts.values()), texts
+    assert all(tokens == expected for tokens in texts.values()), texts
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ class Context:
     rng: Random
     sampling: Sampling = GREEDY
     tokens: list[int] = field(default_factory=list)
-    held: int = 0
+    cached_len: int = 0
 
     def __post_init__(self) -> None:
         if self.rng.random() < 0.5:
@@ -37,7 +37,7 @@ class Context:
         """A new prompt if there is none, or the old one got long."""
         if not 0 < len(self.tokens) < _LONGEST:
             alphabet = self.rng.sample(range(VOCABULARY), 4)
-            self.tokens, self.held = self.rng.choices(alphabet, k=self.rng.choice((1, 3, 8, 20))), 0
+            self.tokens, self.cached_len = self.rng.choices(alphabet, k=self.rng.choice((1, 3, 8, 20))), 0
 
 
 class VerifierClient:
@@ -56,27 +56,27 @@ class VerifierClient:
 
     def forget(self) -> None:
         """Forget what the service was known to hold."""
-        self._context.held = 0
+        self._context.cached_len = 0
 
     def entry(self) -> verifier_pb2.VerifyEntry:
         """The next step's; half a prompt without a tree at times."""
         context = self._context
         context.begin()
-        delta = context.tokens[context.held :]
+        delta = context.tokens[context.cached_len :]
         self._read_limit = 0
         if len(delta) > 4 and context.rng.random() < 0.3:
             if context.rng.random() < 0.5:
                 self._read_limit = context.rng.randrange(1, len(delta))
             else:
                 delta = delta[: len(delta) // 2]
-        self._asked, self._tree = context.held + len(delta), None
+        self._asked, self._tree = context.cached_len + len(delta), None
         if self._asked == len(context.tokens) and not self._read_limit:
             job = DraftJob(self.name, context.tokens, _LIMITS, context.sampling)
             (tree,) = self._drafter.draft([job])
             self._tree = tree if isinstance(tree, TokenTree) else TokenTree.root_only(delta[-1])
         return verifier_pb2.VerifyEntry(
             request_id=self.name,
-            base_len=context.held,
+            base_len=context.cached_len,
             delta_token_ids=delta,
             tree=encode_tree(self._tree) if self._tree is not None else None,
             sampling=encode_sampling(context.sampling),
@@ -100,18 +100,18 @@ class VerifierClient:
         )
         if self._tree is None:
             if self._read_limit:
-                assert context.held < verdict.held_len < self._asked, f"{self.name}: {verdict.held_len}"
+                assert context.cached_len < verdict.held_len < self._asked, f"{self.name}: {verdict.held_len}"
             else:
                 assert verdict.held_len == self._asked, f"{self.name}: {verdict.held_len}, not {self._asked}"
-            context.held = verdict.held_len
+            context.cached_len = verdict.held_len
             return None
         accepted = [int(self._tree.token_ids[node]) for node in verdict.accepted_nodes]
-        found = [*accepted, verdict.bonus_token_id]
-        right = self._target.continued(context.tokens, context.sampling, len(found))
-        assert found == right, f"{self.name}: {found} instead of {right}"
+        tokens = [*accepted, verdict.bonus_token_id]
+        right = self._target.continued(context.tokens, context.sampling, len(tokens))
+        assert tokens == right, f"{self.name}: {tokens} instead of {right}"
         assert verdict.held_len == self._asked + len(accepted), f"{self.name}: held {verdict.held_len}"
-        context.tokens += found
-        context.held = verdict.held_len
+        context.tokens += tokens
+        context.cached_len = verdict.held_len
         return None
 
 
@@ -128,22 +128,22 @@ class SpeculatorClient:
 
     def forget(self) -> None:
         """Forget what the service was known to hold."""
-        self._context.held = 0
+        self._context.cached_len = 0
 
     def entry(self) -> speculator_pb2.DraftEntry:
         """The next step's; half a prompt without a draft at times."""
         context = self._context
         context.begin()
-        if context.held == len(context.tokens):
+        if context.cached_len == len(context.tokens):
             context.tokens += context.rng.choices(context.tokens, k=context.rng.choice((1, 2, 5)))
-        delta = context.tokens[context.held :]
+        delta = context.tokens[context.cached_len :]
         if len(delta) > 4 and context.rng.random() < 0.3:
             delta = delta[: len(delta) // 2]
-        self._asked = context.held + len(delta)
+        self._asked = context.cached_len + len(delta)
         self._complete = self._asked == len(context.tokens)
         return speculator_pb2.DraftEntry(
             request_id=self.name,
-            base_len=context.held,
+            base_len=context.cached_len,
             delta_token_ids=delta,
             node_budget=_LIMITS.nodes if self._complete else 0,
             max_depth=_LIMITS.depth,
@@ -162,9 +162,9 @@ class SpeculatorClient:
         for draft in result.drafts:
             if draft.status == int(EntryStatus.OK):
                 check_tree(decode_tree(draft.tree, draft.speculator), VOCABULARY, _LIMITS.nodes + 1)
-        found = [draft.tree for draft in result.drafts if draft.speculator == 0]
-        assert found == self._ngram_trees(), f"{self.name}: {found}"
-        self._context.held = self._asked
+        trees = [draft.tree for draft in result.drafts if draft.speculator == 0]
+        assert trees == self._ngram_trees(), f"{self.name}: {trees}"
+        self._context.cached_len = self._asked
         return None
 
     def _ngram_trees(self) -> list[object]:

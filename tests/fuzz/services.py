@@ -64,8 +64,10 @@ class Services:
 
     def check_empty(self) -> None:
         """Asserts that nothing is held for anybody."""
-        held = [engine.cached_requests for engine in (self._engine, *self._engines)]
-        assert held == [0, 0, 0], f"requests held by verifier and speculator services: {held}"
+        cached_requests = [engine.cached_requests for engine in (self._engine, *self._engines)]
+        assert cached_requests == [0, 0, 0], (
+            f"requests held by verifier and speculator services: {cached_requests}"
+        )
         self._engine.settle()
         self.runner.cache.check()
         free, all_of_it = self.runner.cache.free_tokens, self.runner.cache.capacity_tokens

@@ -19,16 +19,16 @@ MESSAGES = 300
 
 
 def campaign(door: str, messages: int, most_findings: int = 20) -> Campaign:
-    found = Campaign(door, SEED, most_findings=most_findings)
-    found.run(messages)
-    return found
+    campaign = Campaign(door, SEED, most_findings=most_findings)
+    campaign.run(messages)
+    return campaign
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_nothing_is_found(door: str) -> None:
-    found = campaign(door, MESSAGES)
-    assert found.messages >= MESSAGES
-    assert not found.findings, "\n\n".join(f.trace + f.message for f in found.findings.values())
+    finished = campaign(door, MESSAGES)
+    assert finished.messages >= MESSAGES
+    assert not finished.findings, "\n\n".join(f.trace + f.message for f in finished.findings.values())
 
 
 def test_a_campaign_is_the_same_whenever_it_runs() -> None:

@@ -32,9 +32,11 @@ def test_it_is_reproducible_and_leaves_its_argument_alone() -> None:
 
 
 def test_most_copies_differ_in_many_ways() -> None:
-    found = spoilt(3)
-    assert len(set(found)) > 0.6 * len(found)
-    assert sum(each == message().SerializeToString(deterministic=True) for each in found) < 0.15 * len(found)
+    copies = spoilt(3)
+    assert len(set(copies)) > 0.6 * len(copies)
+    assert sum(copy == message().SerializeToString(deterministic=True) for copy in copies) < 0.15 * len(
+        copies
+    )
 
 
 def test_only_the_chosen_elements_are_spoilt() -> None:
@@ -64,9 +66,9 @@ def test_every_field_of_an_empty_message_is_reached(kind: type) -> None:
 
 def test_maps_get_entries_lose_them_and_change() -> None:
     mutator, start = Mutator(Random(5)), common_pb2.SamplingParams(logit_bias={7: 1.5, 8: -2.0})
-    found = [dict(mutator.mutated(start).logit_bias) for _ in range(300)]
-    assert {len(each) for each in found} >= {1, 2, 3}
-    assert len({value for each in found for value in each.values()}) > 4
+    copies = [dict(mutator.mutated(start).logit_bias) for _ in range(300)]
+    assert {len(copy) for copy in copies} >= {1, 2, 3}
+    assert len({value for copy in copies for value in copy.values()}) > 4
 
 
 def test_values_fit_their_fields() -> None:

@@ -29,8 +29,10 @@ class Expectation:
         )
         assert all(0 <= token < VOCABULARY for token in new), f"{name}: tokens that do not exist: {new}"
         if state.finish is None:
-            held, total = state.verifier_len, len(state.tokens)
-            assert 0 <= held < total, f"{name}: the verifier is believed to hold {held} of {total} tokens"
+            cached_len, total = state.verifier_len, len(state.tokens)
+            assert 0 <= cached_len < total, (
+                f"{name}: the verifier is believed to hold {cached_len} of {total} tokens"
+            )
         if self.tainted:
             return
         assert not state.error, f"{name}: {state.error}"

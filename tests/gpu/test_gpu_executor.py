@@ -48,11 +48,11 @@ def test_captured_passes_round_as_little_as_the_torch_executor(dtype: str) -> No
     ours, exact = on_device(dtype), runner_of(MODEL, **kinds)
     theirs = runner_of(MODEL, device=DEVICE, dtype=dtype, **kinds)
     for seed in (1, 2):
-        found, rounded, expected = (
+        actual, rounded, expected = (
             torch.cat([logits.cpu() for logits in runner.forward(segments(runner, seed))])
             for runner in (ours, theirs, exact)
         )
-        error, usual = ((each - expected).square().mean().sqrt() for each in (found, rounded))
+        error, usual = ((rows - expected).square().mean().sqrt() for rows in (actual, rounded))
         assert error <= max(ROUNDING * usual, 1e-3)
 
 
@@ -89,18 +89,18 @@ def grow(runner: ModelRunner, reference: bool, rounds: int) -> list[TokenTree]:
 
 
 def test_captured_growths_are_those_of_the_reference() -> None:
-    for found, expected in zip(grow(on_device(), False, 3), grow(on_device(), True, 3), strict=True):
-        assert_same(found, expected)
+    for actual, expected in zip(grow(on_device(), False, 3), grow(on_device(), True, 3), strict=True):
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_growths_in_sixteen_bits_have_most_nodes_of_the_reference(dtype: str) -> None:
     """Passes of other sizes round another way, so that near candidates change places."""
     shared = wanted = 0
-    for found, expected in zip(
+    for actual, expected in zip(
         grow(on_device(dtype), False, 3), grow(on_device(dtype), True, 3), strict=True
     ):
-        paths = [{tree.sequence_of(node) for node in range(1, len(tree))} for tree in (found, expected)]
+        paths = [{tree.sequence_of(node) for node in range(1, len(tree))} for tree in (actual, expected)]
         shared, wanted = shared + len(paths[0] & paths[1]), wanted + len(paths[1])
     assert shared > 0.8 * wanted
 

@@ -31,8 +31,8 @@ def test_tree_attention_is_that_of_float64(
     expected = exact_attention(batch, new, cache)
     plan = planned(batch, exact_bucket(batch, heads // kv_heads), splits, new[0])
     out = torch.full_like(new[0].contiguous(), torch.nan)
-    found = tree_attention(*new, (cache[0], cache[1]), plan, out)
-    torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=TOLERANCE[dtype])
+    actual = tree_attention(*new, (cache[0], cache[1]), plan, out)
+    torch.testing.assert_close(actual.double().cpu(), expected, rtol=0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -40,10 +40,10 @@ def test_choices_over_a_large_vocabulary_are_those_of_the_reference(number: int)
     """64 rows of 128,256 tokens. P of the winner is compared by which token wins: noise makes that sharp."""
     sampling = CASES[number]
     logits = torch.randn(64, 128_256, generator=torch.Generator().manual_seed(number)) * 3
-    (found,) = choose([task(logits, sampling)])
+    (choice,) = choose([task(logits, sampling)])
     target = LogitsTarget(logits, sampling)
     noises = [Noise(sampling.seed, 40 + row) for row in range(64)]
     expected = [
         target.best(row) if sampling.greedy else target.choose(row, noise) for row, noise in enumerate(noises)
     ]
-    assert found.tokens == expected
+    assert choice.tokens == expected

@@ -21,21 +21,21 @@ def texts(sampling: Sampling, known: list[list[int]] | None = None) -> list[list
     engine = VerifierEngine(
         runner_of(tiny_transformers("llama"), executor="gpu", device=DEVICE, kv_tokens=2048)
     )
-    told: list[list[int]] = [[] for _ in PROMPTS]
-    held, deltas = [0] * len(PROMPTS), [list(prompt) for prompt in PROMPTS]
-    while min(map(len, told)) < LENGTH:
+    texts: list[list[int]] = [[] for _ in PROMPTS]
+    cached_lens, deltas = [0] * len(PROMPTS), [list(prompt) for prompt in PROMPTS]
+    while min(map(len, texts)) < LENGTH:
         trees = [TokenTree.root_only(delta[-1]) for delta in deltas]
         if known is not None:
-            nexts = [k[len(t) : len(t) + 4] for k, t in zip(known, told, strict=True)]
+            nexts = [k[len(t) : len(t) + 4] for k, t in zip(known, texts, strict=True)]
             nexts = [[*tokens[:2], *((token + 1) % 97 for token in tokens[2:])] for tokens in nexts]
             trees = [chain(delta[-1], tokens) for delta, tokens in zip(deltas, nexts, strict=True)]
-        jobs = [VerifyJob(str(i), held[i], deltas[i], trees[i], sampling) for i in range(len(PROMPTS))]
+        jobs = [VerifyJob(str(i), cached_lens[i], deltas[i], trees[i], sampling) for i in range(len(PROMPTS))]
         for i, outcome in enumerate(engine.verify(jobs)):
             assert outcome.verdict is not None, outcome.message
             accepted = [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
-            told[i] += [*accepted, outcome.verdict.bonus]
-            held[i], deltas[i] = outcome.cached_len, [outcome.verdict.bonus]
-    return [tokens[:LENGTH] for tokens in told]
+            texts[i] += [*accepted, outcome.verdict.bonus]
+            cached_lens[i], deltas[i] = outcome.cached_len, [outcome.verdict.bonus]
+    return [tokens[:LENGTH] for tokens in texts]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, top_p=0.9, seed=6)])

@@ -52,9 +52,9 @@ def test_greedy_texts_are_those_of_llama_cpp(request: pytest.FixtureRequest) -> 
     options = RunnerOptions(kv_tokens=2048, executor="native", dtype="bfloat16")
     runner = ModelRunner.build(from_transformers(weights.config()), weights, options)
     gaps = []
-    for found in json.loads(done.stdout):
-        prompt, text = found["prompt"], torch.tensor(found["text"])
-        chain = Segment(runner.open(), prompt, found["text"][:-1], range(-1, TOKENS - 2), want_last=True)
+    for row in json.loads(done.stdout):
+        prompt, text = row["prompt"], torch.tensor(row["text"])
+        chain = Segment(runner.open(), prompt, row["text"][:-1], range(-1, TOKENS - 2), want_last=True)
         (logits,) = runner.forward([chain])
         gaps.append(logits.amax(-1) - logits.gather(1, text[:, None])[:, 0])
         runner.cache.release(chain.sequence)

@@ -105,15 +105,15 @@ def _end(server: "subprocess.Popen[bytes]") -> int:
 
 def _bad_lines(log: Path) -> list[str]:
     """Return lines of the log that tell of faults."""
-    found = list[str]()
+    problems = list[str]()
     for line in log.read_text(errors="replace").splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             row = {"level": "ERROR" if "Traceback" in line else ""}
         if isinstance(row, dict) and str(row.get("level", "")).upper() in _BAD_LEVELS:
-            found.append(f"in the log: {line[:500]}")
-    return found
+            problems.append(f"in the log: {line[:500]}")
+    return problems
 
 
 def _shown(report: Report) -> int:

@@ -52,13 +52,13 @@ def _add(message: Body, delta: Body) -> None:
 
 def problems_of(body: Body, answer: Body) -> list[str]:
     """Return what is wrong with an answer to a call."""
-    found = list[str]()
+    problems = list[str]()
     choices = answer.get("choices", [])
     if len(choices) != body.get("n", 1):
-        found.append(f"{len(choices)} choices instead of {body.get('n', 1)}")
+        problems.append(f"{len(choices)} choices instead of {body.get('n', 1)}")
     for choice in choices:
-        found += _of_choice(body, choice)
-    return found
+        problems += _of_choice(body, choice)
+    return problems
 
 
 def _of_choice(body: Body, choice: Body) -> list[str]:
@@ -74,11 +74,11 @@ def _of_choice(body: Body, choice: Body) -> list[str]:
         return ["no call, though one was required"]
     if calls and body.get("tool_choice") == "none":
         return ["a call, though there must be none"]
-    found = [problem for call in calls if (problem := _of_call(body, call))]
+    problems = [problem for call in calls if (problem := _of_call(body, call))]
     schema = schema_of(body)
     if schema is not None and not calls and "stop" not in body:
-        found += _violations("the answer", message["content"], schema)
-    return found
+        problems += _violations("the answer", message["content"], schema)
+    return problems
 
 
 def _of_call(body: Body, call: Body) -> str:

@@ -152,5 +152,5 @@ def schema_of(body: Body) -> Any:
 
 def parameters_of(body: Body, name: str) -> Any:
     """Return the schema of a function's arguments, but for patterns, which only strict ones follow."""
-    (found,) = [tool["function"] for tool in body["tools"] if tool["function"]["name"] == name]
-    return json.loads(json.dumps(found.get("parameters") or {"type": "object", "maxProperties": 0}))
+    (function,) = [tool["function"] for tool in body["tools"] if tool["function"]["name"] == name]
+    return json.loads(json.dumps(function.get("parameters") or {"type": "object", "maxProperties": 0}))

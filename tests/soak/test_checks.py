@@ -24,7 +24,7 @@ def answer(end: str | None = "stop", content: str | None = "a", *calls: dict[str
 
 
 @pytest.mark.parametrize(
-    ("body", "found", "words"),
+    ("body", "actual", "words"),
     [
         ({}, answer(), ""),
         ({}, answer(None), "without an end"),
@@ -43,8 +43,8 @@ def answer(end: str | None = "stop", content: str | None = "a", *calls: dict[str
         (FORMED, answer("stop", "a"), "no JSON"),
     ],
 )
-def test_answers(body: dict[str, Any], found: dict[str, Any], words: str) -> None:
-    problems = problems_of(body, found)
+def test_answers(body: dict[str, Any], actual: dict[str, Any], words: str) -> None:
+    problems = problems_of(body, actual)
     assert [words in problem for problem in problems] == ([True] if words else [])
 
 

@@ -49,10 +49,10 @@ def python_faults(source: str) -> Iterator[tuple[int, str]]:
 
 def cpp_faults(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and fault of each comment of a C++ file."""
-    for found in CPP_COMMENT.finditer(source):
-        if not found[0].startswith('"'):
-            line = source.count("\n", 0, found.start()) + 1
-            yield from ((line, fault) for fault in idiom_faults(found[0].lstrip("/* ")))
+    for match in CPP_COMMENT.finditer(source):
+        if not match[0].startswith('"'):
+            line = source.count("\n", 0, match.start()) + 1
+            yield from ((line, fault) for fault in idiom_faults(match[0].lstrip("/* ")))
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -82,5 +82,5 @@ def idiom_faults(text: str) -> Iterator[str]:
     """Yield an idiom of a text, and the plain words for it."""
     prose = " ".join(CODE.sub("code", text).split())
     for pattern, plain in PATTERNS:
-        if found := pattern.search(prose):
-            yield f'"{found[0].strip()}" (use: {plain})'
+        if match := pattern.search(prose):
+            yield f'"{match[0].strip()}" (use: {plain})'

@@ -26,8 +26,8 @@ CHECKS = {".py": python_faults, ".cpp": cpp_faults, ".h": cpp_faults}
 
 
 def test_no_file_breaks_the_rules() -> None:
-    found = [fault for name in covered_files() for fault in faults_of(name)]
-    assert not found, "\n".join(["Rewrite these lines in plain English:", *found])
+    faults = [fault for name in covered_files() for fault in faults_of(name)]
+    assert not faults, "\n".join(["Rewrite these lines in plain English:", *faults])
 
 
 def test_openings_of_tests_are_plain() -> None:
@@ -59,7 +59,7 @@ def test_openings_of_tests_are_plain() -> None:
     ],
 )
 def test_faults_of_python_are_found(source: str, fault: str) -> None:
-    assert [found for _, found in python_faults(source)] == [fault]
+    assert [actual for _, actual in python_faults(source)] == [fault]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def in_background(command: Sequence[str]) -> list[str]:
 def services_of(logs: Path) -> set[int]:
     """Process ids of the services that write to a log in this folder: those of one local system. Tests
     that run beside this one have others."""
-    found = set()
+    services = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -22,5 +22,5 @@ def services_of(logs: Path) -> set[int]:
             except OSError:
                 continue  # it ended while we looked
             if output.startswith(str(logs)):
-                found.add(int(entry.name))
-    return found
+                services.add(int(entry.name))
+    return services

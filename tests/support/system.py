@@ -187,11 +187,11 @@ class System:
         """From now on no pass of the verifier begins while this is true; the event ends it for good."""
         verify, go_on = self.loop.verifier.verify, asyncio.Event()
 
-        async def held(*arguments: Any) -> Any:
+        async def delayed(*arguments: Any) -> Any:
             await until(lambda: go_on.is_set() or not waits())
             return await verify(*arguments)
 
-        self.loop.verifier.verify = held  # type: ignore[method-assign]
+        self.loop.verifier.verify = delayed  # type: ignore[method-assign]
         return go_on
 
     async def generate(self, prompt: Sequence[int], **fields: Any) -> list[generation_pb2.GenerateReply]:
@@ -298,16 +298,16 @@ async def running_system(
         def add_verifier(
             server: ServiceServer, thread: EngineThread, engine: VerifierEngine = engine
         ) -> None:
-            own = verifier_pb2.DescribeVerifierReply()
-            own.CopyFrom(description)
-            own.instance_id = secrets.token_hex(4)
+            verifier_reply = verifier_pb2.DescribeVerifierReply()
+            verifier_reply.CopyFrom(description)
+            verifier_reply.instance_id = secrets.token_hex(4)
             metrics = VerifierMetrics(registries[thread.name], list(hosted))
             drafters = SpeculatorEngine(list(hosted.values()), max_nodes=64) if hosted else None
             residents = ResidentSpeculators(drafters, list(hosted), engine.runner)
             if hosted:
-                own.resident.CopyFrom(residents.description)
+                verifier_reply.resident.CopyFrom(residents.description)
             host = Host(residents.pool, engine, compiler)
-            servicer = VerifierServicer(host, thread, metrics, own, tracer)
+            servicer = VerifierServicer(host, thread, metrics, verifier_reply, tracer)
             servicers.append(servicer)
             verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
 

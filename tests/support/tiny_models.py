@@ -71,16 +71,16 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A random model with weights large enough that its predictions differ from token to token."""
     shape = _SHAPE | {"initializer_range": 0.2} | overrides
     # of these families the heads share the hidden size, and each has its own keys
-    own = {k: v for k, v in shape.items() if k not in ("head_dim", "num_key_value_heads")}
-    own["hidden_size"] = hidden = shape["head_dim"] * shape["num_attention_heads"]
-    own["initializer_range"] = shape["initializer_range"] * (32 / hidden) ** 0.5
+    options = {k: v for k, v in shape.items() if k not in ("head_dim", "num_key_value_heads")}
+    options["hidden_size"] = hidden = shape["head_dim"] * shape["num_attention_heads"]
+    options["initializer_range"] = shape["initializer_range"] * (32 / hidden) ** 0.5
     window = shape.pop("sliding_window", 5)
     mixed = {
         "sliding_window": window,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     }
     gemma = shape | {"query_pre_attn_scalar": 12}
-    whole = own | {"num_key_value_heads": shape["num_key_value_heads"]}
+    whole = options | {"num_key_value_heads": shape["num_key_value_heads"]}
     partial = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
     factors = [1 + place / 4 for place in range(shape["head_dim"] * 3 // 8)]
     longrope = partial | {
@@ -89,7 +89,11 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
         "long_factor": [2 * factor for factor in factors],
         "original_max_position_embeddings": 256,
     }
-    opt = own | {"ffn_dim": shape["intermediate_size"], "init_std": own["initializer_range"], "dropout": 0.0}
+    opt = options | {
+        "ffn_dim": shape["intermediate_size"],
+        "init_std": options["initializer_range"],
+        "dropout": 0.0,
+    }
     size = shape["intermediate_size"] // 8 * 4
     experts = {"num_experts_per_tok": 3, "num_experts": 6, "moe_intermediate_size": size}
     local = {"num_experts_per_tok": 2, "num_local_experts": 5}
@@ -111,7 +115,7 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
         "opt-untied": lambda: transformers.OPTConfig(
             **opt, tie_word_embeddings=False, activation_function="gelu"
         ),
-        "gpt_neox": lambda: transformers.GPTNeoXConfig(**own, rotary_pct=0.5),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**options, rotary_pct=0.5),
         "mistral-windowed": lambda: transformers.MistralConfig(**shape, sliding_window=window),
         "gemma": lambda: transformers.GemmaConfig(**shape),
         "gemma2": lambda: transformers.Gemma2Config(
@@ -138,7 +142,7 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
         "gpt_oss": lambda: transformers.GptOssConfig(
             **shape, **local, **mixed, swiglu_limit=0.5, rope_parameters=_YARN
         ),
-        "gpt_neox-serial": lambda: transformers.GPTNeoXConfig(**own, use_parallel_residual=False),
+        "gpt_neox-serial": lambda: transformers.GPTNeoXConfig(**options, use_parallel_residual=False),
     }
     torch.manual_seed(seed)
     # of all kinds of attention only this one applies soft caps

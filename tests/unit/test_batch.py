@@ -40,9 +40,9 @@ class Files:
 
     def rows(self) -> dict[str, Any]:
         """The output's lines by their ids, each of which comes once."""
-        found = [json.loads(line) for line in self.output.read_text().splitlines()]
-        by_id = {row["custom_id"]: row for row in found}
-        assert len(by_id) == len(found)
+        rows = [json.loads(line) for line in self.output.read_text().splitlines()]
+        by_id = {row["custom_id"]: row for row in rows}
+        assert len(by_id) == len(rows)
         return by_id
 
     def run(self, url: str, *options: str) -> int:
@@ -68,9 +68,9 @@ def test_every_line_gets_its_answer(files: Files) -> None:
     files.write(*(job(name) for name in names), job("chat", url="/v1/chat/completions"))
     with scripted_api(ApiScript(echo)) as url:
         assert files.run(url, "--concurrency", "7") == 0
-    found = files.rows()
-    assert set(found) == {*names, "chat"}
-    assert found["job 5"] == {
+    rows = files.rows()
+    assert set(rows) == {*names, "chat"}
+    assert rows["job 5"] == {
         "id": "batch_req_6",
         "custom_id": "job 5",
         "response": {
@@ -80,7 +80,7 @@ def test_every_line_gets_its_answer(files: Files) -> None:
         },
         "error": None,
     }
-    assert found["chat"]["response"]["body"]["path"] == "/v1/chat/completions"
+    assert rows["chat"]["response"]["body"]["path"] == "/v1/chat/completions"
 
 
 def test_a_refused_line_has_its_refusal_and_the_others_their_answers(files: Files) -> None:
@@ -123,8 +123,8 @@ def test_halves_of_surrogate_pairs_stay_as_they_came(files: Files) -> None:
     with scripted_api(ApiScript(answer)) as url:
         assert files.run(url) == 0
         assert files.run(url) == 0
-    found = [json.loads(line) for line in files.output.read_text(encoding="utf-8").split("\n") if line]
-    assert {row["response"]["body"]["said"] for row in found} == set(texts)
+    rows = [json.loads(line) for line in files.output.read_text(encoding="utf-8").split("\n") if line]
+    assert {row["response"]["body"]["said"] for row in rows} == set(texts)
 
 
 def test_an_interrupted_batch_does_not_wait_for_room(files: Files) -> None:

@@ -54,7 +54,7 @@ def test_named_templates_are_chosen_by_tools(stored: dict[str, str] | None) -> N
 
 
 @pytest.mark.parametrize(
-    ("template", "why"),
+    ("template", "reason"),
     [
         ("{{ messages | tojson(1, 2, 3, 4, 5, 6) }}", "the model's chat template fails: TypeError"),
         ("{{ messages[0].content + 1 }}", "the model's chat template fails: TypeError"),
@@ -65,8 +65,8 @@ def test_named_templates_are_chosen_by_tools(stored: dict[str, str] | None) -> N
         ("{% if %}", "Expected an expression"),
     ],
 )
-def test_a_fault_of_a_template_is_an_error_of_the_conversation(template: str, why: str) -> None:
-    with pytest.raises(InvalidInputError, match=rf"chat = \['user', 'assistant'\]: .*({why})"):
+def test_a_fault_of_a_template_is_an_error_of_the_conversation(template: str, reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"chat = \['user', 'assistant'\]: .*({reason})"):
         ChatTemplate(template, {}).render(TURNS, [])
 
 

@@ -81,8 +81,8 @@ def test_the_text_is_that_of_all_tokens_however_they_come(name: str, data: Any, 
     tokenizer = EXACT[name]()
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=40))
     reader = Detokenizer(tokenizer)
-    told = "".join([reader.push(part) for part in cut(tokens, cuts)])
-    assert told + reader.flush() == tokenizer.decode(tokens)
+    text = "".join([reader.push(part) for part in cut(tokens, cuts)])
+    assert text + reader.flush() == tokenizer.decode(tokens)
 
 
 _RUN = st.one_of(
@@ -104,8 +104,8 @@ def test_bytes_of_sentencepiece_are_told_as_it_tells_them(
         else:
             tokens += [1 + 256 + part, 0]  # and a special token says nothing
     reader = Detokenizer(tokenizer)
-    told = "".join([reader.push(piece) for piece in cut(tokens, cuts)])
-    assert told + reader.flush() == tokenizer.decode(tokens)
+    text = "".join([reader.push(piece) for piece in cut(tokens, cuts)])
+    assert text + reader.flush() == tokenizer.decode(tokens)
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
@@ -114,15 +114,15 @@ def test_nothing_is_held_longer_than_a_character_can_be(
     make: Callable[[], Tokenizer], data: list[int]
 ) -> None:
     """After each byte all is told but what may still become a character."""
-    reader, told = Detokenizer(make()), ""
+    reader, shown = Detokenizer(make()), ""
     for place, byte in enumerate(data):
-        told += reader.push([1 + byte])
-        held = bytes(data[: place + 1])
-        begun = [n for n in (1, 2, 3) if n <= len(held) and _may_become_one(held[-n:])]
-        text = held[: len(held) - (begun[0] if begun else 0)].decode(errors="replace")
-        plain = told.replace(REPLACEMENT, "").lstrip(" ")
+        shown += reader.push([1 + byte])
+        pending = bytes(data[: place + 1])
+        begun = [n for n in (1, 2, 3) if n <= len(pending) and _may_become_one(pending[-n:])]
+        text = pending[: len(pending) - (begun[0] if begun else 0)].decode(errors="replace")
+        plain = shown.replace(REPLACEMENT, "").lstrip(" ")
         assert plain == text.replace(REPLACEMENT, "").lstrip(" ")
-        assert begun or not held or told.count(REPLACEMENT) >= text.count(REPLACEMENT)
+        assert begun or not pending or shown.count(REPLACEMENT) >= text.count(REPLACEMENT)
 
 
 def _may_become_one(data: bytes) -> bool:
@@ -190,8 +190,8 @@ def test_held_bytes_of_other_decoders_are_told_after_four_tokens() -> None:
     tokenizer = made([f"<0x{byte:02X}>" for byte in range(256)], decoders.Sequence(stages))
     assert tokenizer.byte_decoder is None
     reader = Detokenizer(tokenizer)
-    told = "".join([reader.push([1 + 0xE6]) for _ in range(100)])
-    assert len(told) >= 96
+    text = "".join([reader.push([1 + 0xE6]) for _ in range(100)])
+    assert len(text) >= 96
 
 
 @pytest.mark.slow

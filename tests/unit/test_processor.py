@@ -16,8 +16,8 @@ def fresh_flags() -> Iterator[None]:
 
 def named(monkeypatch: pytest.MonkeyPatch, **fields: str) -> str:
     """Return the name of a processor of these fields."""
-    found = {name.replace("_", " "): value for name, value in fields.items()}
-    monkeypatch.setattr(machine, "_field", lambda name: found.get(name, ""))
+    named_fields = {name.replace("_", " "): value for name, value in fields.items()}
+    monkeypatch.setattr(machine, "_field", lambda name: named_fields.get(name, ""))
     return machine.processor_name()
 
 

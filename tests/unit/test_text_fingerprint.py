@@ -35,6 +35,6 @@ def test_whatever_changes_tokens_changes_it_but_not_that_of_the_vocabulary() -> 
         made(lowercase=True),
         made(bos="b"),
     ]
-    assert len({each.text_fingerprint() for each in [made(), *others]}) == 6
-    assert {each.fingerprint() for each in others} == {made().fingerprint()}
+    assert len({tokenizer.text_fingerprint() for tokenizer in [made(), *others]}) == 6
+    assert {tokenizer.fingerprint() for tokenizer in others} == {made().fingerprint()}
     assert made().encode("abc") != others[0].encode("abc")

@@ -28,8 +28,8 @@ def tokenizer(template: str | None = None) -> Tokenizer:
 def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
     begun = tokenizer()
     begun._fast.decoder = decoders.ByteLevel()
-    found = [begun.token_bytes(token) for token in begun.encode("a \u20ac\n")]
-    assert found == [b"<bos>", b"a", b" ", b"\xe2", b"\x82", b"\xac", b"\n"]
+    tokens = [begun.token_bytes(token) for token in begun.encode("a \u20ac\n")]
+    assert tokens == [b"<bos>", b"a", b" ", b"\xe2", b"\x82", b"\xac", b"\n"]
     assert begun.token_bytes(5000) == b"[5000]"
 
 
@@ -37,8 +37,8 @@ def test_bytes_of_a_vocabulary_of_sentencepiece() -> None:
     fast = FastTokenizer(models.WordLevel({"<unk>": 0, "<0xE2>": 1, "\u2581the": 2, "cat": 3}, "<unk>"))
     stages = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     fast.decoder = decoders.Sequence(stages)
-    found = Tokenizer(fast, None, {})
-    assert [found.token_bytes(token) for token in (1, 2, 3)] == [b"\xe2", b" the", b"cat"]
+    tokenizer = Tokenizer(fast, None, {})
+    assert [tokenizer.token_bytes(token) for token in (1, 2, 3)] == [b"\xe2", b" the", b"cat"]
 
 
 def test_long_texts_have_the_same_tokens_as_short_ones() -> None:

@@ -1,6 +1,6 @@
 """Prometheus metrics of the gateway: requests, steps and parts of the system.
 
-docs/operations.md gives the meaning and the bad values of each.
+docs/settings.md lists them; the dashboards explain their bad values.
 """
 
 from prometheus_client import CollectorRegistry

@@ -24,7 +24,7 @@ class RequestCounters:
         self._success = cache(
             Counter(
                 "specinfer_request_success",
-                "Requests that ended, by why; those that failed while they ran are `error`.",
+                "Ended requests by reason: length, stop_token, stop_string, cancelled, deadline or error.",
                 ["finished_reason"],
                 registry=registry,
             ).labels
@@ -32,13 +32,13 @@ class RequestCounters:
         self._refused = cache(
             Counter(
                 "specinfer_requests_refused",
-                "Calls of Generate and Attach refused before they streamed anything, by status code.",
+                "Generate and Attach calls refused, by gRPC status; without those over --max-calls.",
                 ["code"],
                 registry=registry,
             ).labels
         )
         self._prompt_tokens = StepCounter(
-            "specinfer_prompt_tokens", "Prompt tokens of requests that got a first token.", (), registry
+            "specinfer_prompt_tokens", "Prompt tokens of requests with a first token.", (), registry
         )
         self._generation_tokens = StepCounter(
             "specinfer_generation_tokens", "Generated tokens, stored and shown to clients.", (), registry
@@ -51,7 +51,7 @@ class RequestCounters:
         )
         self._inter_token = StepHistogram(
             "specinfer_inter_token_latency_seconds",
-            "Time per token after the first: of tokens that come together each has its share.",
+            "Time per token after the first; tokens of one step share the time since the previous token.",
             TO_MINUTES_S,
             registry,
         )
@@ -63,7 +63,7 @@ class RequestCounters:
         )
         self._queue = StepHistogram(
             "specinfer_request_queue_time_seconds",
-            "Time that a request waited until it was admitted to the running batch.",
+            "Time that a request waited for admission.",
             TO_MINUTES_S,
             registry,
         )

@@ -26,7 +26,9 @@ class SpeculationMetrics:
             return StepCounter(f"specinfer_{name}", documentation, labels, registry)
 
         self._drafts = counter(
-            "spec_decode_num_drafts", "Verified trees with nodes of a speculator's.", *_SPECULATOR
+            "spec_decode_num_drafts",
+            "Verified trees with nodes of a speculator; a node of two speculators counts for both.",
+            *_SPECULATOR,
         )
         self._drafted = counter(
             "spec_decode_num_draft_tokens", "Verified nodes that a speculator proposed.", *_SPECULATOR
@@ -41,34 +43,31 @@ class SpeculationMetrics:
         )
         self._nodes = counter(
             "tree_nodes",
-            "Nodes that a speculator proposed; what of those was kept to be verified; what of that another "
-            "speculator proposed, too (duplicate).",
+            "Nodes of a speculator: proposed; kept for verification; duplicate, kept and also proposed by another.",
             *("speculator", "stage"),
         )
         self._depth = StepHistogram(
             "specinfer_accepted_depth",
-            "Accepted nodes of a verified tree that had nodes below its root.",
+            "Accepted nodes per verified tree.",
             range(17),
             registry,
         )
         self._wins = counter(
-            "speculator_wins", "Trees of which a speculator proposed the whole accepted path.", "speculator"
+            "speculator_wins", "Trees in which a speculator proposed the whole accepted path.", "speculator"
         )
         self._outcomes = counter(
             "drafts",
-            "Drafts asked for, by what came: ok (in time; perhaps nothing to propose), late, failed, "
-            "malformed, stale (its request had ended).",
+            "Requested drafts by outcome: ok (may be empty), late, failed, malformed, stale (the request had ended).",
             *("service", "outcome"),
         )
         self._quarantines = counter(
             "speculator_quarantines",
-            "Times that a speculator was left out because its trees were malformed again and again.",
+            "Exclusions of a speculator for repeated malformed trees.",
             "speculator",
         )
         self._resyncs = counter(
             "resyncs",
-            "Requests of which a service held something else than the gateway thought, so that all is "
-            "sent again; `verifier` stands for the verifier.",
+            "Requests whose cached length at a service differed from the gateway's; `verifier` is the verifier.",
             "service",
         )
         self._resyncs.add(0, VERIFIER)
@@ -122,22 +121,19 @@ class ScoreMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._collapsed = Gauge(
             "specinfer_speculator_collapsed",
-            "Whether the last thousand drafts of a speculator brought nothing, or less than a tenth of what "
-            "they did.",
+            "1: a speculator's last thousand drafts yielded no token, or less than a tenth of the usual.",
             _SPECULATOR,
             registry=registry,
         )
         self._errors = Gauge(
             "specinfer_speculator_calibration_error",
-            "Expected calibration error of a speculator's scores: `said` as they came, `corrected` as the tree is "
-            "cut by them.",
+            "Expected calibration error of a speculator's scores: `said` as received, `corrected` as used.",
             (*_SPECULATOR, "scores"),
             registry=registry,
         )
         self._auc = Gauge(
             "specinfer_speculator_auc",
-            "Probability that of two of a speculator's candidates the accepted one had the higher score (area "
-            "under the ROC curve).",
+            "Probability that an accepted candidate has a higher score than a rejected one (area under the ROC curve).",
             _SPECULATOR,
             registry=registry,
         )

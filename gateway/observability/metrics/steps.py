@@ -18,15 +18,15 @@ class PlannerMetrics:
         def counter(name: str, documentation: str, *labels: str) -> StepCounter:
             return StepCounter(f"specinfer_planner_{name}", documentation, labels, registry)
 
-        self._choices = counter("steps", "Steps by why they were planned so.", "reason")
-        self._asked = counter("asked", "Steps in which the planner wanted a speculator.", "speculator")
+        self._choices = counter("steps", "Steps by the reason of their plan.", "reason")
+        self._asked = counter("asked", "Steps in which the planner asked a speculator.", "speculator")
         self._nodes = StepHistogram(
             "specinfer_planner_step_nodes", "Tree nodes verified in a step, roots excluded.", COUNTS, registry
         )
-        self._expected_s = counter("expected_seconds", "Time expected of planned steps, summed.")
-        self._actual_s = counter("actual_seconds", "Time that those steps took, summed.")
-        self._expected_tokens = counter("expected_tokens", "Tokens expected of those steps, summed.")
-        self._actual_tokens = counter("actual_tokens", "Tokens that those steps brought, summed.")
+        self._expected_s = counter("expected_seconds", "Sum of the expected times of planned steps.")
+        self._actual_s = counter("actual_seconds", "Sum of the actual times of planned steps.")
+        self._expected_tokens = counter("expected_tokens", "Sum of the expected tokens of planned steps.")
+        self._actual_tokens = counter("actual_tokens", "Sum of the actual tokens of planned steps.")
         for reason in Reason:
             self._choices.add(0, reason)
 
@@ -59,7 +59,7 @@ class StepMetrics:
         )
         self._phase = StepHistogram(
             "specinfer_iteration_phase_seconds",
-            "Time of each phase of a step.",
+            "Time of a phase of a step: draft, merge, verify or commit.",
             TO_SECONDS_S,
             registry,
             "phase",
@@ -67,12 +67,14 @@ class StepMetrics:
         )
         self._bubbles = StepCounter(
             "specinfer_bubble_seconds",
-            "Time in which the verifier had nothing to do, as drafts were made.",
+            "Time in which the verifier waited for drafts.",
             ("waiting",),
             registry,
         )
         self.preemptions = Counter(
-            "specinfer_preemptions", "Requests that had to give their cache to others.", registry=registry
+            "specinfer_preemptions",
+            "Requests whose cache was freed for others and recomputed.",
+            registry=registry,
         )
         self.failed_steps = Counter(
             "specinfer_failed_steps",

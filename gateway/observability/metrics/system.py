@@ -61,35 +61,30 @@ class SystemMetrics:
             return Gauge(f"specinfer_{name}", documentation, labels, registry=registry)
 
         self._running = gauge("num_requests_running", "Requests being decoded.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait to be admitted.")
+        self._waiting = gauge("num_requests_waiting", "Requests that wait for admission.")
         self._verifier = gauge("verifier_ready", "Whether a verifier answers (1) or not (0).", "verifier")
         self._speculator = gauge(
             "speculator_ready", "Whether a speculator service answers (1) or not (0).", "service"
         )
         self._redis = gauge("redis_ready", "Whether Redis answers (1) or not (0).")
-        self._gateway = gauge(
-            "gateway_ready", "Whether a request that came now would be served (1) or not (0)."
-        )
+        self._gateway = gauge("gateway_ready", "Whether the gateway can serve a request (1) or not (0).")
         self._gateways = gauge("gateways_alive", "Gateways that renew their leases, this one included.")
         self._driven = gauge("verifiers_held", "Verifiers that this gateway drives.")
         self._model = declare_model_info(registry)
         self._vllm = VllmMetrics(registry, vllm_model) if vllm_model else None
-        self.redis_outages = counter("redis_outages", "Times that Redis stopped answering.")
-        self.redis_losses = counter("redis_losses", "Times that Redis had lost its data.")
+        self.redis_outages = counter("redis_outages", "Times at which Redis stopped answering.")
+        self.redis_losses = counter("redis_losses", "Times at which Redis had lost its data.")
         self.keeper_faults = counter(
             "keeper_faults",
-            "Faults while leases were renewed, requests looked for or followed, or metrics shown.",
+            "Faults in background work; the log has the reason.",
         )
-        self.adopted_requests = counter(
-            "adopted_requests", "Requests of another gateway that this one took over."
-        )
+        self.adopted_requests = counter("adopted_requests", "Requests taken over from another gateway.")
         self.fenced_requests = counter(
-            "fenced_requests", "Requests that another gateway had taken when this one wrote to them."
+            "fenced_requests", "Requests that another gateway took over from this one."
         )
         bytes_ = counter(
             "wire_bytes",
-            "Bytes of serialized messages exchanged with verifiers, speculator services and clients; without "
-            "what gRPC and TLS add.",
+            "Message bytes to and from verifier, speculator and client, without the overhead of gRPC and TLS.",
             *("peer", "direction"),
         )
         self._meters = {
@@ -126,10 +121,15 @@ class VllmMetrics:
             return Gauge(f"vllm:{name}", documentation, [*self._labels, *labels], registry=registry)
 
         self._running = gauge("num_requests_running", "Requests being decoded.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait to be admitted.")
-        self._usage = gauge("kv_cache_usage_perc", "Part of the KV cache in use, from 0 to 1.")
+        self._waiting = gauge("num_requests_waiting", "Requests that wait for admission.")
+        self._usage = gauge(
+            "kv_cache_usage_perc", "Share of the verifiers' caches reserved by running requests, 0 to 1."
+        )
         self._config = gauge(
-            "cache_config_info", "Size of the KV cache, in blocks; always 1.", "block_size", "num_gpu_blocks"
+            "cache_config_info",
+            "Tokens per block and blocks of all caches; always 1, absent while no verifier is driven.",
+            "block_size",
+            "num_gpu_blocks",
         )
 
     def show(self, running: int, waiting: int, cache: CacheUse) -> None:

@@ -53,7 +53,7 @@ Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
 SERVICE_ENVIRONMENT = {
     # idle threads of one service must not spin on the cores another one needs
-    # (docs/findings.md#passive-threads)
+    # (docs/performance.md#passive-threads)
     "OMP_WAIT_POLICY": "PASSIVE",
     # gRPC's event engine hands every message to one thread more: 110 us a round trip instead of 70
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",

@@ -16,7 +16,7 @@ GREEDY_SCORE_TEMPERATURE = 0.75
 """Temperature of candidates' scores for greedy requests.
 
 A greedy target takes the draft's first token more often than the draft's probability: the draft learnt the
-target's distribution. So trees for it should be deeper and narrower (docs/findings.md#greedy-scores).
+target's distribution. So trees for it should be deeper and narrower (docs/performance.md#greedy-scores).
 """
 
 

@@ -1,7 +1,7 @@
 """Finds compiled kernels of this processor, or compiles them on first use.
 
 Libraries that were built ahead of time (`python -m specinfer.model.native.build --all DIRECTORY`, as images
-do) are searched in $SPECINFER_KERNELS, else in `prebuilt` next to this file: the best one for this processor
+and wheels do) are searched in $SPECINFER_KERNELS, else in `prebuilt` next to this file: the best one for this processor
 and the sources of this version is used. With CXXFLAGS none is used. Otherwise the machine's compiler makes
 one (`specinfer.model.native.compiler`) in the cache directory (`specinfer.system.cache_directory`), under a
 name that changes with source, compiler, options and processor; it appears there atomically, so services
@@ -75,7 +75,8 @@ def fitting(flags: Collection[str]) -> list[Variant]:
 log = logging.getLogger(__name__)
 KERNELS_VARIABLE = "SPECINFER_KERNELS"
 """Environment variable with a directory of libraries built ahead of time."""
-_PREBUILT = Path(__file__).with_name("prebuilt")
+PREBUILT = Path(__file__).with_name("prebuilt")
+"""Directory of the libraries in a wheel, which `setup.py` builds."""
 _X86_64 = ("x86_64", "AMD64")
 _NEEDED = {"avx2", "fma", "f16c"}
 
@@ -135,7 +136,7 @@ def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> l
 
 def _prebuilt() -> Path | None:
     explicit = os.environ.get(KERNELS_VARIABLE)
-    directory = Path(explicit).expanduser() if explicit else _PREBUILT
+    directory = Path(explicit).expanduser() if explicit else PREBUILT
     if added_options():
         if explicit:
             log.warning("CXXFLAGS is set: compiling the native kernels instead of looking in %s", directory)

@@ -2,7 +2,7 @@
 
 Everything that verifies or drafts uses these functions, so that P and q mean the same everywhere. They work
 on single rows in numpy, as many rows of a tree are never used, and one of 50,000 numbers is too short for
-torch to be worth waking its threads (docs/findings.md#numpy-rows).
+torch to be worth waking its threads (docs/performance.md#numpy-rows).
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 `Linear(x)` maps [T, in] to [T, out]. bfloat16 weights on a CPU are reordered once into oneDNN's
 blocked layout, which reads them at memory speed for one token and for a tree alike
-(docs/findings.md#packed-layers). `Surgery` is the interface by which ranks divide a decoder
+(docs/performance.md#packed-layers). `Surgery` is the interface by which ranks divide a decoder
 (`specinfer.model.parallel`).
 """
 

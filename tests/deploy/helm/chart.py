@@ -54,11 +54,11 @@ def _all(files: Sequence[str], values: Mapping[str, Any] | None, release: str) -
 
 def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> Object:
     """Return both, as Helm merges files of values: the later one counts, maps are merged."""
-    found = dict(values)
+    result = dict(values)
     for name, value in more.items():
-        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
-        found[name] = merged(found[name], value) if both else value
-    return found
+        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
+        result[name] = merged(result[name], value) if both else value
+    return result
 
 
 def _is_hook(row: Object) -> bool:

@@ -63,9 +63,9 @@ class Rendered:
         return [row for row in self.objects if row["kind"] == kind]
 
     def get(self, kind: str, name: str) -> Object:
-        found = [row for row in self.of_kind(kind) if row["metadata"]["name"] == name]
-        assert len(found) == 1, f"{kind} {name}: there are {len(found)}"
-        return found[0]
+        rows = [row for row in self.of_kind(kind) if row["metadata"]["name"] == name]
+        assert len(rows) == 1, f"{kind} {name}: there are {len(rows)}"
+        return rows[0]
 
     @cached_property
     def workloads(self) -> list[Workload]:
@@ -74,8 +74,8 @@ class Rendered:
         return [Workload(row, self._replicas(row)) for row in rows]
 
     def workload(self, name: str) -> Workload:
-        (found,) = (workload for workload in self.workloads if workload.name == name)
-        return found
+        (match,) = (workload for workload in self.workloads if workload.name == name)
+        return match
 
     def _replicas(self, workload: Object) -> int:
         for scaler in self.of_kind("HorizontalPodAutoscaler"):
@@ -94,10 +94,10 @@ class Rendered:
 
     def environment(self, pod: Object, container: Object) -> dict[str, str]:
         """The variables of a container; what the image sets is not among them."""
-        found = self._service_links() if pod.get("enableServiceLinks", True) else {}
+        variables = self._service_links() if pod.get("enableServiceLinks", True) else {}
         for variable in container.get("env", []):
-            found[variable["name"]] = expand(self._value(variable), found)
-        return found
+            variables[variable["name"]] = expand(self._value(variable), variables)
+        return variables
 
     def command(self, pod: Object, container: Object) -> list[str]:
         """The command line of a container."""
@@ -128,14 +128,14 @@ class Rendered:
 
     def _service_links(self) -> dict[str, str]:
         """Return the variables that the kubelet adds for Services with an address, unless a pod declines them."""
-        found = {}
+        variables = {}
         for service in self.of_kind("Service"):
             if service["spec"].get("clusterIP") != "None":
                 name = service["metadata"]["name"].upper().replace("-", "_")
                 port = str(service["spec"]["ports"][0]["port"])
-                found |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
-                found |= {f"{name}_PORT": f"tcp://127.0.0.1:{port}"}
-        return found
+                variables |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
+                variables |= {f"{name}_PORT": f"tcp://127.0.0.1:{port}"}
+        return variables
 
 
 def leaders(group: Object) -> Object:
@@ -163,7 +163,7 @@ def _fits(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 def expand(text: str, environment: Mapping[str, str]) -> str:
     """`$(NAME)` as Kubernetes replaces it; it would leave one that is unknown, which is an error here."""
-    return _REFERENCE.sub(lambda found: environment[found[1]], text)
+    return _REFERENCE.sub(lambda match: environment[match[1]], text)
 
 
 def _chosen(data: Mapping[str, str], source: Object) -> dict[str, str]:

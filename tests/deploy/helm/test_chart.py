@@ -213,11 +213,11 @@ def test_names_are_used_once_and_all_is_in_one_namespace(objects: Rendered) -> N
 
 
 def test_services_agree_on_the_model(objects: Rendered) -> None:
-    found = {
+    variables = {
         word: objects.environment(workload.pod, container) for word, workload, container in services(objects)
     }
-    model = found["verifier"]["SPECINFER_VERIFIER_MODEL"]
-    assert found["gateway"]["SPECINFER_GATEWAY_MODEL"] == model
+    model = variables["verifier"]["SPECINFER_VERIFIER_MODEL"]
+    assert variables["gateway"]["SPECINFER_GATEWAY_MODEL"] == model
     for workload in objects.workloads:
         for container in workload.pod.get("initContainers", []):
             command = objects.command(workload.pod, container)
@@ -230,12 +230,12 @@ def test_addresses_are_services_that_lead_to_the_right_ports(objects: Rendered) 
     (environment,) = (objects.environment(w.pod, c) for word, w, c in services(objects) if word == "gateway")
     for setting, target in (("VERIFIERS", "verifier"), ("SPECULATORS", "speculator")):
         address = environment[f"SPECINFER_GATEWAY_{setting}"]
-        found = re.fullmatch(r"dns:///([\w-]+):(\d+)", address)
-        assert found, address
-        service = objects.get("Service", found[1])["spec"]
+        match = re.fullmatch(r"dns:///([\w-]+):(\d+)", address)
+        assert match, address
+        service = objects.get("Service", match[1])["spec"]
         assert service["clusterIP"] == "None", "gateways must see each pod"
-        (workload,) = objects.behind(found[1])
-        assert workload.ports["grpc"] == int(found[2])
+        (workload,) = objects.behind(match[1])
+        assert workload.ports["grpc"] == int(match[2])
         assert target in [container["name"] for container in workload.containers]
 
 

@@ -23,8 +23,8 @@ def workload(objects: Rendered) -> Workload:
 
 @pytest.fixture
 def container(workload: Workload) -> Object:
-    (found,) = workload.pod["containers"]
-    return dict(found)
+    (container,) = workload.pod["containers"]
+    return dict(container)
 
 
 def test_settings_are_those_of_the_service(

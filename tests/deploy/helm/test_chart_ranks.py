@@ -38,8 +38,8 @@ def objects() -> Rendered:
 
 
 def group(objects: Rendered) -> Object:
-    (found,) = objects.of_kind("LeaderWorkerSet")
-    return dict(found["spec"]["leaderWorkerTemplate"])
+    (group,) = objects.of_kind("LeaderWorkerSet")
+    return dict(group["spec"]["leaderWorkerTemplate"])
 
 
 def containers(objects: Rendered) -> list[tuple[Object, Object]]:
@@ -63,8 +63,11 @@ def test_there_are_as_many_ranks_and_gpus_as_the_settings_say(
     for pod, container in containers(objects):
         variables = {"LWS_GROUP_SIZE": str(nodes), "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "leader"}
         environment = objects.environment(pod, container)
-        told = {**container, "env": [{"name": name, "value": value} for name, value in variables.items()]}
-        command = objects.command(pod, told)
+        described = {
+            **container,
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+        }
+        command = objects.command(pod, described)
         assert f"--nnodes={nodes}" in command
         assert command[-2:] == ["-m", "verifier_svc"]
         settings = load_settings("verifier", environment, monkeypatch)

@@ -47,7 +47,7 @@ def test_the_adapter_reads_series_that_gateways_have() -> None:
     declared = {f"{name}_total" if kind == "counter" else name for name, kind in families.items()}
     rules = yaml.safe_load(ADAPTER.read_text())["rules"]
     series = [_SERIES.match(rule["seriesQuery"]) for rule in [*rules["custom"], *rules["external"]]]
-    assert {found[0] for found in series if found} <= declared
+    assert {series_name[0] for series_name in series if series_name} <= declared
 
 
 def test_prometheus_finds_every_metrics_port(objects: Rendered) -> None:
@@ -56,14 +56,14 @@ def test_prometheus_finds_every_metrics_port(objects: Rendered) -> None:
         assert set(monitor["spec"]) <= {"selector", "jobLabel", "endpoints"}
         ports = {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]}
         assert ports == {"metrics", "http"}
-        found = {}
+        targets = {}
         for service in objects.of_kind("Service"):
             labels = service["metadata"]["labels"]
             if selects(monitor["spec"]["selector"], labels):
                 named = [port["name"] for port in service["spec"]["ports"] if port["name"] in ports]
-                found[labels[monitor["spec"]["jobLabel"]]] = len(named)
+                targets[labels[monitor["spec"]["jobLabel"]]] = len(named)
         ours = {workload.name for workload in objects.workloads} - {"specinfer-redis"}
-        assert {name: count for name, count in found.items() if count} == dict.fromkeys(ours, 1)
+        assert {name: count for name, count in targets.items() if count} == dict.fromkeys(ours, 1)
 
 
 def test_monitoring_is_left_out_unless_it_is_asked_for() -> None:
@@ -103,11 +103,11 @@ def test_keda_adds_verifiers_by_the_requests_that_wait() -> None:
     asked = trigger["metadata"]
     assert trigger["type"] == "prometheus"
     assert asked["threshold"] == "4", "KEDA takes texts alone"
-    found = re.fullmatch(r'sum\((\w+)\{namespace="specinfer"\}\)', asked["query"])
-    assert found
+    match = re.fullmatch(r'sum\((\w+)\{namespace="specinfer"\}\)', asked["query"])
+    assert match
     registry = CollectorRegistry()
     GatewayMetrics(registry)
-    assert found[1] in {family.name for family in registry.collect()}
+    assert match[1] in {family.name for family in registry.collect()}
     assert not render().of_kind("ScaledObject")
 
 

@@ -25,8 +25,8 @@ def objects() -> Rendered:
 
 @pytest.fixture
 def container(objects: Rendered) -> Object:
-    (found,) = objects.workload("specinfer-serve").pod["containers"]
-    return dict(found)
+    (container,) = objects.workload("specinfer-serve").pod["containers"]
+    return dict(container)
 
 
 def test_there_is_one_pod_and_nothing_of_the_services(objects: Rendered) -> None:

@@ -45,20 +45,20 @@ def test_values_become_variables_as_they_are_written() -> None:
     objects = render(values={**values, "environment": {"HTTPS_PROXY": "http://proxy:3128"}})
     verifier = objects.workload("specinfer-verifier")
     for container in verifier.containers:
-        found = objects.environment(verifier.pod, container)
-        assert found["HTTPS_PROXY"] == "http://proxy:3128"
-    assert found["SPECINFER_VERIFIER_KV_TOKENS"] == "1000000"
-    assert found["SPECINFER_VERIFIER_ACCEPTANCE"] == "naive"
-    assert "SPECINFER_VERIFIER_THREADS" not in found
+        variables = objects.environment(verifier.pod, container)
+        assert variables["HTTPS_PROXY"] == "http://proxy:3128"
+    assert variables["SPECINFER_VERIFIER_KV_TOKENS"] == "1000000"
+    assert variables["SPECINFER_VERIFIER_ACCEPTANCE"] == "naive"
+    assert "SPECINFER_VERIFIER_THREADS" not in variables
 
 
 def test_the_files_that_settings_name_are_mounted(objects: Rendered) -> None:
     for _, workload, container in services(objects):
         environment = objects.environment(workload.pod, container)
         named = {
-            found
+            match
             for text in [*environment.values(), *texts(container)]
-            for found in FILE_SETTINGS.findall(text)
+            for match in FILE_SETTINGS.findall(text)
         }
         there = set(mounted_files(objects, workload, container))
         folders = {path.rpartition("/")[0] for path in there}
@@ -81,12 +81,12 @@ def test_what_up_sets_for_speed_is_set(objects: Rendered) -> None:
 
 def test_the_chart_is_what_up_starts() -> None:
     objects = render()
-    found = {
+    variables = {
         word: objects.environment(workload.pod, container) for word, workload, container in services(objects)
     }
-    assert found["verifier"]["SPECINFER_VERIFIER_MODEL"] == DEFAULT_MODEL
+    assert variables["verifier"]["SPECINFER_VERIFIER_MODEL"] == DEFAULT_MODEL
     (flags,) = default_services(DEFAULT_MODEL).values()
-    speculator = {name: found["speculator"][f"SPECINFER_SPECULATOR_{name.upper()}"] for name in flags}
+    speculator = {name: variables["speculator"][f"SPECINFER_SPECULATOR_{name.upper()}"] for name in flags}
     assert speculator == dict(flags)
 
 
@@ -122,8 +122,8 @@ def test_a_service_has_time_to_start_and_to_end(objects: Rendered, monkeypatch: 
 
 def processes(command: list[str]) -> int:
     """Return the number of ranks that torchrun starts in a pod; else one."""
-    found = [re.fullmatch(r"--nproc-per-node=(\d+)", part) for part in command]
-    return next((int(match[1]) for match in found if match), 1)
+    matches = [re.fullmatch(r"--nproc-per-node=(\d+)", part) for part in command]
+    return next((int(match[1]) for match in matches if match), 1)
 
 
 def test_threads_are_the_processors_that_are_requested(objects: Rendered) -> None:

@@ -47,10 +47,10 @@ def test_values_that_the_page_names_exist() -> None:
     assert len(named) > 10
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     for name in named:
-        found: Any = values
+        value: Any = values
         for part in name.split("."):
-            assert part in found, name
-            found = found[part]
+            assert part in value, name
+            value = value[part]
 
 
 def test_the_table_of_files_is_complete() -> None:

@@ -219,13 +219,13 @@ class Container:
 
     def _files(self) -> dict[str, tuple[int, int]]:
         root = self._store.buildah("mount", self._name)
-        found: dict[str, tuple[int, int]] = {}
+        files: dict[str, tuple[int, int]] = {}
         for folder, _, names in os.walk(root):
             for name in names:
                 path = Path(folder, name)
                 state = path.lstat()
-                found[str(path.relative_to(root))] = (state.st_mtime_ns, state.st_size)
-        return found
+                files[str(path.relative_to(root))] = (state.st_mtime_ns, state.st_size)
+        return files
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str] | None = None, check: bool = True) -> str:

@@ -33,10 +33,10 @@ ALL = (*SETTINGS, "models", "redis", "prometheus", "grafana")
 
 def program(name: str) -> str:
     """A program that pip has installed beside Python; skips the test where there is none."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
+    path = shutil.which(name, path=str(Path(sys.executable).parent))
+    if path is None:
         pytest.skip(f"{name} is not installed: it comes with the extra `dev` on Linux, x86-64")
-    return found
+    return path
 
 
 @cache

@@ -103,10 +103,10 @@ def system(
     }
     with ExitStack() as stack:
         for name, values in settings.items():
-            own = {f"SPECINFER_{name.upper()}_{key}": value for key, value in values.items()}
+            variables = {f"SPECINFER_{name.upper()}_{key}": value for key, value in values.items()}
             if name != "http":
-                own[f"SPECINFER_{name.upper()}_METRICS_PORT"] = "0"
-            child = containers[name].start(models, own)
+                variables[f"SPECINFER_{name.upper()}_METRICS_PORT"] = "0"
+            child = containers[name].start(models, variables)
             stack.callback(child.kill)
             assert containers[name].healthy(models, timeout_s=180), containers[name].log()
         yield System(containers, "127.0.0.1:50051")
@@ -163,8 +163,8 @@ def test_kernels_are_those_of_the_image_and_there_is_no_compiler(system: System,
         container = system.containers[name]
         assert f"native kernels: {variant_path(Path(), best)}" in container.log()
         assert "torch executor" not in container.log()
-        held = container.run(models, "ls", "/opt/kernels").split()
-        assert set(held) == {variant_path(Path(), variant).name for variant in VARIANTS}
+        kernels = container.run(models, "ls", "/opt/kernels").split()
+        assert set(kernels) == {variant_path(Path(), variant).name for variant in VARIANTS}
         assert container.run(models, "sh", "-c", "command -v g++ gcc cc c++", check=False) == ""
 
 
@@ -178,12 +178,12 @@ def test_the_gateway_has_no_torch_and_no_pip(system: System, models: Path) -> No
 
 
 def test_no_model_weights_are_in_an_image_but_those_of_the_project(system: System) -> None:
-    held = {
+    weights = {
         name: {path.parent.name for path in container.files if path.suffix in (".safetensors", ".gguf")}
         for name, container in system.containers.items()
     }
     light = {"gateway": set[str](), "http": set[str]()}
-    assert held == light | {name: SHIPPED for name in TARGETS if name not in light}
+    assert weights == light | {name: SHIPPED for name in TARGETS if name not in light}
 
 
 def test_sigterm_drains_and_ends_with_success(system: System) -> None:

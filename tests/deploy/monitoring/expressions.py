@@ -57,8 +57,8 @@ def without_comparisons(expression: str) -> list[str]:
 
 def dashboards() -> dict[str, dict[str, Any]]:
     """The committed dashboards by their uid."""
-    found = [json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))]
-    return {dashboard["uid"]: dashboard for dashboard in found}
+    boards = [json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))]
+    return {dashboard["uid"]: dashboard for dashboard in boards}
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:

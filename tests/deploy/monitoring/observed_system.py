@@ -139,9 +139,9 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
     }
     programs = {"verifier": "verifier_svc", "speculator": "speculator_svc", "gateway": "gateway"}
     commands = {"redis": redis_command(ports["redis"], directory)}
-    for name, own in flags.items():
-        own = {"listen": at[name], "metrics-port": str(scraped[name]), **own}
-        parts = [part for key, value in own.items() for part in (f"--{key}", value)]
+    for name, settings in flags.items():
+        settings = {"listen": at[name], "metrics-port": str(scraped[name]), **settings}
+        parts = [part for key, value in settings.items() for part in (f"--{key}", value)]
         commands[name] = [sys.executable, "-m", programs[name.split("-")[0]], *parts]
     commands["gateway-fixed"] = [*commands["gateway"], "--no-adaptive", "--tree-nodes", "4"]
     place = ["--listen", at["http"], "--gateways", at["gateway"]]

@@ -149,6 +149,6 @@ def test_the_dashboards_are_provisioned() -> None:
 def provisioned(kind: str) -> Any:
     """The one file that Grafana reads of a kind."""
     (path,) = (PROVISIONING / kind).iterdir()
-    found = yaml.safe_load(path.read_text())
-    assert found["apiVersion"] == 1
-    return found
+    provider = yaml.safe_load(path.read_text())
+    assert provider["apiVersion"] == 1
+    return provider

@@ -177,19 +177,19 @@ async def _evaluate(directory: Path) -> Evaluation:
     asked = [e for e in all_expressions() if not all(name.startswith(_LEARNING) for name in e.metrics)]
     of_drafts = [e for e in asked if e.metrics & _OF_DRAFTS]
     others = [e for e in asked if not e.metrics & _OF_DRAFTS]
-    found = Evaluation()
+    evaluation = Evaluation()
     async with observed_system(directory) as system:
-        found.without_data = await _without_data(system, of_drafts)
+        evaluation.without_data = await _without_data(system, of_drafts)
         await system.choose()
-        found.without_data += await _without_data(system, others)
+        evaluation.without_data += await _without_data(system, others)
         groups = (await system.prometheus.ask("rules"))["groups"]
-        found.rules = [rule for group in groups for rule in group["rules"]]
-        found.targets = (await system.prometheus.ask("targets"))["activeTargets"]
-        found.picture = await asyncio.to_thread(_drawn, system.prometheus, directory / "picture.png")
-        found.metrics = set(await system.prometheus.ask("label/__name__/values"))
+        evaluation.rules = [rule for group in groups for rule in group["rules"]]
+        evaluation.targets = (await system.prometheus.ask("targets"))["activeTargets"]
+        evaluation.picture = await asyncio.to_thread(_drawn, system.prometheus, directory / "picture.png")
+        evaluation.metrics = set(await system.prometheus.ask("label/__name__/values"))
         firing = await system.prometheus.query('ALERTS{alertstate="firing"}')
-        found.firing = [sample["metric"]["alertname"] for sample in firing]
-    return found
+        evaluation.firing = [sample["metric"]["alertname"] for sample in firing]
+    return evaluation
 
 
 async def _without_data(system: Observed, expressions: list[Expression]) -> list[Expression]:

@@ -147,10 +147,10 @@ class Pod:
             rf"|(?<![\w./-])(?P<path>{_any_of(paths)})(?=[/\s]|$)"
         )
 
-        def replaced(found: "re.Match[str]") -> str:
-            if found["path"]:
-                return str(self._directory / paths[found["path"]])
-            return self.address if found["own"] else self._addresses(found["service"])
+        def replaced(match: "re.Match[str]") -> str:
+            if match["path"]:
+                return str(self._directory / paths[match["path"]])
+            return self.address if match["own"] else self._addresses(match["service"])
 
         return pattern.sub(replaced, text)
 

@@ -108,14 +108,14 @@ _HOSTS = (
 
 def _parts(value: Any) -> list[tuple[Any, Any]]:
     """Return every place in a JSON value, as a container and its key or index."""
-    found, level = [], [value]
+    parts, level = [], [value]
     while level:
         one = level.pop()
         keys = list(one) if isinstance(one, dict) else range(len(one)) if isinstance(one, list) else ()
         for key in keys:
-            found.append((one, key))
+            parts.append((one, key))
             level.append(one[key])
-    return found
+    return parts
 
 
 def _spoil(body: dict[str, Any], rng: Random) -> dict[str, Any]:

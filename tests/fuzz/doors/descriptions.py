@@ -52,9 +52,10 @@ class DescriptionDoor:
 
     async def _meet_verifier(self, spoil: Callable[[Any], Any], rng: Random) -> None:
         channel: Any = InlineChannel(self._services.verifier, described=spoil)
-        found = await VerifierClient(channel).describe()
-        limits, curve = scheduler_limits(_SETTINGS, found), pass_curve(found)
-        scheduler = Scheduler(limits, node_budget(_SETTINGS, limits, curve, found.context_nanoseconds / 1e9))
+        description = await VerifierClient(channel).describe()
+        limits, curve = scheduler_limits(_SETTINGS, description), pass_curve(description)
+        context_s = description.context_nanoseconds / 1e9
+        scheduler = Scheduler(limits, node_budget(_SETTINGS, limits, curve, context_s))
         for number in range(_REQUESTS):
             scheduler.submit(new_request(f"r{number}", rng), 0.0)
         running, _ = scheduler.admit(0.0)

@@ -138,11 +138,11 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_id", "why"),
+    ("request_id", "reason"),
     [("x" * 2**20, "longer than 256 characters"), ("a\nb", "must be printable")],
     ids=["long", "unprintable"],
 )
-async def test_ids_are_bounded_at_every_door(redis_url: str, request_id: str, why: str) -> None:
+async def test_ids_are_bounded_at_every_door(redis_url: str, request_id: str, reason: str) -> None:
     """Sent back whole, a long one would not fit into the header that brings an error."""
     async with running_system(redis_url) as system:
         with pytest.raises(grpc.aio.AioRpcError) as attaching:
@@ -151,4 +151,4 @@ async def test_ids_are_bounded_at_every_door(redis_url: str, request_id: str, wh
             await system.stub.Cancel(generation_pb2.CancelRequest(request_id=request_id))
     for caught in (attaching, cancelling):
         assert caught.value.code() is INVALID
-        assert why in (caught.value.details() or "")
+        assert reason in (caught.value.details() or "")

@@ -77,7 +77,9 @@ async def test_calls_without_a_key_leave_room_for_callers(
         for method in ("/grpc.health.v1.Health/Check", "/specinfer.v1.Generation/Status"):
             call = channel.stream_stream(method)
             slow = [call(silent(), metadata=bearer(key)) for _ in range(2)]
-            assert {await code_of(each) for each in slow} == {grpc.StatusCode.INVALID_ARGUMENT}, method
+            assert {await code_of(slow_call) for slow_call in slow} == {grpc.StatusCode.INVALID_ARGUMENT}, (
+                method
+            )
 
 
 async def test_streams_of_a_caller_are_counted(

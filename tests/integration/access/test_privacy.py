@@ -33,10 +33,10 @@ def everything_logged(caplog: pytest.LogCaptureFixture) -> str:
 def leaks(logged: str, tokens: Sequence[int], text: str) -> list[str]:
     """Return what of a text or a sequence of tokens stands in the log, however tokens are separated."""
     windows = [tokens[i : i + WINDOW] for i in range(len(tokens) - WINDOW + 1)]
-    found = [text] if text in logged else []
+    leaked = [text] if text in logged else []
     for separator in (", ", ",", " "):
-        found += [w for w in (separator.join(map(str, window)) for window in windows) if w in logged]
-    return found
+        leaked += [w for w in (separator.join(map(str, window)) for window in windows) if w in logged]
+    return leaked
 
 
 def quotes(kind: type[Exception]) -> Any:

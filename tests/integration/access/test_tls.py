@@ -323,7 +323,7 @@ async def test_a_whole_system_works_with_mutual_tls_between_its_services(
 async def test_the_http_service_has_tls_on_both_sides(certificates: Certificates) -> None:
     """Callers must show a certificate, and so must the service to its gateway, of the right authority."""
     ca, served, shown = str(certificates.ca.certificate), certificates.server, certificates.gateway
-    own = {"tls_certificate": str(served.certificate), "tls_key": str(served.key), "tls_client_ca": ca}
+    options = {"tls_certificate": str(served.certificate), "tls_key": str(served.key), "tls_client_ca": ca}
     towards = {"gateway_tls_ca": ca, "gateway_tls_certificate": str(shown.certificate)}
     towards["gateway_tls_key"] = str(shown.key)
     context = ssl.create_default_context(cafile=ca)
@@ -333,14 +333,14 @@ async def test_the_http_service_has_tls_on_both_sides(certificates: Certificates
     gateway.states.append(generation_pb2.StatusReply(model="tiny"))
     await gateway.start()
     try:
-        async with http_service(gateway.address, context, **own, **towards) as http:
+        async with http_service(gateway.address, context, **options, **towards) as http:
             asked = {"model": "tiny", "prompt": "hi"}
             reply = await http.plain.post(COMPLETIONS, json=asked)
             assert reply.json()["choices"][0]["text"] == TEXT
             async with httpx2.AsyncClient(base_url=http.url, verify=nameless) as nobody:
                 with pytest.raises(httpx2.TransportError):
                     await nobody.get("/v1/models")
-        async with http_service(gateway.address, context, **own, patience_seconds=0.0) as http:
+        async with http_service(gateway.address, context, **options, patience_seconds=0.0) as http:
             assert (await http.plain.get("/v1/models")).status_code == 503
     finally:
         await gateway.stop()

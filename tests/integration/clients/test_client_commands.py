@@ -219,6 +219,6 @@ async def test_the_trace_of_who_starts_generate_goes_on_at_the_gateway() -> None
         )
         bad = await specinfer("generate", "hi", "--address", gateway.address, TRACEPARENT="nonsense")
     assert code == 0, err
-    assert [told["traceparent"] for told in gateway.metadata] == [traceparent]
+    assert [metadata["traceparent"] for metadata in gateway.metadata] == [traceparent]
     assert bad[0] == 2
     assert "traceparent = 'nonsense'" in bad[2]

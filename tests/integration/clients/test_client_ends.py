@@ -93,13 +93,13 @@ async def test_a_pause_before_another_attempt_ends_when_the_client_is_closed() -
 @pytest.mark.filterwarnings("error")
 async def test_a_closed_client_without_a_loop_says_so_to_all_threads() -> None:
     async with fake_gateways([HANGS]) as (gateway,):
-        client, found = Client(gateway.address), list[BaseException]()
+        client, errors = Client(gateway.address), list[BaseException]()
 
         def ask() -> None:
             try:
                 client.generate("hi")
             except UnavailableError as error:
-                found.append(error)
+                errors.append(error)
 
         other = threading.Thread(target=ask)
         other.start()
@@ -108,7 +108,7 @@ async def test_a_closed_client_without_a_loop_says_so_to_all_threads() -> None:
         await asyncio.to_thread(client.close)
         await asyncio.to_thread(client.close)
         await asyncio.to_thread(other.join, 60)
-        assert [str(error) for error in found] == [CLOSED]
+        assert [str(error) for error in errors] == [CLOSED]
         for use in (client.status, lambda: client.generate("hi"), lambda: next(stream)):
             with pytest.raises(UnavailableError, match=CLOSED):
                 use()

@@ -20,8 +20,8 @@ async def test_our_own_service_passes(redis_url: str) -> None:
         )
         questions = [Question(prompt, 12, t, seed=3) for prompt in PROMPTS[:4] for t in (0.0, 0.8)]
         asked = len(drafter.jobs)
-        found = await asyncio.to_thread(check, plain, speculating, questions, 4)
+        outcome = await asyncio.to_thread(check, plain, speculating, questions, 4)
         assert len(drafter.jobs) > asked
-    assert exit_code(found, tie=0.0) == 0
-    assert [one.tokens for one in found] == [12] * 8
-    assert {one.kind for one in found} == {"greedy", "seeded"}
+    assert exit_code(outcome, tie=0.0) == 0
+    assert [one.tokens for one in outcome] == [12] * 8
+    assert {one.kind for one in outcome} == {"greedy", "seeded"}

@@ -36,10 +36,10 @@ async def test_points_are_written_at_once_each_as_if_asked_alone(
 ) -> None:
     """The tiny model makes no sense, so its points are set here."""
 
-    async def found(*_: object) -> list[str]:
+    async def points_found(*_: object) -> list[str]:
         return POINTS
 
-    monkeypatch.setattr(skeleton, "find_points", found)
+    monkeypatch.setattr(skeleton, "find_points", points_found)
     running, most = 0, 0
 
     class Counting(AsyncClient):

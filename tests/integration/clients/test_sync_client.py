@@ -55,8 +55,8 @@ async def test_a_prompt_is_answered_by_either_client() -> None:
                 return client.generate("hi", temperature=0.5, seed=3)
 
         same = await elsewhere(ask)
-    for found in (answer, same):
-        assert (found.text, tuple(found.token_ids), found.finish_reason) == (
+    for reply in (answer, same):
+        assert (reply.text, tuple(reply.token_ids), reply.finish_reason) == (
             TEXT,
             TOKENS,
             FinishReason.LENGTH,
@@ -102,7 +102,7 @@ async def test_threads_may_share_a_client() -> None:
 
         def ask() -> list[str]:
             with client_of(gateway) as client, ThreadPoolExecutor(8) as threads:
-                return [found.text for found in threads.map(client.generate, ["hi"] * 24)]
+                return [reply.text for reply in threads.map(client.generate, ["hi"] * 24)]
 
         assert await elsewhere(ask) == [TEXT] * 24
     assert threading.active_count() < 24, "the client's thread has ended"
@@ -160,12 +160,12 @@ def test_a_summary_is_read_whole() -> None:
     stats.steps, stats.drafted, stats.accepted, stats.lossy = 4, 9, 3, True
     stats.acceptance_histogram.extend([1, 3])
     stats.speculators.add(name="ssm", drafted=9, accepted=3, wins=2)
-    found = read_summary(message)
-    assert found.finish_reason is FinishReason.STOP_STRING
-    assert (found.prompt_tokens, found.new_tokens, found.seed) == (4, 5, 6)
-    assert (found.ttft_seconds, found.total_seconds, found.queue_seconds) == (0.5, 2.0, 0.25)
-    assert found.stats == SpeculationStats(4, 9, 3, (1, 3), (SpeculatorStats("ssm", 9, 3, 2),), lossy=True)
-    assert found.stats.acceptance_length == 1.75
+    summary = read_summary(message)
+    assert summary.finish_reason is FinishReason.STOP_STRING
+    assert (summary.prompt_tokens, summary.new_tokens, summary.seed) == (4, 5, 6)
+    assert (summary.ttft_seconds, summary.total_seconds, summary.queue_seconds) == (0.5, 2.0, 0.25)
+    assert summary.stats == SpeculationStats(4, 9, 3, (1, 3), (SpeculatorStats("ssm", 9, 3, 2),), lossy=True)
+    assert summary.stats.acceptance_length == 1.75
     message.finish_reason = 99  # type: ignore[assignment]
     assert read_summary(message).finish_reason is FinishReason.UNSPECIFIED
 

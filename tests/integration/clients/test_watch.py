@@ -80,8 +80,8 @@ def check_tree(step: Any, committed: list[int]) -> None:
     assert [node.token_id for node in path] == committed[step.position + 1 : step.position + 3]
     assert [node.parent for node in path] == [0, step.accepted[0]]
     assert list(step.planner.speculators) == ["a", "b"]
-    told = {p.speculator: round(p.chance, 4) for p in path[0].proposals}
-    assert told == {0: 0.9, 1: 0.75}, "what each speculator says itself"
+    chances = {p.speculator: round(p.chance, 4) for p in path[0].proposals}
+    assert chances == {0: 0.9, 1: 0.75}, "what each speculator says itself"
     assert {p.kind for node in nodes for p in node.proposals} == {tree_pb2.PROPOSAL_KIND_POINT}
     wrong = next(node for node in nodes[1:] if node.parent == 0 and node.token_id != path[0].token_id)
     assert [(p.speculator, p.chance) for p in wrong.proposals] == [(1, 0.25)]
@@ -93,11 +93,11 @@ async def test_plain_decoding_is_a_root_and_a_bonus(redis_url: str) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(always)}) as system:
         call = await watch(system, "plain")
         fields = {"speculation": generation_pb2.SPECULATION_OFF, "logprobs": True, "request_id": "plain"}
-        told = await system.generate(PROMPT, max_new_tokens=3, **fields)
+        plain_reply = await system.generate(PROMPT, max_new_tokens=3, **fields)
         steps = [reply.step for reply in await rest_of(call)]
     assert [(len(step.nodes), len(step.accepted), len(step.tokens)) for step in steps] == [(1, 0, 1)] * 3
     assert [token.token_id for step in steps for token in step.tokens] == greedy(PROMPT, 3)
-    encode_logprobs = [value for reply in told for value in reply.logprobs]
+    encode_logprobs = [value for reply in plain_reply for value in reply.logprobs]
     assert [token.logprob for step in steps for token in step.tokens] == encode_logprobs
 
 
@@ -178,15 +178,15 @@ async def test_nothing_is_told_before_it_is_stored(redis_url: str, monkeypatch: 
         call, store, redis_is_back = await watch(system, "held"), system.store, asyncio.Event()
         append = store.append
 
-        async def held(*arguments: Any) -> Any:
+        async def delayed(*arguments: Any) -> Any:
             await redis_is_back.wait()
             return await append(*arguments)
 
-        monkeypatch.setattr(store, "append", held)
+        monkeypatch.setattr(store, "append", delayed)
         answer = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=COUNT, request_id="held"))
-        told = asyncio.create_task(call.read())
+        reading = asyncio.create_task(call.read())
         await until(lambda: system.loop.steps >= COUNT // 2)
-        assert not told.done()
+        assert not reading.done()
         redis_is_back.set()
-        heard = await told
+        heard = await reading
         assert [token.token_id for token in heard.step.tokens] == (await answer)[: len(heard.step.tokens)]

@@ -118,13 +118,13 @@ async def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(re
     constraints = [*OTHERS.values(), *CONSTRAINTS[10:26:3]]
 
     async def answers(system: System, **fields: Any) -> list[tuple[list[int], str]]:
-        found = await asyncio.gather(
+        texts = await asyncio.gather(
             *(
                 ask(system, PROMPTS[seed], one, temperature=1.3, top_p=0.95, seed=seed, **fields)
                 for seed, one in enumerate(constraints)
             )
         )
-        return [answer[:2] for answer in found]
+        return [answer[:2] for answer in texts]
 
     async with running_system(redis_url, drafters(), eos=EOS) as system:
         plain = await answers(system, speculation=OFF)

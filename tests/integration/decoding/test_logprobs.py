@@ -48,7 +48,7 @@ async def answers(system: System, **fields: Any) -> list[Replies]:
     )
 
 
-def told(replies: Replies) -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
+def reported(replies: Replies) -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
     """Tokens, their log-probabilities, and those beside each."""
     tokens = [token for reply in replies for token in reply.token_ids]
     tops = [
@@ -62,24 +62,26 @@ async def test_trees_and_plain_decoding_tell_the_models_own(redis_url: str) -> N
         plain, trees = await answers(system, speculation=OFF), await answers(system)
         assert (await system.stub.Status(generation_pb2.StatusRequest())).accepted > LENGTH
     for index, (one, other) in enumerate(zip(plain, trees, strict=True)):
-        (tokens, logprobs, tops), (expected, values, rows) = told(other), told(one)
+        (tokens, logprobs, tops), (expected, values, rows) = reported(other), reported(one)
         assert tokens == expected
         assert logprobs == pytest.approx(values, abs=1e-5)
         assert [[token for token, _ in row] for row in tops] == [[token for token, _ in row] for row in rows]
         model = of_the_model(PROMPTS[index], tokens)
-        own = model[torch.arange(LENGTH), tokens].tolist()
+        expected_logprobs = model[torch.arange(LENGTH), tokens].tolist()
         best = model.topk(TOP, dim=-1)
         if index % 4 == 3:
             assert not any(reply.logprobs or reply.token_bytes for reply in other)
             continue
-        assert logprobs == pytest.approx(own, abs=1e-4), "also where the text follows a changed P"
+        assert logprobs == pytest.approx(expected_logprobs, abs=1e-4), (
+            "also where the text follows a changed P"
+        )
         assert (
             b"".join(b for reply in other for b in reply.token_bytes).decode().endswith(text_of(tokens[-3:]))
         )
         if index % 4 == 0:
             assert [[token for token, _ in row] for row in tops] == best.indices.tolist()
-            found = [value for row in tops for _, value in row]
-            assert found == pytest.approx(best.values.flatten().tolist(), abs=1e-4)
+            actual = [value for row in tops for _, value in row]
+            assert actual == pytest.approx(best.values.flatten().tolist(), abs=1e-4)
         else:
             assert [len(row) for row in tops] == ([1] * LENGTH if index % 4 == 1 else [])
 

@@ -98,17 +98,23 @@ def say(runner: ModelRunner, known: Sequence[Sequence[int]] | None = None) -> Sa
 def decode(engine: VerifierEngine, known: Sequence[Sequence[int]] | None) -> tuple[list[list[int]], int]:
     """COUNT tokens after each prompt, all in one batch; and the steps that took."""
     texts, steps = [list(prompt) for prompt in PROMPTS], 0
-    held = [0] * len(texts)
+    cached_lens = [0] * len(texts)
     while min(len(text) - len(prompt) for text, prompt in zip(texts, PROMPTS, strict=True)) < COUNT:
         jobs = [
-            VerifyJob(str(n), held[n], text[held[n] :], draft(text, PROMPTS[n], known and known[n]), GREEDY)
+            VerifyJob(
+                str(n),
+                cached_lens[n],
+                text[cached_lens[n] :],
+                draft(text, PROMPTS[n], known and known[n]),
+                GREEDY,
+            )
             for n, text in enumerate(texts)
         ]
         for n, outcome in enumerate(engine.verify(jobs)):
             assert outcome.verdict is not None, outcome.message
             tree = jobs[n].tree
             assert tree is not None
-            held[n] = outcome.cached_len
+            cached_lens[n] = outcome.cached_len
             texts[n] += [
                 *(int(tree.token_ids[node]) for node in outcome.verdict.accepted),
                 outcome.verdict.bonus,
@@ -183,9 +189,13 @@ def test_memory_falls_with_the_ranks(group: tuple[Layout, dict[str, Said]]) -> N
     for family, heard in said.items():
         config, memory = from_transformers(model_of(family).config), heard.memory
         planned = [rank_memory(config, Place(layout, rank), 4) for rank in range(layout.ranks)]
-        assert [rank.cache_bytes for rank in memory] == [1024 * each.kv_per_token for each in planned]
+        assert [rank.cache_bytes for rank in memory] == [
+            1024 * planned_bytes.kv_per_token for planned_bytes in planned
+        ]
         if family != "llama-biased":  # a bias there is no part of a configuration of ours
-            assert [rank.weight_bytes for rank in memory] == [each.weights for each in planned]
+            assert [rank.weight_bytes for rank in memory] == [
+                planned_bytes.weights for planned_bytes in planned
+            ]
 
 
 def lose(ranks: Ranks, model: Model, how: str, who: int) -> None:

@@ -105,9 +105,9 @@ def check_reports(system: LocalSystem, flags: dict[str, str]) -> None:
     scrape = Scrape.at(f"127.0.0.1:{flags['metrics-port']}")
     for rank in range(layout.ranks):
         planned = rank_memory(config, Place(layout, rank), 4)
-        held = {"weights": planned.weights, "cache": KV_TOKENS * planned.kv_per_token}
-        assert held == {
-            part: scrape.value("verifier_memory_bytes", rank=str(rank), part=part) for part in held
+        parts = {"weights": planned.weights, "cache": KV_TOKENS * planned.kv_per_token}
+        assert parts == {
+            part: scrape.value("verifier_memory_bytes", rank=str(rank), part=part) for part in parts
         }
     assert set(scrape.by("verifier_stage_seconds_total", "state")) == {"busy", "idle"}
 
@@ -115,12 +115,12 @@ def check_reports(system: LocalSystem, flags: dict[str, str]) -> None:
 def ranks(launcher: int) -> dict[int, int]:
     """Process ids of the ranks that a launcher has started."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    found = {}
+    reported = {}
     for pid in map(int, children):
         variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-        found |= {int(text.removeprefix("RANK=")): pid for text in variables if text.startswith("RANK=")}
-    assert sorted(found) == [0, 1, 2, 3]
-    return found
+        reported |= {int(text.removeprefix("RANK=")): pid for text in variables if text.startswith("RANK=")}
+    assert sorted(reported) == [0, 1, 2, 3]
+    return reported
 
 
 def wait_for_the_end(system: LocalSystem, pids: dict[int, int]) -> str:

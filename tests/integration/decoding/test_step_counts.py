@@ -78,15 +78,15 @@ async def test_a_plain_step_is_one_exchange_and_at_most_one_write(
         with counted_writes(system) as rows:
             before = await commands(redis_url)
             prompts = PROMPTS[:batch]
-            found = await asyncio.gather(*(system.generate(p, max_new_tokens=TOKENS) for p in prompts))
+            texts = await asyncio.gather(*(system.generate(p, max_new_tokens=TOKENS) for p in prompts))
             used = await commands(redis_url) - before
         steps = system.gateway.observer.totals.steps
-    assert [[t for r in each for t in r.token_ids] for each in found] == [greedy(p, TOKENS) for p in prompts]
+    assert [[t for r in text for t in r.token_ids] for text in texts] == [greedy(p, TOKENS) for p in prompts]
     assert TOKENS <= steps <= batch * TOKENS
     exchanges = messages["VerifyRequest"]
     assert messages["VerifyReply"] == exchanges <= steps
     assert messages["DraftRequest"] == 0
-    replies = [len(each) for each in found]
+    replies = [len(text) for text in texts]
     assert messages["GenerateReply"] == sum(replies)
     assert len(rows) <= exchanges + batch, (
         "a write beside those of the steps only where a request ends between"
@@ -131,13 +131,13 @@ async def test_what_comes_while_a_write_is_under_way_is_in_the_next_one(
     async with running_system(redis_url) as system:
         append, going_on, rows = system.store.append, asyncio.Event(), list[list[int]]()
 
-        async def held(progress: Any, *arguments: Any) -> Any:
+        async def delayed(progress: Any, *arguments: Any) -> Any:
             rows.append([len(item.tokens) for item in progress])
             if len(rows) == 2:
                 await going_on.wait()
             return await append(progress, *arguments)
 
-        monkeypatch.setattr(system.store, "append", held)
+        monkeypatch.setattr(system.store, "append", delayed)
         reading = asyncio.create_task(system.generate(PROMPTS[0], max_new_tokens=TOKENS))
         persistence: Persistence = system.loop.persistence
         await until(lambda: len(persistence._waiting) >= 16)

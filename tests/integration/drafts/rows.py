@@ -96,13 +96,19 @@ def eagle(kind: ProposalKind, executor: str = "torch") -> Callable[[Path], Draft
     def make(_: Path) -> Drafter:
         model = tiny_transformers("llama")
         config, weights = from_transformers(model.config), model.state_dict()
-        own = replace(config, layers=1, tied_embeddings=False)
+        draft_config = replace(config, layers=1, tied_embeddings=False)
         if executor == "native":  # the same tensors as half as many heads, of a size that the kernels know
             angles = tuple(2.0**-i for i in range(8))
-            own = replace(own, heads=own.heads // 2, kv_heads=own.kv_heads // 2, head_dim=16, inv_freq=angles)
+            draft_config = replace(
+                draft_config,
+                heads=draft_config.heads // 2,
+                kv_heads=draft_config.kv_heads // 2,
+                head_dim=16,
+                inv_freq=angles,
+            )
         tensors = starting_tensors(config, weights, 2, torch.arange(97))
         runner = EagleRunner.build(
-            EagleWeights(own, tensors, weights["model.embed_tokens.weight"]),
+            EagleWeights(draft_config, tensors, weights["model.embed_tokens.weight"]),
             RunnerOptions(dtype="float32", executor=executor, kv_tokens=2048),
         )
         description = DrafterDescription("eagle", 97, feature_layers=(1, 3), feature_size=HIDDEN)
@@ -128,8 +134,11 @@ def flat(causal: bool) -> Callable[[Path], Drafter]:
     """A random checkpoint of DFlash or JetSpec in `transformers`' layout."""
 
     def make(path: Path) -> Drafter:
-        own = {"model": str(save_flat(path / "flat", causal)), "target": str(save_target(path / "target"))}
-        options = DrafterOptions(**own, dtype="float32", kv_tokens=2048, min_path_probability=0.0)
+        draft_options = {
+            "model": str(save_flat(path / "flat", causal)),
+            "target": str(save_target(path / "target")),
+        }
+        options = DrafterOptions(**draft_options, dtype="float32", kv_tokens=2048, min_path_probability=0.0)
         return make_drafter("dflash", options)
 
     return make

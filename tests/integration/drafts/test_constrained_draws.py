@@ -69,14 +69,14 @@ def p_value(target: Any, texts: Sequence[str]) -> float:
 
 def careless(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
     """Drops forbidden draws, and leaves their q as it was."""
-    found = without_forbidden(tree, matcher)
-    own = {(p.speculator, tree.sequence_of(p.parent)): p for p in tree.proposals}
-    whole = [own[p.speculator, found.sequence_of(p.parent)] for p in found.proposals]
+    pruned = without_forbidden(tree, matcher)
+    proposals = {(p.speculator, tree.sequence_of(p.parent)): p for p in tree.proposals}
+    whole = [proposals[p.speculator, pruned.sequence_of(p.parent)] for p in pruned.proposals]
     kept = [
         p._replace(q_token_ids=old.q_token_ids, q_probabilities=old.q_probabilities)
-        for p, old in zip(found.proposals, whole, strict=True)
+        for p, old in zip(pruned.proposals, whole, strict=True)
     ]
-    return TokenTree(found.token_ids, found.parents, tuple(kept), found.scores, found.order)
+    return TokenTree(pruned.token_ids, pruned.parents, tuple(kept), pruned.scores, pruned.order)
 
 
 @pytest.mark.statistical

@@ -89,9 +89,9 @@ async def test_the_end_of_the_context_is_like_plain_decoding(
         for length in lengths:
             prompt, left = [draw.randrange(3, VOCABULARY) for _ in range(length)], context - length
             new, constraint = draw.choice([left, left, draw.randint(1, left)]), draw.choice(CONSTRAINTS)
-            found = await asyncio.gather(
+            texts = await asyncio.gather(
                 *(answer(system, prompt, new, mode, constraint) for mode in (OFF, SEQUENCE, TREE))
             )
-            assert found[0] == found[1] == found[2], (length, new, constraint)
-            assert len(found[0][0]) == new
-            assert found[0][1] == generation_pb2.FINISH_REASON_LENGTH
+            assert texts[0] == texts[1] == texts[2], (length, new, constraint)
+            assert len(texts[0][0]) == new
+            assert texts[0][1] == generation_pb2.FINISH_REASON_LENGTH

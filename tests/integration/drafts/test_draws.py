@@ -146,8 +146,8 @@ def table_drafter(seed: int, kind: ProposalKind, lies: bool = False) -> Scripted
                 node = builder.propose_points(node, tokens.tolist(), q[last][tokens].tolist())[0]
             else:
                 tokens = rng.choice(4, width, replace=kind is not WITHOUT, p=q[last] / q[last].sum())
-                told = np.arange(4, dtype=np.int32), stated[last]
-                node = builder.propose_samples(node, kind, tokens.tolist(), told)[0]
+                draw = np.arange(4, dtype=np.int32), stated[last]
+                node = builder.propose_samples(node, kind, tokens.tolist(), draw)[0]
             if len(builder) > job.limits.nodes:
                 break
         return truncate(builder.build(), job.limits.nodes + 1)

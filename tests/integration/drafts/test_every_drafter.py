@@ -73,8 +73,8 @@ def in_process(llm: LLM) -> Answer:
             outputs = llm.generate([asked.prompt for asked in requests], params)
             return [output.outputs[0].token_ids for output in outputs]
         streams = [
-            llm.stream(asked.prompt, each, request_id=asked.request_id)
-            for asked, each in zip(requests, params, strict=True)
+            llm.stream(asked.prompt, sampling, request_id=asked.request_id)
+            for asked, sampling in zip(requests, params, strict=True)
         ]
         return [[token for delta in stream for token in delta.token_ids] for stream in streams]
 
@@ -90,7 +90,9 @@ def through(system: System) -> Answer:
             | ({"request_id": asked.request_id} if asked.request_id else {})
             for asked in requests
         ]
-        tokens = [system.tokens(asked.prompt, **each) for asked, each in zip(requests, fields, strict=True)]
+        tokens = [
+            system.tokens(asked.prompt, **params) for asked, params in zip(requests, fields, strict=True)
+        ]
         return await asyncio.gather(*tokens)
 
     return answer
@@ -114,18 +116,18 @@ async def host(kind: str, row: Row, drafter: Drafter, redis_url: str) -> AsyncIt
 
 async def assert_greedy_is_plain(row: Row, answer: Answer) -> None:
     """All prompts in every mode, at once."""
-    found = await answer([Asked(prompt, mode, {"temperature": 0.0}) for prompt in PROMPTS for mode in MODES])
+    actual = await answer([Asked(prompt, mode, {"temperature": 0.0}) for prompt in PROMPTS for mode in MODES])
     for place, prompt in enumerate(PROMPTS):
-        plain, *others = found[place * len(MODES) :][: len(MODES)]
+        plain, *others = actual[place * len(MODES) :][: len(MODES)]
         assert row.family != "llama" or plain == greedy(prompt, TOKENS)
         assert others == [plain] * len(others), prompt
 
 
 async def assert_a_seed_gives_the_plain_text(answer: Answer) -> None:
     """Nothing is drawn: drafts are proposed to a target whose choice is fixed by its noise."""
-    found = await answer([Asked(PROMPT, mode, sampling) for sampling in SAMPLED for mode in MODES])
-    plain = [found[0], found[len(MODES)]]
-    assert found == [text for text in plain for _ in MODES]
+    actual = await answer([Asked(PROMPT, mode, sampling) for sampling in SAMPLED for mode in MODES])
+    plain = [actual[0], actual[len(MODES)]]
+    assert actual == [text for text in plain for _ in MODES]
     assert greedy(PROMPT, TOKENS) not in plain
 
 
@@ -192,7 +194,9 @@ async def test_of_merged_methods_all_are_accepted(redis_url: str, tmp_path: Path
         for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
             replies = await system.generate(prompt, max_new_tokens=40)
             assert [token for reply in replies for token in reply.token_ids] == greedy(prompt, 40)
-            accepted.update({each.name: each.accepted for each in replies[-1].summary.stats.speculators})
+            accepted.update(
+                {speculator.name: speculator.accepted for speculator in replies[-1].summary.stats.speculators}
+            )
     assert min(accepted[name] for name in LOOK_UPS) > 0
 
 

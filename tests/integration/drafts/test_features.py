@@ -28,16 +28,16 @@ class Reader(ScriptedDrafter):
 
     def stretches(self, request: str = "") -> list[tuple[int, torch.Tensor]]:
         """Return what came, as (start, states) of stretches without a gap."""
-        found: list[tuple[int, torch.Tensor]] = []
+        parts: list[tuple[int, torch.Tensor]] = []
         for job in self.jobs:
             if job.features is None or not len(job.features.states) or request not in job.request_id:
                 continue
             states = torch.from_numpy(np.array(job.features.states)).view(torch.bfloat16)
-            if found and found[-1][0] + len(found[-1][1]) == job.features.start:
-                found[-1] = found[-1][0], torch.cat([found[-1][1], states])
+            if parts and parts[-1][0] + len(parts[-1][1]) == job.features.start:
+                parts[-1] = parts[-1][0], torch.cat([parts[-1][1], states])
             else:
-                found.append((job.features.start, states))
-        return found
+                parts.append((job.features.start, states))
+        return parts
 
     def last_context(self, request: str = "") -> list[int]:
         """Return the context of the latest job."""
@@ -58,10 +58,10 @@ async def test_two_services_read_different_layers_of_two_requests(redis_url: str
         redis_url, {"low": low, "high": high, "blind": ScriptedDrafter(always)}
     ) as system:
         prompts = {"one": PROMPT, "two": PROMPT[::-1][:6]}
-        found = await asyncio.gather(
+        texts = await asyncio.gather(
             *(system.tokens(prompt, request_id=name) for name, prompt in prompts.items())
         )
-        assert found == [greedy(prompt, 16) for prompt in prompts.values()]
+        assert texts == [greedy(prompt, 16) for prompt in prompts.values()]
     for reader, layers in ((low, [1]), (high, [2, 3])):
         for name in prompts:
             (start, states), *more = reader.stretches(name)

@@ -40,10 +40,10 @@ async def test_recorded_steps_train_weights_that_a_gateway_takes(
         for length in range(20, 26):
             prompts = [[*prompt, length] for prompt in PROMPTS]
             await asyncio.gather(*(system.tokens(prompt, max_new_tokens=length) for prompt in prompts))
-    found, names = read_steps("recording", [steps])
+    recorded, names = read_steps("recording", [steps])
     assert names == ["half", "wrong", "ngram"]
     assert any(
-        step.matches[name] >= 4 and path for step in found for name, (_, path) in step.outcomes.items()
+        step.matches[name] >= 4 and path for step in recorded for name, (_, path) in step.outcomes.items()
     )
     assert "token" not in steps.read_text()
     monkeypatch.setattr("sys.argv", ["train", "--recording", str(steps), "--out", str(weights)])

@@ -23,9 +23,9 @@ async def test_windows_come_back(redis_url: str, monkeypatch: pytest.MonkeyPatch
     ngrams = Window.ngrams
 
     def recorded(window: Window, predicted: dict[Ngram, int]) -> Iterator[Ngram]:
-        found = list(ngrams(window, predicted))
-        columns.extend(found)
-        return iter(found)
+        actual = list(ngrams(window, predicted))
+        columns.extend(actual)
+        return iter(actual)
 
     monkeypatch.setattr(Window, "ngrams", recorded)
     async with running_system(redis_url, {"lookahead": lookahead()}, tree_nodes=24, step_nodes=96) as system:

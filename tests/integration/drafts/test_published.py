@@ -17,10 +17,10 @@ TOKENS = 17
 
 
 def loaded(directory: Path, **options: Any) -> FeatureRowsDrafter:
-    own = DrafterOptions(
+    drafter_options = DrafterOptions(
         model=str(directory), dtype="float32", kv_tokens=2048, min_path_probability=0.0, **options
     )
-    drafter = make_drafter(directory.name, own)
+    drafter = make_drafter(directory.name, drafter_options)
     assert isinstance(drafter, FeatureRowsDrafter)
     return drafter
 

@@ -42,22 +42,22 @@ async def test_two_services_read_what_the_target_predicted_at_all_nodes(redis_ur
     few, many, blind = Reader(2), Reader(5), ScriptedDrafter(first(2))
     async with running_system(redis_url, {"few": few, "many": many, "blind": blind}) as system:
         prompts = {"one": PROMPT, "two": PROMPT[::-1][:6]}
-        found = await asyncio.gather(
+        texts = await asyncio.gather(
             *(system.tokens(prompt, request_id=name) for name, prompt in prompts.items())
         )
-        assert found == [greedy(prompt, 16) for prompt in prompts.values()]
+        assert texts == [greedy(prompt, 16) for prompt in prompts.values()]
     assert all(job.target_top_k is None for job in blind.jobs)
     for drafter, k in ((few, 2), (many, 5)):
         for name in prompts:
             steps = [step for step in drafter.steps if step[0] == name]
             assert steps[0][3] is None
             assert len(steps) > 4
-            for (_, context, tree, _), (_, _, _, found) in pairwise(steps):
+            for (_, context, tree, _), (_, _, _, texts) in pairwise(steps):
                 text = [*context, *tree.token_ids[1:].tolist()]
                 rows = reference_logits(default_target(), text)[len(context) - 1 :]
-                assert found is not None
-                assert found.token_ids.tolist() == tree.token_ids.tolist()
-                assert found.top_k.tolist() == rows.topk(k).indices.tolist()
+                assert texts is not None
+                assert texts.token_ids.tolist() == tree.token_ids.tolist()
+                assert texts.top_k.tolist() == rows.topk(k).indices.tolist()
 
 
 async def test_nothing_is_computed_where_nobody_reads(

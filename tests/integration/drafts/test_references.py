@@ -50,8 +50,8 @@ class Reader(ScriptedDrafter):
         """By request, all tokens of its references."""
 
     def _tree(self, job: DraftJob) -> TokenTree:
-        found = tuple(job.references._tokens) if job.references is not None else ()
-        self.texts.setdefault(request_id_of(job.request_id), set()).add(found)
+        tokens = tuple(job.references._tokens) if job.references is not None else ()
+        self.texts.setdefault(request_id_of(job.request_id), set()).add(tokens)
         return first(1)(job)
 
 
@@ -124,14 +124,14 @@ async def test_clients_with_requests_of_one_name_see_their_own() -> None:
     async with speculator_service({"reader": drafter}) as (address, _), open_channel(address) as channel:
         it = Examined(address, channel, 5.0)
         await it.describe()
-        own = {"a": [[5, 6]], "b": [], "c": [[7]]}
+        expected = {"a": [[5, 6]], "b": [], "c": [[7]]}
         for base in (0, 3):
-            for client, texts in own.items():
-                told = [speculator_pb2.Reference(token_ids=text) for text in texts] if base == 0 else []
-                await it.served(it.entry("r", [3, 4, 9], base, references=told), client)
+            for client, texts in expected.items():
+                references = [speculator_pb2.Reference(token_ids=text) for text in texts] if base == 0 else []
+                await it.served(it.entry("r", [3, 4, 9], base, references=references), client)
         await it.close()
-    found = [job.references._tokens if job.references else [] for job in drafter.jobs]
-    assert found == [[5, 6, -1], [], [7, -1]] * 2
+    actual = [job.references._tokens if job.references else [] for job in drafter.jobs]
+    assert actual == [[5, 6, -1], [], [7, -1]] * 2
 
 
 async def test_they_are_sent_once_and_again_to_a_service_that_lost_them(
@@ -197,8 +197,8 @@ async def test_a_gateway_without_a_lane_keeps_them_for_the_one_that_has_one(redi
     ):
         assert len(other.sessions) == 0
         request = request_for(PROMPT, request_id="r", references=["abc"])
-        found = [token async for reply in stub.Generate(request) for token in reply.token_ids]
-        assert found == greedy(PROMPT, 16)
+        tokens = [token async for reply in stub.Generate(request) for token in reply.token_ids]
+        assert tokens == greedy(PROMPT, 16)
     assert drafter.texts == {"r": {(67, 68, 69, -1)}}
 
 

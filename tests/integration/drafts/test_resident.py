@@ -57,8 +57,8 @@ async def test_no_step_but_the_first_goes_without_a_tree(redis_url: str) -> None
 
 async def test_independent_services_are_merged_with_them(redis_url: str) -> None:
     """Numbers, names and statistics are those of any speculators; the verifier's own come first."""
-    own, other = ScriptedDrafter(first(1)), ScriptedDrafter(always)
-    async with running_system(redis_url, {"own": own, "other": other}, resident={"own"}) as system:
+    service, other = ScriptedDrafter(first(1)), ScriptedDrafter(always)
+    async with running_system(redis_url, {"own": service, "other": other}, resident={"own"}) as system:
         replies = await system.generate(PROMPT)
         status = await system.stub.Status(generation_pb2.StatusRequest())
     assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
@@ -85,13 +85,13 @@ async def test_requests_come_and_go_in_one_batch(redis_url: str) -> None:
     prompts = [[3 + n, *(3 + (7 * n + i) % 90 for i in range(5 * n))] for n in range(12)]
     modes = [OFF, SEQUENCE, TREE] * 4
     async with running_system(redis_url, drafters, resident=True, max_batch=4) as system:
-        found = await asyncio.gather(
+        texts = await asyncio.gather(
             *(
                 system.tokens(prompt, max_new_tokens=5 + n, speculation=modes[n])
                 for n, prompt in enumerate(prompts)
             )
         )
-    assert found == [greedy(prompt, 5 + n) for n, prompt in enumerate(prompts)]
+    assert texts == [greedy(prompt, 5 + n) for n, prompt in enumerate(prompts)]
     wanted = {SEQUENCE: {1}, TREE: {None}}
     assert widths == {3 + n: wanted[mode] for n, mode in enumerate(modes) if mode != OFF}
 
@@ -147,11 +147,11 @@ async def test_the_end_of_the_context_is_like_plain_decoding(redis_url: str, con
         for length in [1, context - 1, context - 2, *(draw.randrange(1, context) for _ in range(5))]:
             prompt, left = [draw.randrange(3, VOCABULARY) for _ in range(length)], context - length
             new, constraint = draw.choice([left, draw.randint(1, left)]), draw.choice(CONSTRAINTS)
-            found = await asyncio.gather(
+            texts = await asyncio.gather(
                 *(answer(system, prompt, new, mode, constraint) for mode in (OFF, SEQUENCE, TREE))
             )
-            assert found[0] == found[1] == found[2], (length, new, constraint)
-            assert len(found[0][0]) == new
+            assert texts[0] == texts[1] == texts[2], (length, new, constraint)
+            assert len(texts[0][0]) == new
         (service,) = system.loop.pool.services
         assert not service.faults.malformed, "no tree is deeper than the context allows"
 
@@ -161,10 +161,10 @@ async def test_hidden_states_do_not_travel_and_are_the_targets(redis_url: str) -
     low, high = StateReader([1]), StateReader([2, 3])
     async with running_system(redis_url, {"low": low, "high": high}, resident=True) as system:
         prompts = {"one": PROMPT, "two": [3 + i % 90 for i in range(40)]}
-        found = await asyncio.gather(
+        texts = await asyncio.gather(
             *(system.tokens(prompt, request_id=name) for name, prompt in prompts.items())
         )
-        assert found == [greedy(prompt, 16) for prompt in prompts.values()]
+        assert texts == [greedy(prompt, 16) for prompt in prompts.values()]
         assert system.loop.pool.wanted([]).features.layers == ()
     for reader, layers in ((low, [1]), (high, [2, 3])):
         for name in prompts:
@@ -176,10 +176,10 @@ async def test_hidden_states_do_not_travel_and_are_the_targets(redis_url: str) -
 
 async def test_gateway_and_residents_read_different_hidden_states(redis_url: str) -> None:
     """Each gets those of its layers: an independent speculator's travel, the resident's stay."""
-    own, other = StateReader([2]), StateReader([1, 3])
-    async with running_system(redis_url, {"own": own, "other": other}, resident={"own"}) as system:
+    service, other = StateReader([2]), StateReader([1, 3])
+    async with running_system(redis_url, {"own": service, "other": other}, resident={"own"}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-    for reader, layers in ((own, [2]), (other, [1, 3])):
+    for reader, layers in ((service, [2]), (other, [1, 3])):
         ((start, states),) = reader.stretches()
         assert start == 0
         assert_are_the_targets(0, states, reader.last_context(), layers)

@@ -54,9 +54,9 @@ async def test_callers_are_adopted_in_turn_whatever_happened_before(redis_url: s
             elif what == "adopt":
                 models, most = draw.sample(MODELS, draw.randrange(3)), draw.randrange(1, 6)
                 expected = waiting.first(most, models)
-                found = [record.request.request_id for record in await stores.b.adopt(most, models)]
-                assert found == expected
-                owned |= {name: waiting.requests.pop(name) for name in found}
+                names = [record.request.request_id for record in await stores.b.adopt(most, models)]
+                assert names == expected
+                owned |= {name: waiting.requests.pop(name) for name in names}
             elif what == "give" and owned:
                 name = draw.choice(sorted(owned))
                 await stores.b.disown([name])
@@ -123,6 +123,6 @@ async def test_what_a_gateway_of_an_earlier_version_gave_away_is_adopted(redis_u
             await redis.delete(f"{PREFIX}{key}")
         await redis.zrem(f"{PREFIX}unowned", taken.request_id)
         await redis.hset(request_key(taken.request_id), "owner", secrets.token_hex(4))
-        found: Any = await stores.b.adopt(10, [])
-        assert [record.request.request_id for record in found] == [given.request_id]
+        records: Any = await stores.b.adopt(10, [])
+        assert [record.request.request_id for record in records] == [given.request_id]
         await _nothing_is_left(redis)

@@ -22,7 +22,9 @@ async def test_a_client_that_hangs_up_is_cancelled_at_the_next_iteration(redis_u
         await call.read()
         call.cancel()
         await until(lambda: system.loop.scheduler.running == 0)
-        await until(lambda: [request_id_of(own) for own in drafter.released] == [request.request_id])
+        await until(
+            lambda: [request_id_of(released) for released in drafter.released] == [request.request_id]
+        )
         await until(lambda: system.verifier.cached_requests == 0)
         record = await system.ended(request.request_id)
         assert len(record.tokens) < 400

@@ -77,8 +77,8 @@ async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
         assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
         assert system.loop is session, "it goes on"
         assert session.machine.choice == PLAIN
-    told = [record for record in caplog.records if "decode plainly" in record.getMessage()]
-    assert len(told) == 1, "not a line for every step"
+    records = [record for record in caplog.records if "decode plainly" in record.getMessage()]
+    assert len(records) == 1, "not a line for every step"
 
 
 def _fault_for_poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
@@ -119,8 +119,8 @@ async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
         poison = aiter(system.stub.Generate(request))
         asked = [request_for([3 + i, 5], max_new_tokens=40) for i in range(3)]
         others = [aiter(system.stub.Generate(one)) for one in asked]
-        for each in (poison, *others):
-            await anext(each)  # it is accepted, and without tokens yet
+        for name in (poison, *others):
+            await anext(name)  # it is accepted, and without tokens yet
         _fault_for_poison(monkeypatch, where)
         texts = await asyncio.gather(*map(rest_of, others))
         assert [[t for reply in text for t in reply.token_ids] for text in texts] == [

@@ -368,8 +368,8 @@ async def test_two_verifiers_share_the_requests_and_one_that_dies_is_replaced(re
         readers = await asyncio.gather(*(begin(system.stub, request) for request in requests))
         assert [session.loop.scheduler.running for session in system.gateway.sessions] == [2, 2]
         await system.servers["verifier"].stop()
-        found = await asyncio.gather(*(reader.finish() for reader in readers))
-        assert found == [greedy([*PROMPT, 20 + i], 400) for i in range(4)]
+        texts = await asyncio.gather(*(reader.finish() for reader in readers))
+        assert texts == [greedy([*PROMPT, 20 + i], 400) for i in range(4)]
         status = await system.stub.Status(generation_pb2.StatusRequest())
         assert [verifier.ready for verifier in status.verifiers] == [False, True]
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
@@ -387,9 +387,9 @@ async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
         await until(lambda: len(other.sessions) == 1)
         assert len(system.gateway.sessions) == 1, "half of them are its share"
         many = [request_for([*PROMPT, 20 + i % 3], max_new_tokens=LONG) for i in range(24)]
-        found = await asyncio.gather(*(read_all(system.stub, request) for request in many))
+        texts = await asyncio.gather(*(read_all(system.stub, request) for request in many))
         right = [greedy([*PROMPT, 20 + i], LONG) for i in range(3)]
-        assert [tokens_of(replies) for replies in found] == right * 8
+        assert [tokens_of(replies) for replies in texts] == right * 8
         (session,) = other.sessions
         assert session.loop.steps > 0, "what waited at the first ran at the second"
         assert tokens_of(await read_all(stub, request_for(PROMPT, max_new_tokens=9))) == greedy(PROMPT, 9)

@@ -157,8 +157,8 @@ async def test_streams_go_on_through_a_failover(redis_pair: RedisPair) -> None:
         async with asyncio.timeout(30):
             assert await reader.finish() == greedy(PROMPT, LONG)
             assert await following.finish() == greedy(PROMPT, LONG)
-            for each in (system.stub, stub):
-                assert await _answered(each) == greedy(PROMPT, 8)
+            for gateway in (system.stub, stub):
+                assert await _answered(gateway) == greedy(PROMPT, 8)
 
 
 async def _answered(stub: "generation_pb2_grpc.GenerationServiceAsyncStub") -> list[int]:

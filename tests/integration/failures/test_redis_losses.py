@@ -229,8 +229,8 @@ async def test_a_slow_redis_does_not_keep_the_cache_of_what_has_ended(redis_url:
             return await append(progress, *arguments)
 
         system.store.append = slow  # type: ignore[method-assign]
-        found = await asyncio.gather(*(system.tokens([*PROMPT, 20 + i], max_new_tokens=60) for i in range(4)))
-        assert found == [greedy([*PROMPT, 20 + i], 60) for i in range(4)]
+        texts = await asyncio.gather(*(system.tokens([*PROMPT, 20 + i], max_new_tokens=60) for i in range(4)))
+        assert texts == [greedy([*PROMPT, 20 + i], 60) for i in range(4)]
 
 
 async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
@@ -253,8 +253,8 @@ async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             assert await redis.hget(request_key(damaged.request_id), "state") == "finished"
-    told = [getattr(r, "request_id", "") for r in caplog.records if "cannot be read" in r.getMessage()]
-    assert set(told) == {damaged.request_id}
+    ids = [getattr(r, "request_id", "") for r in caplog.records if "cannot be read" in r.getMessage()]
+    assert set(ids) == {damaged.request_id}
 
 
 async def test_who_follows_a_record_that_cannot_be_read_is_told_and_the_others_go_on(

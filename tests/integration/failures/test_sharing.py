@@ -60,8 +60,8 @@ async def test_what_can_run_here_is_not_given_away(redis_url: str) -> None:
         await until(lambda: all(offers(gateway) == 2 for gateway in (system.gateway, other)))
         given = count_given_away([system.gateway, other])
         asked = [request_for([*PROMPT, 20 + i], max_new_tokens=40) for i in range(8)]
-        found = await asyncio.gather(*(read_all(stub, request) for request in asked))
-        assert [tokens_of(replies) for replies in found] == [greedy([*PROMPT, 20 + i], 40) for i in range(8)]
+        texts = await asyncio.gather(*(read_all(stub, request) for request in asked))
+        assert [tokens_of(replies) for replies in texts] == [greedy([*PROMPT, 20 + i], 40) for i in range(8)]
         assert given == []
 
 
@@ -74,10 +74,10 @@ async def test_room_that_was_told_once_is_given_to_once(redis_url: str) -> None:
         async def told_once(*arguments: Any) -> Renewal:
             renewal = await renew(*arguments)
             looks.append(scheduler.waiting)
-            own = [r for r in renewal.alive if r.gateway_id == system.store.gateway_id]
+            reports = [r for r in renewal.alive if r.gateway_id == system.store.gateway_id]
             room = 2 if max(looks) == 5 else 0
-            told = GatewayReport(other.store.gateway_id, 1, room, models=("tiny",), number=7)
-            return replace(renewal, alive=[*own, told])
+            report = GatewayReport(other.store.gateway_id, 1, room, models=("tiny",), number=7)
+            return replace(renewal, alive=[*reports, report])
 
         async def slow(*arguments: Any) -> Verdicts:
             await go_on.wait()
@@ -107,8 +107,8 @@ async def test_requests_that_wait_for_cache_are_not_passed_to_and_fro(redis_url:
             request = request_for([*PROMPT, 20 + number], max_new_tokens=100)
             return await read_all((stub, system.stub)[number % 2], request)
 
-        found = await asyncio.gather(*(ask(number) for number in range(12)))
-        assert [tokens_of(replies) for replies in found] == [
+        texts = await asyncio.gather(*(ask(number) for number in range(12)))
+        assert [tokens_of(replies) for replies in texts] == [
             greedy([*PROMPT, 20 + i], 100) for i in range(12)
         ]
         assert len(given) <= 36, "a few times each, as batches end; not at every look"

@@ -124,8 +124,8 @@ async def test_every_event_has_the_usage_if_that_is_wanted() -> None:
         ):
             reply = await http.plain.post(CHAT, json={**ASKED, "stream": True, "stream_options": options})
             events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
-            found = [event.get("usage") and event["usage"]["total_tokens"] for event in events]
-            assert found[:3] == expected
+            totals = [event.get("usage") and event["usage"]["total_tokens"] for event in events]
+            assert totals[:3] == expected
             parts = [event["usage"] for event in events if event["choices"] and event.get("usage")]
             assert all(part["prompt_tokens"] == 7 for part in parts)
             if parts:
@@ -212,13 +212,13 @@ async def test_bounds_are_named() -> None:
         await until(lambda: http.metric("calls_running") == 0)
 
         large = json.dumps(turn(content="x" * MAX_BODY_BYTES))
-        told = await http.plain.post(CHAT, content=large, headers=JSON)
+        large_reply = await http.plain.post(CHAT, content=large, headers=JSON)
 
         async def untold() -> AsyncIterator[bytes]:
             yield large.encode()
 
         streamed = await http.plain.post(CHAT, content=untold(), headers=JSON)
-        for reply in (told, streamed):
+        for reply in (large_reply, streamed):
             error = error_of(reply)
             assert (reply.status_code, error["param"]) == (413, "body")
             assert "at most 4 MiB" in error["message"]
@@ -275,7 +275,7 @@ def named_on_the_page() -> tuple[set[str], set[str]]:
         r"^\| ([\d, ]+) \|", page.partition("\n## Errors")[2].partition("\n## ")[0], re.MULTILINE
     )
     return {path.removesuffix("/NAME") for path in named}, {
-        each.strip() for row in errors for each in row.split(",")
+        field.strip() for row in errors for field in row.split(",")
     }
 
 

@@ -87,8 +87,8 @@ async def test_answers_have_the_form_that_was_asked_for(redis_url: str) -> None:
 
 async def test_forms_that_cannot_be_are_refused_by_field_and_position(redis_url: str) -> None:
     async with served(redis_url) as client:
-        for fields, param, why in REFUSED:
+        for fields, param, reason in REFUSED:
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.chat.completions.create(**ASKED, messages=MESSAGES, extra_body=fields)
             assert caught.value.param == param, fields
-            assert why in caught.value.message, fields
+            assert reason in caught.value.message, fields

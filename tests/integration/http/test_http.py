@@ -127,14 +127,14 @@ async def test_completions_of_texts_and_tokens(redis_url: str) -> None:
 
 async def test_speculation_is_ours_to_choose_and_its_statistics_come(redis_url: str) -> None:
     async with served(redis_url) as (_, http), http.openai() as client:
-        found = {}
+        texts = {}
         for mode in ("off", "sequence", "tree"):
             answer = await client.chat.completions.create(**ASKED, extra_body={"speculation": mode})
             assert answer.usage is not None
-            found[mode] = (answer.choices[0].message.content, answer.usage.to_dict()["speculation"])
-        assert len({text for text, _ in found.values()}) == 1
-        assert (found["off"][1]["steps"], found["off"][1]["drafted"]) == (12, 0)
-        tree: Any = found["tree"][1]
+            texts[mode] = (answer.choices[0].message.content, answer.usage.to_dict()["speculation"])
+        assert len({text for text, _ in texts.values()}) == 1
+        assert (texts["off"][1]["steps"], texts["off"][1]["drafted"]) == (12, 0)
+        tree: Any = texts["tree"][1]
         assert tree["steps"] < 12
         assert tree["accepted"] == tree["speculators"]["a"]["accepted"] > 0
         assert sum(tree["acceptance_histogram"]) == tree["steps"]
@@ -312,7 +312,7 @@ async def test_a_request_id_names_many_calls(redis_url: str) -> None:
         assert one.headers["x-request-id"] == two.headers["x-request-id"] == "trace-1"
         ids = [reply.json()["id"].removeprefix("chatcmpl-") for reply in (one, two)]
         assert ids[0] != ids[1]
-        assert all(each.startswith("trace-1.") for each in ids), "the gateway's log has it, too"
+        assert all(request_id.startswith("trace-1.") for request_id in ids), "the gateway's log has it, too"
         assert (await client.attach(ids[1]).read()).text == two.json()["choices"][0]["message"]["content"]
 
 

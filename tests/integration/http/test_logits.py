@@ -72,9 +72,9 @@ async def test_log_probabilities_of_a_conversation(redis_url: str) -> None:
     assert whole.content is not None
     assert [row.logprob for row in whole.content] == pytest.approx(expected.logprobs, abs=1e-5)
     assert "".join(row.token for row in whole.content).endswith(expected.text[-3:])
-    for row, told in zip(whole.content, expected.token_logprobs, strict=True):
-        assert bytes(row.bytes or []) == told.chosen.token == row.token.encode()
-        assert [top.token for top in row.top_logprobs] == [top.text for top in told.top]
+    for row, logprob in zip(whole.content, expected.token_logprobs, strict=True):
+        assert bytes(row.bytes or []) == logprob.chosen.token == row.token.encode()
+        assert [top.token for top in row.top_logprobs] == [top.text for top in logprob.top]
         assert row.top_logprobs[0].logprob == pytest.approx(row.logprob), "greedy"
     streamed = [row for piece in pieces if piece.logprobs for row in piece.logprobs.content or []]
     assert [row.token for row in streamed] == [row.token for row in whole.content]
@@ -97,17 +97,17 @@ async def test_log_probabilities_of_completions(redis_url: str) -> None:
             await client.completions.create(**asked, logprobs=6)
     assert caught.value.param == "logprobs"
     for index, choice in enumerate(whole):
-        told = choice.logprobs
-        assert told is not None
-        assert "".join(told.tokens or []) == choice.text
-        assert told.text_offset == [*range(6)], "a character each"
+        logprobs = choice.logprobs
+        assert logprobs is not None
+        assert "".join(logprobs.tokens or []) == choice.text
+        assert logprobs.text_offset == [*range(6)], "a character each"
         for token, value, best in zip(
-            told.tokens or [], told.token_logprobs or [], told.top_logprobs or [], strict=True
+            logprobs.tokens or [], logprobs.token_logprobs or [], logprobs.top_logprobs or [], strict=True
         ):
             assert best[token] == value
             assert len(best) in (2, 3)
-        own = [part.logprobs for part in parts if part.index == index and part.logprobs]
-        assert [token for one in own for token in one.tokens or []] == told.tokens
-        assert [at for one in own for at in one.text_offset or []] == told.text_offset
+        pieces = [part.logprobs for part in parts if part.index == index and part.logprobs]
+        assert [token for one in pieces for token in one.tokens or []] == logprobs.tokens
+        assert [at for one in pieces for at in one.text_offset or []] == logprobs.text_offset
         assert alone[index].logprobs is not None
         assert [len(best) for best in alone[index].logprobs.top_logprobs or []] == [1] * 6

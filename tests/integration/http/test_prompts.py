@@ -18,8 +18,8 @@ async def test_an_answer_goes_on_with_the_last_message(redis_url: str) -> None:
         async def text(**fields: Any) -> str:
             path = COMPLETIONS if "prompt" in fields else CHAT
             (choice,) = (await http.plain.post(path, json=ASKED | fields)).json()["choices"]
-            found: str = choice["text"] if "prompt" in fields else choice["message"]["content"]
-            return found
+            text: str = choice["text"] if "prompt" in fields else choice["message"]["content"]
+            return text
 
         ends = {
             "u:hi;a: Hel ": ON,
@@ -45,8 +45,8 @@ async def test_tokens_of_texts_and_conversations(redis_url: str) -> None:
         async def tokens(**fields: Any) -> list[int]:
             reply = (await http.plain.post("/tokenize", json={"model": "tiny", **fields})).json()
             assert (reply["count"], reply["max_model_len"]) == (len(reply["tokens"]), 512)
-            found: list[int] = reply["tokens"]
-            return found
+            tokens: list[int] = reply["tokens"]
+            return tokens
 
         assert await tokens(prompt="ab") == [67, 68]
         assert await tokens(prompt="ab", add_special_tokens=False) == [67, 68]
@@ -82,10 +82,10 @@ async def test_usage_counts_the_prompt_s_tokens_that_were_cached(redis_url: str)
     async with running_system(redis_url) as system, http_service(system.address) as http:
 
         async def usage(path: str, **fields: Any) -> dict[str, Any]:
-            found: dict[str, Any] = (await http.plain.post(path, json={"model": "tiny", **fields})).json()[
+            reply: dict[str, Any] = (await http.plain.post(path, json={"model": "tiny", **fields})).json()[
                 "usage"
             ]
-            return found
+            return reply
 
         first = await usage(COMPLETIONS, prompt=prompt, max_tokens=3)
         again = await usage(COMPLETIONS, prompt=[prompt, prompt[:16], prompt[:17]], n=2, max_tokens=3)

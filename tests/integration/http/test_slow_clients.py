@@ -21,16 +21,16 @@ Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def bounded(**own: float) -> AsyncIterator[tuple[HttpService, Callable[..., Awaitable[Pipe]]]]:
+async def bounded(**seconds: float) -> AsyncIterator[tuple[HttpService, Callable[..., Awaitable[Pipe]]]]:
     """A service with bounds, a gateway that takes every key, and connections that end with them."""
     writers = []
     async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)
         with pytest.MonkeyPatch.context() as patch:
-            for name in own.keys() | BOUNDS:
+            for name in seconds.keys() | BOUNDS:
                 if name.isupper():
-                    patch.setattr(bounds, name, own.get(name, BOUNDS.get(name)))
-            settings = {name: value for name, value in own.items() if name.islower()}
+                    patch.setattr(bounds, name, seconds.get(name, BOUNDS.get(name)))
+            settings = {name: value for name, value in seconds.items() if name.islower()}
             async with http_service(gateway.address, **settings) as http:
 
                 async def connect(said: bytes = b"") -> Pipe:
@@ -108,7 +108,9 @@ async def test_an_idle_connection_stays_open_for_its_own_time() -> None:
         reader, writer = await connect(WHOLE)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         await until(
-            lambda: all(each._late is None for each in kind_of_connections(http).open_connections._open)
+            lambda: all(
+                connection._late is None for connection in kind_of_connections(http).open_connections._open
+            )
         )
         writer.write(WHOLE)
         async with asyncio.timeout(60):

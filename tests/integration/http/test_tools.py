@@ -88,10 +88,10 @@ async def test_a_function_that_must_be_called_is_called_with_arguments_of_its_sc
 
             stream = await client.chat.completions.create(**ASKED, seed=seed, stream=True, **chosen)
             parts = [chunk.choices[0] async for chunk in stream]
-            told = [part for one in parts for part in one.delta.tool_calls or ()]
-            assert told[0].function is not None
-            assert (told[0].id, told[0].function.name) == (told[0].id, call.function.name)
-            streamed = "".join([part.function.arguments or "" for part in told if part.function])
+            pieces = [part for one in parts for part in one.delta.tool_calls or ()]
+            assert pieces[0].function is not None
+            assert (pieces[0].id, pieces[0].function.name) == (pieces[0].id, call.function.name)
+            streamed = "".join([part.function.arguments or "" for part in pieces if part.function])
             assert json.loads(streamed) == arguments
             assert parts[-1].finish_reason == "tool_calls"
 
@@ -99,19 +99,19 @@ async def test_a_function_that_must_be_called_is_called_with_arguments_of_its_sc
 async def test_the_model_may_choose_between_words_and_a_call(redis_url: str) -> None:
     """The tiny model does both, with some seeds."""
     async with served(redis_url) as client:
-        found = set()
+        kinds = set()
         for seed in range(12):
             bias: Any = {"logit_bias": {93: 3.5}, "parallel_tool_calls": False, "max_tokens": 90}  # {
             answer = await client.chat.completions.create(**ASKED | bias, seed=seed, tools=[WEATHER])
             (choice,) = answer.choices
             if choice.message.tool_calls:
                 assert choice.finish_reason in ("tool_calls", "length")  # behind words it may be cut off
-                found.add("call")
+                kinds.add("call")
             else:
                 assert choice.message.content is not None
                 assert not choice.message.content.startswith("{")
-                found.add("words")
-        assert found == {"call", "words"}
+                kinds.add("words")
+        assert kinds == {"call", "words"}
         without = await client.chat.completions.create(**ASKED, tools=[WEATHER], tool_choice="none", seed=3)
         free = await client.chat.completions.create(**ASKED, seed=3)
         assert without.choices[0].message.content == free.choices[0].message.content
@@ -131,8 +131,8 @@ async def test_a_call_that_comes_again_ends_the_answer(redis_url: str) -> None:
         assert answer.usage.completion_tokens < 120
         stream = await client.chat.completions.create(**asked, stream=True)
         parts = [chunk.choices[0] async for chunk in stream]
-        told = [part for one in parts for part in one.delta.tool_calls or ()]
-        assert [part.index for part in told if part.id] == [0]
+        pieces = [part for one in parts for part in one.delta.tool_calls or ()]
+        assert [part.index for part in pieces if part.id] == [0]
         assert parts[-1].finish_reason == "tool_calls"
         one: Any = {"type": "function", "function": {"name": "time"}}
         singles: Any = [
@@ -162,7 +162,7 @@ async def test_calls_or_an_answer_of_a_form(redis_url: str) -> None:
         },
     }
     async with served(redis_url) as client:
-        found = set()
+        kinds = set()
         for seed, sign in enumerate([67, 80]):  # a, n
             asked: Any = {
                 **ASKED,
@@ -174,11 +174,11 @@ async def test_calls_or_an_answer_of_a_form(redis_url: str) -> None:
             (choice,) = (await client.chat.completions.create(**asked)).choices
             if choice.message.tool_calls:
                 assert choice.finish_reason == "tool_calls"
-                found.add("call")
+                kinds.add("call")
             else:
                 assert json.loads(choice.message.content or "") == {"a": 1}
-                found.add("form")
-        assert found == {"call", "form"}
+                kinds.add("form")
+        assert kinds == {"call", "form"}
         must = await client.chat.completions.create(**{**asked, "tool_choice": "required"})
         assert must.choices[0].message.tool_calls
 
@@ -200,7 +200,7 @@ async def test_keywords_that_cannot_be_followed_are_left_out_unless_the_function
 ) -> None:
     """As MCP tools have them; what can be followed is."""
     async with served(redis_url) as client:
-        for field, left, why in MCP:
+        for field, left, reason in MCP:
             parameters = {"properties": {"x": field}, "required": ["x"], "additionalProperties": False}
             function: dict[str, Any] = {"name": "mcp", "parameters": parameters}
             asked: Any = {**ASKED, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
@@ -210,7 +210,7 @@ async def test_keywords_that_cannot_be_followed_are_left_out_unless_the_function
             assert call.type == "function"
             assert re.fullmatch(r'\{"x": ' + left + r"\}", call.function.arguments)
             strict: Any = [TIME, {"type": "function", "function": {**function, "strict": True}}]
-            with pytest.raises(openai.BadRequestError, match=f"tools: function 'mcp': .*{why}"):
+            with pytest.raises(openai.BadRequestError, match=f"tools: function 'mcp': .*{reason}"):
                 await client.chat.completions.create(**ASKED, tools=strict)
 
 
@@ -229,18 +229,18 @@ async def test_results_go_back_through_the_template(redis_url: str) -> None:
     ]
     async with served(redis_url) as client:
         asked = {**ASKED, "seed": 1, "max_tokens": 8}
-        told = await client.chat.completions.create(**asked | {"messages": turns})
+        reply = await client.chat.completions.create(**asked | {"messages": turns})
         same = await client.chat.completions.create(**asked | {"messages": words})
-    assert told.choices[0].message.content == same.choices[0].message.content
-    assert told.usage is not None
+    assert reply.choices[0].message.content == same.choices[0].message.content
+    assert reply.usage is not None
     assert same.usage is not None
-    assert told.usage.prompt_tokens == same.usage.prompt_tokens
+    assert reply.usage.prompt_tokens == same.usage.prompt_tokens
 
 
 async def test_bad_tools_are_refused_by_field(redis_url: str) -> None:
     async with served(redis_url) as client:
-        for fields, param, why in BAD:
+        for fields, param, reason in BAD:
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.chat.completions.create(**ASKED | fields)
             assert caught.value.param == param, fields
-            assert why in caught.value.message, fields
+            assert reason in caught.value.message, fields

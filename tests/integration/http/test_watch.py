@@ -34,11 +34,11 @@ async def test_the_steps_of_a_call_come_from_the_gateway_that_runs_it(redis_url:
             async with http_service(gateways) as http, events(http, "shown") as steps:
                 body = {**ASKED, "max_tokens": 12, "temperature": 0}
                 answer = await http.plain.post(CHAT, json=body, headers={"Idempotency-Key": "shown"})
-                told = [event async for event in steps]
+                received = [event async for event in steps]
     text = answer.json()["choices"][0]["message"]["content"]
-    assert "".join(token["text"] for event in told for token in event["step"]["tokens"]) == text
-    assert [event["finish_reason"] for event in told[-2:]] == [None, "length"]
-    step = told[0]["step"]
+    assert "".join(token["text"] for event in received for token in event["step"]["tokens"]) == text
+    assert [event["finish_reason"] for event in received[-2:]] == [None, "length"]
+    step = received[0]["step"]
     child = step["nodes"][1]
     assert (child["parent"], round(child["chance"], 3)) == (0, 0.9)
     assert [{**p, "chance": round(p["chance"], 3)} for p in child["proposals"]] == [

@@ -47,9 +47,9 @@ def test_modes_of_a_pulled_model_are_those_of_the_umask(
     file = write_model_file(tmp_path / "model.gguf")
     with umask(mask):
         directory = pull_model(str(file))
-    found = [path for path in [directory, *directory.rglob("*")] if not path.is_symlink()]
-    assert len(found) > 3
-    for path in found:
+    paths = [path for path in [directory, *directory.rglob("*")] if not path.is_symlink()]
+    assert len(paths) > 3
+    for path in paths:
         usual = 0o777 if path.is_dir() else 0o666
         assert path.stat().st_mode & 0o777 == usual & ~mask, path
 

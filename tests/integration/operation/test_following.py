@@ -51,13 +51,13 @@ async def test_one_request_is_followed_through_the_logs_of_all_services(
         await asyncio.gather(*(system.tokens(PROMPT, request_id=name) for name in ("mine", "other")))
         await until(lambda: not system.verifier.cached_requests)
         await until(lambda: "released" in "".join(x["message"] for x in lines_of(caplog, "speculator_svc")))
-    told = {
+    messages = {
         house: [line["message"] for line in lines_of(caplog, house) if line.get("request_id") == "mine"]
         for house in SERVICES
     }
-    assert told["verifier_svc"] == ["request mine is first seen", "request mine is released"]
-    assert told["speculator_svc"] == ["request mine is first seen", "request mine is released"]
-    arrives, ends = told["gateway"]
+    assert messages["verifier_svc"] == ["request mine is first seen", "request mine is released"]
+    assert messages["speculator_svc"] == ["request mine is first seen", "request mine is released"]
+    arrives, ends = messages["gateway"]
     assert arrives == "request mine arrives: 7 prompt tokens, at most 16 new ones"
     assert ends.startswith("request mine ends: length, 16 tokens in ")
     (line,) = [x for x in lines_of(caplog, "gateway") if x["message"] == arrives]
@@ -88,8 +88,8 @@ def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
 def below(parent: ReadableSpan, spans: Sequence[ReadableSpan]) -> list[str]:
     """Names of the spans directly below one, by when they began."""
     assert parent.context is not None
-    found = [s for s in spans if s.parent is not None and s.parent.span_id == parent.context.span_id]
-    return [span.name for span in sorted(found, key=lambda span: span.start_time or 0)]
+    children = [s for s in spans if s.parent is not None and s.parent.span_id == parent.context.span_id]
+    return [span.name for span in sorted(children, key=lambda span: span.start_time or 0)]
 
 
 async def test_a_trace_goes_from_the_client_through_all_services(
@@ -179,8 +179,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:
         for resource in request.resource_spans:
-            told = {a.key: a.value.string_value for a in resource.resource.attributes}
-            self.services.add(told["service.name"])
+            attributes = {a.key: a.value.string_value for a in resource.resource.attributes}
+            self.services.add(attributes["service.name"])
             self.names += [span.name for scope in resource.scope_spans for span in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
 

@@ -68,8 +68,8 @@ def test_a_file_is_a_model_at_once(file: Path, cache: Path) -> None:
         (answer,) = llm.generate(["The sky"], SamplingParams(temperature=0, max_tokens=4))
     assert len(answer.outputs[0].token_ids) <= 4
     (directory,) = (cache / "gguf").iterdir()
-    own = [path for path in cache.rglob("*") if path.is_file() and not path.is_symlink()]
-    kilobytes = sum(path.stat().st_size for path in own if path.parent == directory) / 1000
+    files = [path for path in cache.rglob("*") if path.is_file() and not path.is_symlink()]
+    kilobytes = sum(path.stat().st_size for path in files if path.parent == directory) / 1000
     assert kilobytes < 100, "no second copy of the weights"
     assert (directory / "source.gguf").readlink() == file
 
@@ -195,7 +195,7 @@ def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "reason"),
     [
         (None, "no such file"),
         (b"PK\x03\x04 a zip", r"is no GGUF file: begins with b'PK\\x03\\x04', not b'GGUF'"),
@@ -204,7 +204,7 @@ def test_what_was_found_right_is_not_compared_again(file: Path, monkeypatch: pyt
 )
 @pytest.mark.parametrize("command", [["generate", "hi", "--local"], ["up"], ["models", "check"]])
 def test_what_is_no_file_is_named_at_once(
-    command: list[str], content: bytes | None, why: str, tmp_path: Path
+    command: list[str], content: bytes | None, reason: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
     if content is not None:
@@ -213,7 +213,7 @@ def test_what_is_no_file_is_named_at_once(
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, SettingError), error
     assert str(error).startswith(f"model = '{path}': ")
-    with pytest.raises(SettingError, match=why):
+    with pytest.raises(SettingError, match=reason):
         resolve_model(str(path))
 
 

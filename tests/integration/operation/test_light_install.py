@@ -50,19 +50,19 @@ def canonical(requirement: str) -> str:
 def base_distributions() -> set[str]:
     """Names of what `pip install specinfer` brings, extras of dependencies included."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [canonical(text) for text in project["dependencies"]] + ["hiredis"]  # of redis[hiredis]
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in names:
             continue
-        found.add(name)
+        names.add(name)
         try:
             needed = requires(name) or []
         except PackageNotFoundError:  # only needed on other platforms or versions of Python
             continue
         waiting += [canonical(text) for text in needed if "extra ==" not in text]
-    return found
+    return names
 
 
 def hidden_modules() -> list[str]:
@@ -98,8 +98,8 @@ def results(no_model: Path) -> Results:
     )
     assert done.returncode == 0, done.stderr
     return {
-        " ".join(command): tuple(found)
-        for command, found in zip(commands, json.loads(done.stdout), strict=True)
+        " ".join(command): tuple(modules)
+        for command, modules in zip(commands, json.loads(done.stdout), strict=True)
     }
 
 

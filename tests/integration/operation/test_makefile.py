@@ -25,8 +25,8 @@ def make(tmp_path: Path) -> Make:
         folder = tmp_path / "bin"
         folder.mkdir()
         for tool in TOOLS:
-            if found := shutil.which(tool):
-                (folder / tool).symlink_to(found)
+            if path := shutil.which(tool):
+                (folder / tool).symlink_to(path)
         for name, script in pythons.items():
             (folder / name).write_text(f"#!/bin/sh\n{script}\n")
             (folder / name).chmod(0o755)

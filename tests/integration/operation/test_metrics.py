@@ -130,29 +130,29 @@ async def test_steps_of_two_speculators_are_counted_as_computed_by_hand(redis_ur
     async with running_system(redis_url, drafters, tree_depth=2) as system:
         assert await system.tokens(PROMPT, max_new_tokens=9) == greedy(PROMPT, 9)
         await idle(system)
-        found, two, one = scrape(system), address_of(system, "two"), address_of(system, "one")
+        metrics, two, one = scrape(system), address_of(system, "two"), address_of(system, "one")
     both = {"two": 3, "one": 3}
-    assert found.by("spec_decode_num_drafts_total", "speculator") == both
-    assert found.by("spec_decode_num_drafts_total", "service") == {two: 3, one: 3}
-    assert found.by("spec_decode_num_draft_tokens_total", "speculator") == {"two": 6, "one": 6}
-    assert found.by("spec_decode_num_accepted_tokens_total", "speculator") == {"two": 6, "one": 3}
-    assert found.by("spec_decode_num_accepted_tokens_per_pos_total", "position") == {"0": 3, "1": 3}
-    assert found.by("speculator_wins_total", "speculator") == {"two": 3}
+    assert metrics.by("spec_decode_num_drafts_total", "speculator") == both
+    assert metrics.by("spec_decode_num_drafts_total", "service") == {two: 3, one: 3}
+    assert metrics.by("spec_decode_num_draft_tokens_total", "speculator") == {"two": 6, "one": 6}
+    assert metrics.by("spec_decode_num_accepted_tokens_total", "speculator") == {"two": 6, "one": 3}
+    assert metrics.by("spec_decode_num_accepted_tokens_per_pos_total", "position") == {"0": 3, "1": 3}
+    assert metrics.by("speculator_wins_total", "speculator") == {"two": 3}
     for stage, nodes in (("proposed", 6), ("kept", 6), ("duplicate", 3)):
-        assert found.value("tree_nodes_total", speculator="two", stage=stage) == nodes
-        assert found.value("tree_nodes_total", speculator="one", stage=stage) == nodes
-    assert (found.value("accepted_depth_count"), found.value("accepted_depth_sum")) == (3, 6)
-    assert found.value("accepted_depth_bucket", le="1.0") == 0
-    assert found.value("accepted_depth_bucket", le="2.0") == 3
-    assert found.value("planner_step_nodes_sum") == 9
-    assert found.by("drafts_total", "outcome") == {"ok": 6}
-    assert found.by("planner_steps_total", "reason") == {"not adaptive": 3}
+        assert metrics.value("tree_nodes_total", speculator="two", stage=stage) == nodes
+        assert metrics.value("tree_nodes_total", speculator="one", stage=stage) == nodes
+    assert (metrics.value("accepted_depth_count"), metrics.value("accepted_depth_sum")) == (3, 6)
+    assert metrics.value("accepted_depth_bucket", le="1.0") == 0
+    assert metrics.value("accepted_depth_bucket", le="2.0") == 3
+    assert metrics.value("planner_step_nodes_sum") == 9
+    assert metrics.by("drafts_total", "outcome") == {"ok": 6}
+    assert metrics.by("planner_steps_total", "reason") == {"not adaptive": 3}
     for reason in Reason:  # also those that have not come up
-        assert found.value("planner_steps_total", reason=reason) == 3 * (reason is Reason.NOT_ADAPTIVE)
-    assert found.by("planner_asked_total", "speculator") == both
-    assert found.value("iteration_batch_size_sum") == 3
+        assert metrics.value("planner_steps_total", reason=reason) == 3 * (reason is Reason.NOT_ADAPTIVE)
+    assert metrics.by("planner_asked_total", "speculator") == both
+    assert metrics.value("iteration_batch_size_sum") == 3
     for phase in ("draft", "merge", "verify", "commit"):
-        assert found.value("iteration_phase_seconds_count", phase=phase) == 3
+        assert metrics.value("iteration_phase_seconds_count", phase=phase) == 3
 
 
 async def test_requests_and_tokens_are_counted_as_computed_by_hand(redis_url: str) -> None:
@@ -160,17 +160,17 @@ async def test_requests_and_tokens_are_counted_as_computed_by_hand(redis_url: st
         await asyncio.gather(*(system.tokens(PROMPT, max_new_tokens=9) for _ in range(2)))
         await system.tokens(PROMPT, max_new_tokens=9, stop_token_ids=[greedy(PROMPT, 2)[1]])
         await idle(system)
-        found = scrape(system)
-    assert found.by("request_success_total", "finished_reason") == {"length": 2, "stop_token": 1}
-    assert found.value("prompt_tokens_total") == 3 * len(PROMPT)
-    assert found.value("generation_tokens_total") == 2 * 9 + 2
+        metrics = scrape(system)
+    assert metrics.by("request_success_total", "finished_reason") == {"length": 2, "stop_token": 1}
+    assert metrics.value("prompt_tokens_total") == 3 * len(PROMPT)
+    assert metrics.value("generation_tokens_total") == 2 * 9 + 2
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
-        assert found.value(f"{name}_seconds_count") == 3, name
-    assert found.value("inter_token_latency_seconds_count") == 2 * 6, "those after the first step"
+        assert metrics.value(f"{name}_seconds_count") == 3, name
+    assert metrics.value("inter_token_latency_seconds_count") == 2 * 6, "those after the first step"
     e2e, first_token = (
-        found.value(f"{name}_seconds_sum") or 0.0 for name in ("e2e_request_latency", "time_to_first_token")
+        metrics.value(f"{name}_seconds_sum") or 0.0 for name in ("e2e_request_latency", "time_to_first_token")
     )
-    later = found.value("inter_token_latency_seconds_sum") or 0.0
+    later = metrics.value("inter_token_latency_seconds_sum") or 0.0
     assert later == pytest.approx(e2e - first_token, abs=1e-6), "the parts make the whole"
 
 
@@ -179,13 +179,13 @@ async def test_bytes_on_the_wire_are_those_of_the_messages(redis_url: str) -> No
         request = request_for(PROMPT, max_new_tokens=6)
         replies = [reply async for reply in system.stub.Generate(request)]
         await idle(system)
-        found = scrape(system)
-    assert found.value("wire_bytes_total", peer="client", direction="received") == request.ByteSize()
+        metrics = scrape(system)
+    assert metrics.value("wire_bytes_total", peer="client", direction="received") == request.ByteSize()
     sent = sum(reply.ByteSize() for reply in replies)
-    assert found.value("wire_bytes_total", peer="client", direction="sent") == sent
+    assert metrics.value("wire_bytes_total", peer="client", direction="sent") == sent
     for peer in ("verifier", "speculator"):
         for direction in ("sent", "received"):
-            assert (found.value("wire_bytes_total", peer=peer, direction=direction) or 0) > 50
+            assert (metrics.value("wire_bytes_total", peer=peer, direction=direction) or 0) > 50
 
 
 async def test_services_count_what_they_do(redis_url: str) -> None:
@@ -232,12 +232,12 @@ async def test_drafts_that_are_wrong_are_counted_by_how(
     async with running_system(redis_url, drafters, tree_depth=1) as system:
         await system.tokens(PROMPT, max_new_tokens=20)
         await idle(system)
-        found, bad, good = scrape(system), address_of(system, "bad"), address_of(system, "good")
-    assert found.value("drafts_total", service=bad, outcome=outcome) == (4 if outcome == "failed" else 8)
-    assert found.by("drafts_total", "outcome").keys() == {"ok", outcome}
-    assert found.value("drafts_total", service=good, outcome="ok") == 10
+        metrics, bad, good = scrape(system), address_of(system, "bad"), address_of(system, "good")
+    assert metrics.value("drafts_total", service=bad, outcome=outcome) == (4 if outcome == "failed" else 8)
+    assert metrics.by("drafts_total", "outcome").keys() == {"ok", outcome}
+    assert metrics.value("drafts_total", service=good, outcome="ok") == 10
     quarantines = {} if outcome == "failed" else {"bad": 1}
-    assert found.by("speculator_quarantines_total", "speculator") == quarantines
+    assert metrics.by("speculator_quarantines_total", "speculator") == quarantines
 
 
 class BusyWithTwo(ScriptedDrafter):
@@ -291,12 +291,12 @@ async def test_the_load_is_shown_under_vllms_names_if_asked_for(redis_url: str) 
     """Two requests wait for another, which is held up at its first drafts: a block of 128 is its own."""
     release = threading.Event()
 
-    def held(job: DraftJob) -> TokenTree:
+    def released_draft(job: DraftJob) -> TokenTree:
         release.wait(20)
         return always(job)
 
     options: dict[str, Any] = {"vllm_metrics": True, "max_batch": 1, "adaptive": False}
-    async with running_system(redis_url, {"held": ScriptedDrafter(held)}, **options) as system:
+    async with running_system(redis_url, {"held": ScriptedDrafter(released_draft)}, **options) as system:
         tasks = [asyncio.create_task(system.tokens(PROMPT, max_new_tokens=4)) for _ in range(3)]
 
         def shown() -> dict[str, float]:
@@ -371,8 +371,8 @@ async def test_what_answers_is_shown(redis_url: str) -> None:
         await until(lambda: gateway("gateway_ready") == 1)
         assert (gateway("redis_ready"), gateway("gateways_alive"), gateway("verifiers_held")) == (1, 1, 1)
         assert gateway("verifier_ready", verifier=system.verifier_address) == 1
-        told = {"model": "tiny", "dtype": "", "weights": "", "executor": "", "device": ""}
-        assert gateway("model_info", **told) == 1
+        expected_labels = {"model": "tiny", "dtype": "", "weights": "", "executor": "", "device": ""}
+        assert gateway("model_info", **expected_labels) == 1
         await system.servers["verifier"].stop()
         task = asyncio.create_task(system.tokens(PROMPT))
         await until(lambda: gateway("verifier_ready", verifier=system.verifier_address) == 0)
@@ -389,8 +389,8 @@ async def test_every_metric_is_there_from_the_start_and_none_was_created(redis_u
         await idle(system)
         await until(lambda: scrape(system).value("gateway_ready") == 1)
         for service, names in (("gateway", GATEWAY), ("verifier", VERIFIER), ("two", SPECULATOR)):
-            found = scrape(system, service)
-            assert {f"specinfer_{name}" for name in names} - AFTER_A_HUNDRED <= found.names, service
-            assert not any(name.endswith("_created") for name in found.names)
+            metrics = scrape(system, service)
+            assert {f"specinfer_{name}" for name in names} - AFTER_A_HUNDRED <= metrics.names, service
+            assert not any(name.endswith("_created") for name in metrics.names)
             families = {name.removesuffix("_total").removesuffix("_bucket") for name in names}
-            assert {f"specinfer_{name}" for name in families} == found.families.keys(), service
+            assert {f"specinfer_{name}" for name in families} == metrics.families.keys(), service

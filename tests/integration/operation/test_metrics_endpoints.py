@@ -29,9 +29,9 @@ def test_each_service_has_a_port_of_its_own_on_loopback(monkeypatch: pytest.Monk
     for name in ("GATEWAY", "VERIFIER", "SPECULATOR"):
         monkeypatch.delenv(PORT.format(name), raising=False)
     settings = [kind.load("x", []) for kind in kinds]
-    assert [each.metrics_port for each in settings] == [DEFAULT_METRICS_PORT, 9465, 9466]
+    assert [program.metrics_port for program in settings] == [DEFAULT_METRICS_PORT, 9465, 9466]
     assert DEFAULT_METRICS_PORT == 9464
-    assert {each.metrics_host for each in settings} == {"127.0.0.1"}
+    assert {program.metrics_host for program in settings} == {"127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def test_real_services_are_scraped_after_a_request(model: Path, monkeypatch: pyt
         stub = generation_pb2_grpc.GenerationStub(channel)
         replies = list(stub.Generate(request_for([5, 6, 7] * 8, max_new_tokens=12)))
         assert sum(len(reply.token_ids) for reply in replies) == 12
-        found = {name: Scrape.at(f"127.0.0.1:{port}") for name, port in ports.items()}
-    for scrape in found.values():
+        scrapes = {name: Scrape.at(f"127.0.0.1:{port}") for name, port in ports.items()}
+    for scrape in scrapes.values():
         assert scrape.names >= PROCESS
         assert scrape.value("build_info", version=__version__) == 1
         assert not any(name.endswith("_created") for name in scrape.names)
         assert not any(name.startswith("python_") for name in scrape.names)
-    gateway, verifier, speculator = found.values()
+    gateway, verifier, speculator = scrapes.values()
     assert gateway.value("generation_tokens_total") == 12
     assert verifier.value("verifier_step_seconds_count") == sum(
         gateway.by("planner_steps_total", "reason").values()
@@ -87,7 +87,11 @@ def test_local_systems_serve_metrics_only_where_they_should(
         system = LocalSystem(LocalOptions(model=str(model), metrics=metrics))
         for name, module in (("v", "verifier_svc"), ("s", "speculator_svc"), ("g", "gateway")):
             system._spawn(name, module, {})
-        return {name for name, told in seen.items() if "0" in {told.get(k) for k in told if "METRICS" in k}}
+        return {
+            name
+            for name, program_metrics in seen.items()
+            if "0" in {program_metrics.get(k) for k in program_metrics if "METRICS" in k}
+        }
 
     assert off(metrics=False) == {"v", "s", "g"}
     assert off(metrics=True) == {"v", "s"}

@@ -25,10 +25,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def files(tmp_path: Path) -> dict[str, Path]:
     """Two models with one tokenizer, and one with another."""
     shapes = {"large": {"layers": 4}, "small": {"layers": 1}, "other": {"more": 3}}
-    found = {name: write_model_file(tmp_path / f"{name}.gguf", **shape) for name, shape in shapes.items()}
-    for path in found.values():
+    paths = {name: write_model_file(tmp_path / f"{name}.gguf", **shape) for name, shape in shapes.items()}
+    for path in paths.values():
         resolve_model(str(path))
-    return found
+    return paths
 
 
 def run(*arguments: str) -> list[str]:
@@ -60,11 +60,11 @@ def test_pulled_models_are_listed(cache: Path, files: dict[str, Path]) -> None:
     (cache / "models" / ".unfinished").mkdir()
     models = {model.name: model for model in local_models()}
     assert models.keys() == {"owner/model", "kept", *files}
-    found = models["owner/model"]
+    listed = models["owner/model"]
     numbers = sum(parameter.numel() for parameter in tiny_transformers("llama").parameters())
-    assert (found.format, found.parameters) == ("BF16", numbers)
-    assert found.size > 2 * numbers
-    assert drafts_for(found, list(models.values())) == [], "it has no tokenizer"
+    assert (listed.format, listed.parameters) == ("BF16", numbers)
+    assert listed.size > 2 * numbers
+    assert drafts_for(listed, list(models.values())) == [], "it has no tokenizer"
     assert drafts_for(models["kept"], list(models.values())) == ["small"]
 
 

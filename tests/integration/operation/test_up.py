@@ -64,8 +64,8 @@ def test_a_used_port_is_an_error_before_anything_starts(model: Path, monkeypatch
         == f"specinfer: error: listen = {address!r}: in use by another program; choose another address\n"
     )
     with listening() as other:
-        why = f"http_listen = '{other}': in use by another program; choose another address, or none"
-        with pytest.raises(InvalidInputError, match=why):
+        reason = f"http_listen = '{other}': in use by another program; choose another address, or none"
+        with pytest.raises(InvalidInputError, match=reason):
             LocalSystem(LocalOptions(model=str(model), http=other)).__enter__()
     check_listen_address(address)  # free again, though its last connection may linger
 
@@ -112,15 +112,15 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
                 f"{model.name}, (native|torch) executor, float32, cpu, weights in float32, as dtype says: .*"
             )
             api = f"OpenAI's API at http://{http}/v1"
-            found = re.fullmatch(
+            match = re.fullmatch(
                 rf"ready at {address}: {target}; {api}; logs in (\S+); Ctrl-C ends it\n", line
             )
-            assert found, line
-            logs = Path(found[2])
+            assert match, line
+            logs = Path(match[2])
             names = {"verifier.log", "suffix.log", "gateway.log", "http.log"}
             assert {path.name for path in logs.iterdir()} == names
             with OpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=0) as client:
-                assert [each.id for each in client.models.list().data] == ["tiny", "other"]
+                assert [listed.id for listed in client.models.list().data] == ["tiny", "other"]
                 answer = client.completions.create(model="other", prompt="hi", max_tokens=2)
                 assert answer.model == "tiny"
                 assert answer.usage is not None
@@ -144,13 +144,13 @@ def test_a_service_that_cannot_start_leaves_its_log_and_its_place(
         timeout=100,
     )
     assert done.returncode == 1
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"specinfer: error: verifier ended with code 2: verifier_svc: error: --device = 'abacus': .*; "
         r"logs in (\S+)",
         done.stderr.splitlines()[-1],
     )
-    assert found, done.stderr
-    assert "--device = 'abacus'" in Path(found[1], "verifier.log").read_text()
+    assert match, done.stderr
+    assert "--device = 'abacus'" in Path(match[1], "verifier.log").read_text()
 
 
 def test_a_service_that_ends_later_leaves_its_log_and_its_place(tmp_path: Path) -> None:

@@ -60,13 +60,13 @@ async def findings(drafters: dict[str, Drafter]) -> dict[str, Finding]:
         speculator_service(drafters, instance_id="here") as (address, engine),
         open_channel(address) as channel,
     ):
-        found = {f.rule: f async for f in check_contract(Examined(address, channel, patience_s=20.0))}
-        assert engine.cached_requests == 0 or any(f.outcome is Outcome.BROKEN for f in found.values())
-    return found
+        by_rule = {f.rule: f async for f in check_contract(Examined(address, channel, patience_s=20.0))}
+        assert engine.cached_requests == 0 or any(f.outcome is Outcome.BROKEN for f in by_rule.values())
+    return by_rule
 
 
-def broken(found: dict[str, Finding]) -> set[str]:
-    return {rule for rule, finding in found.items() if finding.outcome is Outcome.BROKEN}
+def broken(by_rule: dict[str, Finding]) -> set[str]:
+    return {rule for rule, finding in by_rule.items() if finding.outcome is Outcome.BROKEN}
 
 
 def ssm(kind: ProposalKind) -> SsmDrafter:
@@ -76,18 +76,18 @@ def ssm(kind: ProposalKind) -> SsmDrafter:
 
 async def test_our_services_keep_the_contract() -> None:
     reads = DrafterDescription(vocab_size=97, target_top_k=4)
-    found = await findings(
+    by_rule = await findings(
         {"ngram": NgramDrafter(1, 3, 2), "recycling": RecyclingDrafter(reads), "draws": Drawing()}
     )
-    assert not broken(found), found
-    assert "draws: " in found["draws follow the q that is sent"].detail
-    assert " 0 trees" not in found["keeps to budget and shape"].detail
+    assert not broken(by_rule), by_rule
+    assert "draws: " in by_rule["draws follow the q that is sent"].detail
+    assert " 0 trees" not in by_rule["keeps to budget and shape"].detail
 
 
 async def test_a_model_that_draws_keeps_it() -> None:
-    found = await findings({"ssm": ssm(ProposalKind.WITHOUT_REPLACEMENT)})
-    assert not broken(found), found
-    assert "too " not in found["draws follow the q that is sent"].detail
+    by_rule = await findings({"ssm": ssm(ProposalKind.WITHOUT_REPLACEMENT)})
+    assert not broken(by_rule), by_rule
+    assert "too " not in by_rule["draws follow the q that is sent"].detail
 
 
 Request, Reply = speculator_pb2.DraftRequest, speculator_pb2.DraftReply
@@ -181,8 +181,8 @@ async def test_whoever_breaks_it_is_found(fault: str, monkeypatch: pytest.Monkey
         return reply
 
     monkeypatch.setattr(SpeculatorServicer, "_step", step)
-    found = await findings({"a": NgramDrafter(1, 3, 3), "b": ssm(ProposalKind.POINT)})
-    assert (BEFORE | AFTER)[fault][1] in broken(found), found
+    by_rule = await findings({"a": NgramDrafter(1, 3, 3), "b": ssm(ProposalKind.POINT)})
+    assert (BEFORE | AFTER)[fault][1] in broken(by_rule), by_rule
 
 
 async def test_a_service_that_forgets_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +194,8 @@ async def test_a_service_that_forgets_nothing_is_found(monkeypatch: pytest.Monke
 
 
 async def test_a_service_that_says_nothing_sound_of_itself_is_found() -> None:
-    found = await findings({"": NgramDrafter()})
-    assert "name: 1 to 128 characters" in found["describes itself"].detail
+    by_rule = await findings({"": NgramDrafter()})
+    assert "name: 1 to 128 characters" in by_rule["describes itself"].detail
 
 
 async def test_a_service_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +204,8 @@ async def test_a_service_that_does_not_answer_is_found(monkeypatch: pytest.Monke
         yield
 
     monkeypatch.setattr(SpeculatorServicer, "Draft", draft)
-    found = await findings({"a": NgramDrafter()})
-    assert len(broken(found)) == len(found) - 2, "all but the description and what it has nothing of"
+    by_rule = await findings({"a": NgramDrafter()})
+    assert len(broken(by_rule)) == len(by_rule) - 2, "all but the description and what it has nothing of"
     async with open_channel(f"127.0.0.1:{free_ports(1)[0]}") as channel:
         (finding,) = [f async for f in check_contract(Examined("nobody", channel, patience_s=1.0))]
     assert (finding.rule, finding.outcome) == ("describes itself", Outcome.BROKEN)
@@ -214,17 +214,17 @@ async def test_a_service_that_does_not_answer_is_found(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("truly", [(0.25, 0.25, 0.25, 0.25), (0.2, 0.5, 0.2, 0.1)])
 async def test_draws_that_do_not_follow_their_q_are_found(truly: tuple[float, ...]) -> None:
     """A right service is found wrong with probability 1e-6; these differ by .2 in total variation."""
-    found = await findings({"liar": Drawing(truly)})
-    assert broken(found) == {"draws follow the q that is sent"}
-    assert "liar: its 800 draws do not follow its q" in found["draws follow the q that is sent"].detail
+    by_rule = await findings({"liar": Drawing(truly)})
+    assert broken(by_rule) == {"draws follow the q that is sent"}
+    assert "liar: its 800 draws do not follow its q" in by_rule["draws follow the q that is sent"].detail
 
 
 async def test_draws_that_are_not_announced_and_seeds_that_are_ignored_are_found() -> None:
     quiet, stubborn = Drawing(), Drawing()
     quiet.description = replace(quiet.description, draws=False)
     stubborn.script = lambda job: Drawing()._tree(replace(job, draw_seed=1))
-    found = await findings({"quiet": quiet, "stubborn": stubborn})
-    assert broken(found) == {"sends points unless it draws", "draws follow the q that is sent"}
+    by_rule = await findings({"quiet": quiet, "stubborn": stubborn})
+    assert broken(by_rule) == {"sends points unless it draws", "draws follow the q that is sent"}
 
 
 def test_the_tail_of_chi_square() -> None:
@@ -272,9 +272,9 @@ async def test_a_service_that_never_drafts_fails_the_check(monkeypatch: pytest.M
         return reply
 
     monkeypatch.setattr(SpeculatorServicer, "_step", silent)
-    found = await findings({"a": NgramDrafter()})
-    assert found["keeps to budget and shape"].detail.startswith("0 trees")
-    assert "keeps to budget and shape" in broken(found)
+    by_rule = await findings({"a": NgramDrafter()})
+    assert by_rule["keeps to budget and shape"].detail.startswith("0 trees")
+    assert "keeps to budget and shape" in broken(by_rule)
 
 
 def node_modules() -> Path:

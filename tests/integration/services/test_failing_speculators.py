@@ -170,10 +170,10 @@ async def test_who_could_not_draft_in_one_step_drafts_in_the_next(
         ask = SpeculatorEngine._ask_all
 
         def fails(engine: SpeculatorEngine, *arguments: Any) -> Any:
-            found = ask(engine, *arguments)
+            reply = ask(engine, *arguments)
             if jobs and not len(jobs) % 3:
                 raise KeyError("a fault of ours")
-            return found
+            return reply
 
         monkeypatch.setattr(SpeculatorEngine, "_ask_all", fails)
     drafters = {"odd": ScriptedDrafter(now_and_then), "none": ScriptedDrafter(nothing)}

@@ -34,29 +34,29 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[verifier_pb2.VerifyRequest]:
     """Every message that the verifier gets."""
-    found: list[verifier_pb2.VerifyRequest] = []
+    requests: list[verifier_pb2.VerifyRequest] = []
     serve = VerifierServicer._serve
 
     def noted(self: VerifierServicer, request: verifier_pb2.VerifyRequest) -> Any:
-        found.append(request)
+        requests.append(request)
         return serve(self, request)
 
     monkeypatch.setattr(VerifierServicer, "_serve", noted)
-    return found
+    return requests
 
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Items of every write of tokens to Redis."""
-    found: list[int] = []
+    sizes: list[int] = []
     append = RequestStore.append
 
     async def noted(self: RequestStore, progress: Any, *rest: Any) -> Any:
-        found.append(len(progress))
+        sizes.append(len(progress))
         return await append(self, progress, *rest)
 
     monkeypatch.setattr(RequestStore, "append", noted)
-    return found
+    return sizes
 
 
 async def test_plain_decoding_needs_a_message_and_a_write_for_sixteen_tokens(
@@ -171,9 +171,9 @@ async def test_a_request_that_arrives_ends_a_grant(
         run = system.host.run
 
         def counted(*arguments: Any) -> Any:
-            found = run(*arguments)
-            steps.append(len(found))
-            return found
+            reply = run(*arguments)
+            steps.append(len(reply))
+            return reply
 
         monkeypatch.setattr(system.verifier, "verify", slow)
         monkeypatch.setattr(system.host, "run", counted)

@@ -175,18 +175,18 @@ class Scripted:
 async def test_what_it_learns_is_drafted_with_while_requests_go_on(
     learning: Callable[..., object], ssm: Path, tmp_path: Path
 ) -> None:
-    async with learning() as found:  # type: ignore[attr-defined]
-        await found.serve(PROMPTS)
-        assert len(found.learner.replay.held_out(0, 100)) == MIN_TEXTS
-        before = await found.steps()
+    async with learning() as service:  # type: ignore[attr-defined]
+        await service.serve(PROMPTS)
+        assert len(service.learner.replay.held_out(0, 100)) == MIN_TEXTS
+        before = await service.steps()
         link, training = (
-            LearningLink(found.address, ClientTls()),
+            LearningLink(service.address, ClientTls()),
             OnlineTraining(str(ssm), tmp_path / "offered", 3e-3, "cpu"),
         )
 
         async def follow() -> None:
             """Train and offer until an offer is taken."""
-            while not found.learner.counts.swaps:
+            while not service.learner.counts.swaps:
                 training.add(await link.texts(training.newest))
                 for _ in range(BATCHES):  # a number, not a time, in which a busy machine does little
                     await asyncio.to_thread(training.train, 0.0)
@@ -196,13 +196,13 @@ async def test_what_it_learns_is_drafted_with_while_requests_go_on(
 
         following = asyncio.create_task(follow())
         while not following.done():  # requests go on through offers and swaps
-            await found.serve(PROMPTS[:4], no_training=True)
+            await service.serve(PROMPTS[:4], no_training=True)
         await following
-        assert found.learner.counts.swaps >= 1
-        assert await found.steps() < before
-        (row,) = (await found.system.stub.Status(generation_pb2.StatusRequest())).speculators
-        assert row.learning == found.learner.state
-        assert row.learning.version == found.learner.version >= 1
+        assert service.learner.counts.swaps >= 1
+        assert await service.steps() < before
+        (row,) = (await service.system.stub.Status(generation_pb2.StatusRequest())).speculators
+        assert row.learning == service.learner.state
+        assert row.learning.version == service.learner.version >= 1
         assert row.learning.held_out_tokens_per_step > 1
 
 
@@ -211,13 +211,13 @@ async def test_nothing_is_kept_of_those_who_do_not_want_it(
 ) -> None:
     keys = {"alice": make_key("alice"), "bob": make_key("bob", no_training=True)}
     write_keys(tmp_path / "keys", [key for _, key in keys.values()])
-    async with learning(api_keys=str(tmp_path / "keys")) as found:  # type: ignore[attr-defined]
-        replay = found.learner.replay
+    async with learning(api_keys=str(tmp_path / "keys")) as service:  # type: ignore[attr-defined]
+        replay = service.learner.replay
 
         async def ask(caller: str, **fields: object) -> int:
             """Send a request; return how many texts are kept by then."""
             metadata = (("authorization", f"Bearer {keys[caller][0]}"),)
-            async for _ in found.system.stub.Generate(request_for(PROMPTS[0], **fields), metadata=metadata):
+            async for _ in service.system.stub.Generate(request_for(PROMPTS[0], **fields), metadata=metadata):
                 pass
             await until(lambda: not replay._open)
             return len(replay.training(0))
@@ -225,7 +225,7 @@ async def test_nothing_is_kept_of_those_who_do_not_want_it(
         assert await ask("alice", no_training=True) == 0
         assert await ask("bob") == 0
         assert await ask("alice", temperature=1.5, seed=1) == 0
-        async with http_service(found.system.address) as http:
+        async with http_service(service.system.address) as http:
             body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 16}
             bearer = {"authorization": f"Bearer {keys['alice'][0]}"}
             for headers, extra in (({"X-No-Training": "true"}, {}), ({}, {"no_training": True})):
@@ -238,7 +238,7 @@ async def test_nothing_is_kept_of_those_who_do_not_want_it(
             assert "maybe" in refused.text
         assert await ask("alice") == 1
         assert await ask("alice", temperature=1.0, seed=1) == 2
-        callers = {each.caller for each in replay.training(0)}
+        callers = {text.caller for text in replay.training(0)}
         assert len(callers) == 1
         (kept, _) = replay.training(0)
         assert kept.tokens[: kept.prompt_len] == tuple(PROMPTS[0])
@@ -246,9 +246,9 @@ async def test_nothing_is_kept_of_those_who_do_not_want_it(
 
 
 async def test_status_has_learning_at_the_ssm_alone(learning: Callable[..., object]) -> None:
-    async with learning(Scripted(20, 10), beside=["ngram"]) as found:  # type: ignore[attr-defined]
-        await found.serve(PROMPTS[:2])
-        rows = (await found.system.stub.Status(generation_pb2.StatusRequest())).speculators
+    async with learning(Scripted(20, 10), beside=["ngram"]) as service:  # type: ignore[attr-defined]
+        await service.serve(PROMPTS[:2])
+        rows = (await service.system.stub.Status(generation_pb2.StatusRequest())).speculators
         assert {row.drafter: row.HasField("learning") for row in rows} == {"ssm": True, "ngram": False}
 
 
@@ -274,13 +274,13 @@ def damaged(fault: str, ssm: Path) -> list[learning_pb2.CheckpointPart]:
 async def test_an_offer_that_is_no_ssm_is_refused_and_changes_nothing(
     learning: Callable[..., object], ssm: Path
 ) -> None:
-    async with learning(Scripted(20, 10)) as found:  # type: ignore[attr-defined]
-        await found.serve(PROMPTS)
+    async with learning(Scripted(20, 10)) as service:  # type: ignore[attr-defined]
+        await service.serve(PROMPTS)
         for fault in ("another file", "a missing file", "no JSON", "another kind"):
-            code = await found.refused(sent(damaged(fault, ssm)))
+            code = await service.refused(sent(damaged(fault, ssm)))
             assert code is grpc.StatusCode.INVALID_ARGUMENT, fault
         for fault in ("cut short", "no head"):
-            code = await found.refused(sent(damaged(fault, ssm)))
+            code = await service.refused(sent(damaged(fault, ssm)))
             assert code is grpc.StatusCode.FAILED_PRECONDITION, fault
 
 
@@ -294,38 +294,38 @@ def test_weights_of_no_numbers_are_no_better(ssm: Path, target: Path, tmp_path: 
         steps_of(make_drafter("ssm", DrafterOptions(model=str(path), dtype="float32", kv_tokens=4096)), texts)
         for path in (ssm, tmp_path / "nan")
     )
-    found = [Trial(1, TOKENS, *steps) for steps in zip(served, served, offered, strict=True)]
-    assert not judgement.judge(found).better
+    trials = [Trial(1, TOKENS, *steps) for steps in zip(served, served, offered, strict=True)]
+    assert not judgement.judge(trials).better
 
 
 async def test_weights_are_taken_back_when_newer_texts_say_so(
     learning: Callable[..., object], ssm: Path, tmp_path: Path
 ) -> None:
     trials = Scripted(20, 25)
-    async with learning(trials) as found:  # type: ignore[attr-defined]
-        learner = found.learner
-        few = await found.offer(sent(parts_of(ssm)))
+    async with learning(trials) as service:  # type: ignore[attr-defined]
+        learner = service.learner
+        few = await service.offer(sent(parts_of(ssm)))
         assert (few.taken, few.episodes) == (False, 0)
-        await found.serve(PROMPTS)
-        worse = await found.offer(sent(parts_of(ssm)))
+        await service.serve(PROMPTS)
+        worse = await service.offer(sent(parts_of(ssm)))
         assert (worse.taken, worse.version) == (False, 0)
         trials.steps = 20, 10
-        taken = await found.offer(sent(parts_of(ssm)))
+        taken = await service.offer(sent(parts_of(ssm)))
         assert (taken.taken, taken.version, taken.episodes) == (True, 1, MIN_TEXTS)
         assert taken.tokens_per_step == 2 * taken.tokens_per_step_before > 0
 
         trials.steps = 20, 25
         await learner.look_back()  # nothing new was held out since
         assert learner.version == 1
-        await found.serve([[*prompt, 3] for prompt in PROMPTS])
+        await service.serve([[*prompt, 3] for prompt in PROMPTS])
         await learner.look_back()
         assert (learner.version, learner.counts.take_backs) == (0, 1)
         assert learner._checkpoints.current == 0  # a service that starts now does not go on with them
         assert learner._checkpoints.versions == []
-        await found.serve(PROMPTS[:4])
-        assert (await found.offer(sent(parts_of(ssm)))).version == 0
+        await service.serve(PROMPTS[:4])
+        assert (await service.offer(sent(parts_of(ssm)))).version == 0
         trials.steps = 20, 10
-        assert (await found.offer(sent(parts_of(ssm)))).version == 2
+        assert (await service.offer(sent(parts_of(ssm)))).version == 2
 
     engine, checkpoints = (
         SpeculatorEngine([learner._load(Weights(0, str(ssm)))]),
@@ -351,24 +351,24 @@ async def test_an_offer_that_cannot_be_written_changes_nothing(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async with learning(Scripted(20, 10)) as found:  # type: ignore[attr-defined]
-        await found.serve(PROMPTS)
-        engine = found.learner._engine
+    async with learning(Scripted(20, 10)) as service:  # type: ignore[attr-defined]
+        await service.serve(PROMPTS)
+        engine = service.learner._engine
         drafters = list(engine.drafters)
         for step in ("begin", "add", "keep", "mark"):
             with monkeypatch.context() as patch:
                 patch.setattr(Checkpoints, step, full)
-                code = await found.refused(sent(parts_of(ssm)))
+                code = await service.refused(sent(parts_of(ssm)))
             assert code is grpc.StatusCode.UNAVAILABLE, step
             assert engine.drafters == drafters, step
-            assert found.learner._checkpoints.current == 0, step
-            assert found.learner._checkpoints.versions == [], step
-        assert (await found.offer(sent(parts_of(ssm)))).taken
+            assert service.learner._checkpoints.current == 0, step
+            assert service.learner._checkpoints.versions == [], step
+        assert (await service.offer(sent(parts_of(ssm)))).taken
 
 
 def test_options_of_the_replaced_weights_are_those_of_the_start(ssm: Path) -> None:
     options = DrafterOptions(model=str(ssm), dtype="float32", depth=3, proposal="without_replacement")
-    first, second = (make_drafter("ssm", each) for each in (options, replace(options, beam=4)))
+    first, second = (make_drafter("ssm", choice) for choice in (options, replace(options, beam=4)))
     engine = SpeculatorEngine([first])
     engine.replace(0, second)
     assert engine.drafters == [second]

@@ -64,7 +64,7 @@ async def test_what_is_counted_is_counted_by_one_thread(monkeypatch: pytest.Monk
         await one_reply(draft.Draft, drafting([draft_entry("a")]))
         await verify.Release(common_pb2.ReleaseRequest(request_ids=["a"]))
         await draft.Release(common_pb2.ReleaseRequest(request_ids=["a"]))
-    assert {name: len(found) for name, found in threads.items()} == {"cache": 1, "held": 1}
+    assert {name: len(names) for name, names in threads.items()} == {"cache": 1, "held": 1}
     assert "MainThread" not in threads["cache"] | threads["held"]
 
 
@@ -99,5 +99,5 @@ async def test_a_fault_in_metrics_costs_a_line_in_the_log(
         assert engine.cached_requests == 1, "it was not forgotten"
         assert (await verify.Release(common_pb2.ReleaseRequest(request_ids=["a"]))).released == 1
         assert (await draft.Release(common_pb2.ReleaseRequest(request_ids=["a"]))).released == 1
-    told = [record for record in caplog.records if "could not be counted" in record.getMessage()]
-    assert len(told) == 2, "a line each, not one for every step"
+    records = [record for record in caplog.records if "could not be counted" in record.getMessage()]
+    assert len(records) == 2, "a line each, not one for every step"

@@ -218,8 +218,8 @@ async def test_an_untrusted_speculator_that_says_it_draws_is_asked_for_greedy_re
     async with speculator_service({"a": drafter}) as (address, _), pool_of(address, policy=policy) as pool:
         assert not pool.draws, "so requests keep their shared noise"
         entries = [step_entry("sampled", PROMPT, SAMPLED), step_entry("greedy", PROMPT)]
-        found = await draft(pool, entries)
-        assert set(found.trees) == {"greedy"}
+        drafts = await draft(pool, entries)
+        assert set(drafts.trees) == {"greedy"}
         assert len(drafter.jobs) == 1
     assert any("draws, which is not trusted" in record.getMessage() for record in caplog.records)
 
@@ -266,8 +266,8 @@ async def test_an_answer_that_comes_twice_is_taken_once(monkeypatch: pytest.Monk
             return reply
 
         monkeypatch.setattr(stream, "exchange", twice)
-        found = await draft(pool, [step_entry("r", PROMPT)])
-        assert [speculator for speculator, _ in found.trees["r"]] == [0]
+        drafts = await draft(pool, [step_entry("r", PROMPT)])
+        assert [speculator for speculator, _ in drafts.trees["r"]] == [0]
         assert pool.services[0].faults.malformed == 1
 
 
@@ -347,11 +347,11 @@ async def test_a_deferred_request_keeps_its_drafts_and_sends_nothing(later: bool
         for number in range(3):
             tokens = [*tokens, number]
             entry = step_entry("r", tokens)
-            found = [
+            actual = [
                 firsts(await pool.draft([entry], frozenset([0] if first or later else [])))
                 for first in (1, 0, 0)
             ]
-            assert found == [{0: 1}] * 3
+            assert actual == [{0: 1}] * 3
         assert len(drafter.jobs) == 3
         assert pool.services[0].statistics.resyncs == 0
         assert pool.services[0].counters.answered == 3
@@ -373,12 +373,12 @@ async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
         async with speculator_service({"a": drafters[0]}, instance_id="one") as (one, _):
             pool = await stack.enter_async_context(pool_of(f"{one}|{two}"))
             for more in ([], [8]):  # a request stays where it is
-                found = await draft(pool, [step_entry(name, [*PROMPT, *more]) for name in "rstu"])
-                assert [firsts(found, name)[0] for name in "rstu"] == [1, 2, 1, 2], "they share them"
+                drafts = await draft(pool, [step_entry(name, [*PROMPT, *more]) for name in "rstu"])
+                assert [firsts(drafts, name)[0] for name in "rstu"] == [1, 2, 1, 2], "they share them"
             assert [len(drafter.jobs) for drafter in drafters] == [4, 4]
             await pool.release(["u"])
-            found = await draft(pool, [step_entry("v", PROMPT)])
-            assert firsts(found, "v") == {0: 2}, "it had the fewest"
+            drafts = await draft(pool, [step_entry("v", PROMPT)])
+            assert firsts(drafts, "v") == {0: 2}, "it had the fewest"
         entry = step_entry("r", [*PROMPT, 8, 9])
         moved: dict[int, int] = {}
         async with asyncio.timeout(60):
@@ -416,6 +416,6 @@ async def test_a_name_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> Non
         two, _ = await stack.enter_async_context(speculator_service({"a": guess(2)}))
         addresses.append(two)
         await until(lambda: len(pool.services) == 2 and ready(pool))
-        found = await draft(pool, [step_entry("r", PROMPT), step_entry("s", PROMPT)])
-        assert [firsts(found, name) for name in "rs"] == [{0: 1}, {0: 2}]
+        drafts = await draft(pool, [step_entry("r", PROMPT), step_entry("s", PROMPT)])
+        assert [firsts(drafts, name) for name in "rs"] == [{0: 1}, {0: 2}]
         assert (pool.names, pool.places, pool.groups) == (["a"], ["dns:///drafts:1"], [frozenset({0})])

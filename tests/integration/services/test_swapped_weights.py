@@ -45,13 +45,15 @@ async def test_swapped_weights_raise_the_alarm_of_their_speculator_alone(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acceptance_watch, "WINDOW", WINDOW)
-    own, same, other = (ssm(tmp_path / name, seed) for name, seed in (("own", 0), ("same", 0), ("other", 9)))
-    drafter = Swapped(own)
+    weights, same, other = (
+        ssm(tmp_path / name, seed) for name, seed in (("own", 0), ("same", 0), ("other", 9))
+    )
+    drafter = Swapped(weights)
     async with running_system(redis_url, {"swapped": drafter, "same": same}) as system:
 
         async def answer() -> None:
-            found = await asyncio.gather(*(system.tokens(p, max_new_tokens=LENGTH) for p in PROMPTS))
-            assert found == [greedy(p, LENGTH) for p in PROMPTS]
+            texts = await asyncio.gather(*(system.tokens(p, max_new_tokens=LENGTH) for p in PROMPTS))
+            assert texts == [greedy(p, LENGTH) for p in PROMPTS]
 
         async def shows(*wanted: float) -> None:
             await until(
@@ -64,10 +66,10 @@ async def test_swapped_weights_raise_the_alarm_of_their_speculator_alone(
         await answer()
         await shows(1, 0)
         for name in ("swapped", "same"):
-            state = await told(system, name)
+            state = await state_of(system, name)
             assert 0 < state.auc <= 1
             await until(partial(shown_as, system, state))
-        drafter.now = own
+        drafter.now = weights
         await answer()
         await answer()
         await shows(0, 0)
@@ -80,11 +82,11 @@ def shown_as(system: System, state: generation_pb2.SpeculatorState) -> bool:
     return errors == pytest.approx(scores) and value(system, "auc", state.name) == pytest.approx(state.auc)
 
 
-async def told(system: System, name: str) -> generation_pb2.SpeculatorState:
+async def state_of(system: System, name: str) -> generation_pb2.SpeculatorState:
     """The state of a speculator, as `Generation.Status` has it."""
     status = await system.stub.Status(generation_pb2.StatusRequest())
-    (found,) = [speculator for speculator in status.speculators if speculator.name == name]
-    return found
+    (state,) = [speculator for speculator in status.speculators if speculator.name == name]
+    return state
 
 
 def value(system: System, metric: str, speculator: str, **more: str) -> float | None:

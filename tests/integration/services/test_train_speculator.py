@@ -80,8 +80,8 @@ def test_it_goes_on_where_it_was_interrupted(
     work, whole = making.continue_prompts, tmp_path / "out.work"
 
     def interrupted(*arguments: Any) -> Iterator[Any]:
-        for number, found in enumerate(work(*arguments)):
-            yield found
+        for number, item in enumerate(work(*arguments)):
+            yield item
             if number == 3:
                 os.kill(os.getpid(), signal.SIGINT)
 

@@ -81,8 +81,10 @@ async def test_a_bad_entry_at_the_verifier_costs_itself() -> None:
         first_reply, second = await one_reply(
             stub.Verify, request(entries), request([verify_entry("good"), verify_entry("good")])
         )
-        found = {v.request_id: v.status for v in first_reply.entries}
-        assert found == (dict.fromkeys(bad, ERROR) | dict.fromkeys(odd, OK) | {"good": OK, "ahead": RESYNC})
+        statuses = {v.request_id: v.status for v in first_reply.entries}
+        assert statuses == (
+            dict.fromkeys(bad, ERROR) | dict.fromkeys(odd, OK) | {"good": OK, "ahead": RESYNC}
+        )
         top_k = next(v for v in first_reply.entries if v.request_id == "huge top k")
         assert f"return_top_k = {HUGE}: at most 97" in top_k.message
         assert [v.status for v in second.entries] == [OK, ERROR]
@@ -148,8 +150,8 @@ async def test_a_fault_of_the_verifier_ends_the_request_that_meets_it(
         assert [v.status for v in failed.entries] == [ERROR, OK]
         assert failed.entries[0].message.startswith("internal error: IndexError at test_verifier_service.py:")
         assert [v.status for v in after.entries] == [OK, OK], "nothing is left of the one that failed"
-    told = [record for record in caplog.records if "an entry failed" in record.getMessage()]
-    assert [getattr(record, "request_id", "") for record in told] == ["a"]
+    records = [record for record in caplog.records if "an entry failed" in record.getMessage()]
+    assert [getattr(record, "request_id", "") for record in records] == ["a"]
 
 
 @pytest.mark.parametrize("where", ["_forget_idle", "verify"])
@@ -173,9 +175,9 @@ async def test_a_fault_that_no_entry_is_to_blame_for_ends_none(
             request([verify_entry("a")]),
             request([verify_entry("a"), verify_entry("b", base_len=3)]),
         )
-        why = "internal error: KeyError"
-        assert [(v.status, v.message) for v in several.entries] == [(EXHAUSTED, why)] * 2
-        assert [(v.status, v.message) for v in alone.entries] == [(ERROR, why)]
+        reason = "internal error: KeyError"
+        assert [(v.status, v.message) for v in several.entries] == [(EXHAUSTED, reason)] * 2
+        assert [(v.status, v.message) for v in alone.entries] == [(ERROR, reason)]
         assert [v.status for v in after.entries] == [OK, RESYNC], "nothing is left of the step"
     assert any("a step of 2 requests failed" in record.getMessage() for record in caplog.records)
 

@@ -32,18 +32,20 @@ def follows(token: int) -> int:
     return (5 * token + 3) % VOCABULARY
 
 
-def told(token: int, count: int) -> list[int]:
+def continuation(token: int, count: int) -> list[int]:
     """The next `count` tokens."""
     return [token := follows(token) for _ in range(count)]
 
 
 def right(score: float = 0.9) -> ScriptedDrafter:
-    return ScriptedDrafter(lambda job: chain(job.context[-1], told(job.context[-1], job.limits.depth), score))
+    return ScriptedDrafter(
+        lambda job: chain(job.context[-1], continuation(job.context[-1], job.limits.depth), score)
+    )
 
 
 def wrong(score: float = 0.9) -> ScriptedDrafter:
     def script(job: DraftJob) -> TokenTree:
-        tokens = [(t + 1) % VOCABULARY for t in told(job.context[-1], job.limits.depth)]
+        tokens = [(t + 1) % VOCABULARY for t in continuation(job.context[-1], job.limits.depth)]
         return chain(job.context[-1], tokens, score)
 
     return ScriptedDrafter(script)
@@ -91,14 +93,14 @@ class Engine:
     async def step(self, rows: Sequence[Sequence[int]], new: Sequence[int]) -> list[list[int]]:
         """The rows after a step: what was accepted, and the token that the target adds."""
         return [
-            [*row, *told(row[-1], 1 + agreed(path, row[-1]))]
+            [*row, *continuation(row[-1], 1 + agreed(path, row[-1]))]
             for row, path in zip(rows, await self.propose(rows, new), strict=True)
         ]
 
 
 def agreed(path: Sequence[int], last: int) -> int:
     """Return how many tokens of a path the target says."""
-    hits = [a == b for a, b in zip(path, told(last, len(path)), strict=True)]
+    hits = [a == b for a, b in zip(path, continuation(last, len(path)), strict=True)]
     return hits.index(False) if False in hits else len(hits)
 
 
@@ -139,14 +141,14 @@ async def test_rows_get_their_own_continuations_though_they_move_and_end(
     drafter = right()
     async with serving(monkeypatch, tokenizer, drafter) as (engine, pool):
         a, b, c = [7, 1], [7, 2], [7, 1, 3]
-        assert await engine.propose([a, b, c]) == [told(row[-1], WIDTH) for row in (a, b, c)]
-        a, c = [*a, *told(1, 2)], [*c, *told(3, 5)]
-        assert await engine.propose([c, a], [5, 2]) == [told(row[-1], WIDTH) for row in (c, a)]
+        assert await engine.propose([a, b, c]) == [continuation(row[-1], WIDTH) for row in (a, b, c)]
+        a, c = [*a, *continuation(1, 2)], [*c, *continuation(3, 5)]
+        assert await engine.propose([c, a], [5, 2]) == [continuation(row[-1], WIDTH) for row in (c, a)]
         d = [9, 9]
-        a, c = [*a, *told(a[-1], 1)], [*c, *told(c[-1], 1)]
-        assert await engine.propose([d, a, c]) == [told(row[-1], WIDTH) for row in (d, a, c)]
+        a, c = [*a, *continuation(a[-1], 1)], [*c, *continuation(c[-1], 1)]
+        assert await engine.propose([d, a, c]) == [continuation(row[-1], WIDTH) for row in (d, a, c)]
         for _ in range(3):
-            a, c, d = [[*row, *told(row[-1], 1)] for row in (a, c, d)]
+            a, c, d = [[*row, *continuation(row[-1], 1)] for row in (a, c, d)]
             await engine.propose([a, c, d])
         assert pool.outcomes["resync"] == 0
         names = {job.request_id for job in drafter.jobs}
@@ -161,7 +163,7 @@ async def test_rows_without_tokens_of_this_step_get_none(
 ) -> None:
     drafter = right()
     async with serving(monkeypatch, tokenizer, drafter) as (engine, _):
-        assert await engine.propose([[5, 6], [5, 7]], [0, 1]) == [[], told(7, WIDTH)]
+        assert await engine.propose([[5, 6], [5, 7]], [0, 1]) == [[], continuation(7, WIDTH)]
         assert len(drafter.jobs) == 1
 
 
@@ -181,7 +183,7 @@ async def test_long_prompts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, 
         for _ in range(4):
             (path,) = await engine.propose([row])
             lengths.append(len(path))
-            row = [*row, *told(row[-1], 1)]
+            row = [*row, *continuation(row[-1], 1)]
         assert lengths == [0, 0, WIDTH, WIDTH]
         assert pool.outcomes["resync"] == 0
 
@@ -217,14 +219,14 @@ async def test_a_late_service_costs_its_drafts_and_comes_back(
     async with serving(monkeypatch, tokenizer, late, deadline_s=0.05) as (engine, pool):
         row = [20]
         assert await engine.propose([row]) == [[]]
-        row = [*row, *told(row[-1], 1)]
+        row = [*row, *continuation(row[-1], 1)]
         assert await engine.propose([row]) == [[]]
         assert pool.outcomes["missed"] == 1  # it was still busy
         goes_on.set()
         await until(lambda: pool.outcomes["late"] == 1)
     async with serving(monkeypatch, tokenizer, late) as (engine, pool):
-        row = [*row, *told(row[-1], 1)]
-        assert await engine.propose([row]) == [told(row[-1], WIDTH)]
+        row = [*row, *continuation(row[-1], 1)]
+        assert await engine.propose([row]) == [continuation(row[-1], WIDTH)]
 
 
 async def test_a_service_that_dies_costs_only_drafts_until_it_is_back(
@@ -233,7 +235,7 @@ async def test_a_service_that_dies_costs_only_drafts_until_it_is_back(
     async with AsyncExitStack() as outer:
         async with speculator_service({"a": right()}, instance_id="one") as (address, _):
             engine, pool = await outer.enter_async_context(engine_with(monkeypatch, tokenizer, address))
-            assert await engine.propose([[20], [21]]) == [told(20, WIDTH), told(21, WIDTH)]
+            assert await engine.propose([[20], [21]]) == [continuation(20, WIDTH), continuation(21, WIDTH)]
         assert await engine.propose([[20, 6], [21, 11]]) == [[], []]
         assert await engine.propose([[20, 6, 33]]) == [[]]
         assert pool.outcomes["missed"] >= 1
@@ -242,7 +244,7 @@ async def test_a_service_that_dies_costs_only_drafts_until_it_is_back(
             while not paths[0]:  # the test's own time limit ends this
                 await asyncio.sleep(0.05)
                 paths = await engine.propose([[20, 6, 33, 71]])
-            assert paths == [told(71, WIDTH)]
+            assert paths == [continuation(71, WIDTH)]
 
 
 async def test_a_service_that_forgot_a_request_reads_it_again(
@@ -252,10 +254,13 @@ async def test_a_service_that_forgot_a_request_reads_it_again(
         speculator_service({"a": right()}) as (address, service),
         engine_with(monkeypatch, tokenizer, address) as (engine, pool),
     ):
-        assert await engine.propose([[20], [21]]) == [told(20, WIDTH), told(21, WIDTH)]
+        assert await engine.propose([[20], [21]]) == [continuation(20, WIDTH), continuation(21, WIDTH)]
         assert service.release([own_id(pool.client, "1")]) == 1
-        assert await engine.propose([[20, 6], [21, 11]]) == [[], told(11, WIDTH)]
-        assert await engine.propose([[20, 6, 33], [21, 11, 58]]) == [told(33, WIDTH), told(58, WIDTH)]
+        assert await engine.propose([[20, 6], [21, 11]]) == [[], continuation(11, WIDTH)]
+        assert await engine.propose([[20, 6, 33], [21, 11, 58]]) == [
+            continuation(33, WIDTH),
+            continuation(58, WIDTH),
+        ]
         assert pool.outcomes["resync"] == 1
 
 
@@ -264,7 +269,7 @@ async def test_bad_drafts_are_dropped(monkeypatch: pytest.MonkeyPatch, tokenizer
     refuses = ScriptedDrafter(lambda job: MalformedTreeError("tree", "x", "no"))
     async with serving(monkeypatch, tokenizer, outside, refuses, right(0.2)) as (engine, pool):
         for row in ([30], [30, 56]):
-            assert await engine.propose([row]) == [told(row[-1], WIDTH)]
+            assert await engine.propose([row]) == [continuation(row[-1], WIDTH)]
         assert (pool.outcomes["malformed"], pool.outcomes["failed"]) == (2, 1)
         assert len(refuses.jobs) == 1, "what was refused is not asked again"
 
@@ -287,7 +292,7 @@ async def test_another_tokenizer_is_refused_at_the_start(
         speculator_service({"a": right()}, tokenizer_fingerprint=ours) as (address, _),
         engine_with(monkeypatch, tokenizer, address) as (engine, _),
     ):
-        assert await engine.propose([[5]]) == [told(5, WIDTH)]
+        assert await engine.propose([[5]]) == [continuation(5, WIDTH)]
     async with speculator_service({"a": right()}, tokenizer_fingerprint=theirs) as (address, _):
         with pytest.raises(IncompatibleError, match=f"have tokenizer {theirs}, the target has {ours}"):
             async with engine_with(monkeypatch, tokenizer, address):
@@ -335,7 +340,7 @@ async def test_a_fault_of_ours_costs_drafts_and_is_counted(
             assert await engine.propose([[5], [6]]) == [[], []]
         assert pool.counters.pop("faults") == 1
         assert "a fault cost the drafts of 2 rows" in caplog.text
-        assert await engine.propose([[5, 28], [6, 33]]) == [told(28, WIDTH), told(33, WIDTH)]
+        assert await engine.propose([[5, 28], [6, 33]]) == [continuation(28, WIDTH), continuation(33, WIDTH)]
 
 
 def _fails(*_: object) -> list[int]:

@@ -29,9 +29,9 @@ def shown(record: Record | None) -> Any:
     """Everything of a record but its age."""
     if record is None:
         return None
-    found = asdict(record)
-    del found["age_s"]
-    return found
+    fields = asdict(record)
+    del fields["age_s"]
+    return fields
 
 
 class Twins:
@@ -152,8 +152,8 @@ async def test_it_answers_as_redis_does_and_its_file_keeps_all_of_it(
     embedded.close()
     again = EmbeddedStore("next", 60, path=path)
     for name, known in zip(names, before, strict=True):
-        found = shown(await again.load(name))
-        assert {**found, "adoption": known["adoption"]} == known
+        actual = shown(await again.load(name))
+        assert {**actual, "adoption": known["adoption"]} == known
     waiting = {name for name, known in zip(names, before, strict=True) if known["ending"] is None}
     assert {record.request.request_id for record in await again.adopt(1000, ["m"])} == waiting
     again.close()

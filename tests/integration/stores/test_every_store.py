@@ -45,9 +45,9 @@ class Alone:
         return (await self.store.append([progress], [], {name: adoption}, model))[name]
 
     async def record(self, name: str) -> Record:
-        found = await self.reopened().load(name)
-        assert found is not None
-        return found
+        record = await self.reopened().load(name)
+        assert record is not None
+        return record
 
     async def cancels(self) -> list[str]:
         """The wishes that come with a renewal."""
@@ -59,13 +59,13 @@ async def alone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     me = secrets.token_hex(4)
     if request.param == "redis":
         connection = RedisConnection.open(request.getfixturevalue("redis_url"))
-        found = Alone(
+        records = Alone(
             RequestStore(connection, me, 60),
             LeaseStore(connection, me, 60),
             lambda: RequestStore(connection, "another", 60),
         )
-        await found.cancels()  # alive from now on
-        yield found
+        await records.cancels()  # alive from now on
+        yield records
         await connection.close()
         return
     path = tmp_path / "store.jsonl" if request.param == "file" else None

@@ -132,9 +132,9 @@ async def test_only_the_owner_writes_and_who_was_taken_over_from_is_told(redis_u
         assert record.adoption == 2
         late = await stores.a.append([Progress(finished(state), [9], [], 1, True)], [], {name: 1}, "model")
         assert late == {name: Written.FENCED}
-        found = await stores.b.load(name)
-        assert found is not None
-        assert (found.tokens, found.ending) == ([5], None)
+        actual = await stores.b.load(name)
+        assert actual is not None
+        assert (actual.tokens, actual.ending) == ([5], None)
 
 
 async def test_a_request_that_redis_lost_is_written_again(redis_url: str) -> None:

@@ -11,13 +11,13 @@ from llama_cpp import Llama
 
 def main() -> None:
     llama = Llama(sys.argv[1], n_ctx=512, verbose=False)
-    found = []
+    rows = []
     for prompt in json.load(sys.stdin):
         tokens = llama.tokenize(prompt.encode())
         llama.reset()
         generated = llama.generate(tokens, temp=0.0, repeat_penalty=1.0)
-        found.append({"prompt": tokens, "text": [next(generated) for _ in range(int(sys.argv[2]))]})
-    print(json.dumps(found))
+        rows.append({"prompt": tokens, "text": [next(generated) for _ in range(int(sys.argv[2]))]})
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -87,8 +87,8 @@ def block(model: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     anchor[0, ROWS] = 1
     last = torch.zeros(1, padded, model.hidden_size)
     documents = torch.zeros(1, padded, dtype=torch.long)
-    found, logits, *_ = model._backbone_forward(hidden, tokens, anchor, last, documents, max_anchors=1)
-    return found[0], logits[0]
+    block_states, logits, *_ = model._backbone_forward(hidden, tokens, anchor, last, documents, max_anchors=1)
+    return block_states[0], logits[0]
 
 
 def of_dflash(model: Any, states: torch.Tensor) -> Said:
@@ -147,8 +147,8 @@ def of_peagle(model: Any, states: torch.Tensor) -> Said:
     documents = torch.zeros(1, padded, dtype=torch.long)
     last = torch.zeros(1, padded, model.hidden_size)
     model(hidden, tokens, documents, verifier_last_hidden_states=last)
-    ids, found = ids_of(model), list(rows[0][ROWS - 1 :])
-    return found, [ids[int(row.argmax())] for row in found]
+    ids, guesses = ids_of(model), list(rows[0][ROWS - 1 :])
+    return guesses, [ids[int(row.argmax())] for row in guesses]
 
 
 def mtp_outs(model: Any, hidden: torch.Tensor, tokens: list[int]) -> torch.Tensor:
@@ -193,11 +193,11 @@ def cases(target: Path) -> dict[str, tuple[Any, Any, Any]]:
         )
 
     def common(algorithm: str, tokens: int, layers: Any, **fields: Any) -> dict[str, Any]:
-        own = {} if algorithm == "mtp" else {"draft_vocab_size": 40, "mask_token_id": MASK}
+        options = {} if algorithm == "mtp" else {"draft_vocab_size": 40, "mask_token_id": MASK}
         return {
             "transformer_layer_config": layers,
             "speculators_config": described(algorithm, tokens),
-            **(own | fields),
+            **(options | fields),
         }
 
     whole = {"draft_vocab_size": config.vocab_size}
@@ -206,7 +206,7 @@ def cases(target: Path) -> dict[str, tuple[Any, Any, Any]]:
     llama = layers_of(LlamaConfig, config, **WINDOWED | {"sliding_window": 3})
     two = {"aux_hidden_state_layer_ids": [3, 1]}
     three = {"eagle_aux_hidden_state_layer_ids": [3, 0, 2]}
-    found: dict[str, Any] = {
+    methods: dict[str, Any] = {
         "eagle": (
             of_eagle,
             Eagle3DraftModel,
@@ -254,12 +254,14 @@ def cases(target: Path) -> dict[str, tuple[Any, Any, Any]]:
     }
     for head in ("vanilla", "gated", "rnn"):
         for anchor in (True, False):
-            own = common("dspark", 4 + anchor, windowed, block_size=BLOCK, **two, **({} if anchor else whole))
-            spark = DSparkSpeculatorConfig(
-                **own, markov_rank=6, markov_head_type=head, sample_from_anchor=anchor
+            settings = common(
+                "dspark", 4 + anchor, windowed, block_size=BLOCK, **two, **({} if anchor else whole)
             )
-            found[f"dspark-{head}{'' if anchor else '-masks'}"] = (of_dspark, DSparkDraftModel, spark)
-    return found
+            spark = DSparkSpeculatorConfig(
+                **settings, markov_rank=6, markov_head_type=head, sample_from_anchor=anchor
+            )
+            methods[f"dspark-{head}{'' if anchor else '-masks'}"] = (of_dspark, DSparkDraftModel, spark)
+    return methods
 
 
 @torch.inference_mode()

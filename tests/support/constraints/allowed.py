@@ -31,12 +31,12 @@ class TableMatcher:
         self.path = self.path[: len(self.path) - count]
 
     def mask(self) -> NDArray[np.bool_]:
-        found = np.zeros(self._vocab_size, np.bool_)
-        found[list(self._allowed(self.path))] = True
-        return found
+        allowed = np.zeros(self._vocab_size, np.bool_)
+        allowed[list(self._allowed(self.path))] = True
+        return allowed
 
     def forced(self) -> list[int]:
-        found: list[int] = []
-        while len(found) < 8 and len(only := self._allowed((*self.path, *found))) == 1:
-            found.append(only[0])
-        return found
+        tokens: list[int] = []
+        while len(tokens) < 8 and len(only := self._allowed((*self.path, *tokens))) == 1:
+            tokens.append(only[0])
+        return tokens

@@ -196,7 +196,7 @@ def joint(
         targets: of every request.
         late: masks that are, as in `verified`.
     """
-    found: Any = 0.0
+    probability: Any = 0.0
     known: dict[tuple[int, bytes], Float64] = {}
     for trees, weight in outcomes(draft):
         parts = []
@@ -208,8 +208,8 @@ def joint(
         together: Any = weight
         for part in parts:
             together = np.multiply.outer(together, part)
-        found = found + together
-    return np.asarray(found)
+        probability = probability + together
+    return np.asarray(probability)
 
 
 def exact(targets: Sequence[Tables], length: int) -> Float64:
@@ -234,9 +234,9 @@ def _completed(committed: dict[Path, float], tables: Tables, length: int) -> Flo
     return result
 
 
-def _total(found: Iterator[tuple[Path, float]]) -> dict[Path, float]:
+def _total(outcomes: Iterator[tuple[Path, float]]) -> dict[Path, float]:
     total: dict[Path, float] = {}
-    for tokens, weight in found:
+    for tokens, weight in outcomes:
         total[tokens] = total.get(tokens, 0.0) + weight
     return total
 

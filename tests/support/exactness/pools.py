@@ -210,6 +210,8 @@ def options(draw: st.DrawFn) -> dict[str, object]:
     believed = draw(st.dictionaries(st.integers(0, 2), shares, max_size=3))
     budget, least = draw(st.integers(1, 8)), draw(st.floats(0, 0.1))
     return {
-        "beliefs": {s: (lambda place, _, found=found: found[min(place, 2)]) for s, found in believed.items()},
+        "beliefs": {
+            s: (lambda place, _, choices=choices: choices[min(place, 2)]) for s, choices in believed.items()
+        },
         "keeps": lambda kept, chance: kept < budget and chance > least * kept,
     }

@@ -88,7 +88,7 @@ def one_product(head: Blocks, embedding: Blocks, k: int, scale: int = 0) -> Mode
         tensors[f"{layer}{norm}.weight"] = torch.ones(k)
     tensors[NORM] = torch.full((k,), 2.0**scale)
     rows = {EMBEDDING: embedding, HEAD: head}
-    tensors |= {name: torch.empty(len(found), k, device="meta") for name, (_, found) in rows.items()}
+    tensors |= {name: torch.empty(len(product), k, device="meta") for name, (_, product) in rows.items()}
     return _runner(config, FormattedWeights(tensors, rows))
 
 
@@ -115,9 +115,9 @@ def mixed_model(kinds: Mapping[str, str], hidden: int = 256, inner: int = 512, s
 
     def matrix(kind: str, n: int, k: int, *names: str) -> None:
         numbers = (random.standard_t(5, (n, k)) / k**0.5).astype(np.float32)
-        found = kind, stored(kind, numbers)
+        matrix = kind, stored(kind, numbers)
         for name in names:
-            tensors[name], rows[name] = torch.from_numpy(numbers), found
+            tensors[name], rows[name] = torch.from_numpy(numbers), matrix
 
     shapes = {"q_proj": (256, hidden), "o_proj": (hidden, 256), "down_proj": (hidden, inner)}
     shapes |= dict.fromkeys(("k_proj", "v_proj"), (16, hidden))

@@ -27,7 +27,7 @@ _NOT_THERE = ("lm_head.weight", "d2t", "t2d")
 
 def flat_config(causal: bool | None, inner: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     """A `config.json`; fields replace those of it and of its `dflash_config`."""
-    own = {} if causal is None else {"causal_head": causal}
+    options = {} if causal is None else {"causal_head": causal}
     return {
         **LAYERS,
         **FULL,
@@ -37,7 +37,7 @@ def flat_config(causal: bool | None, inner: dict[str, Any] | None = None, **fiel
         "tie_word_embeddings": False,
         "block_size": BLOCK,
         "num_target_layers": 3,
-        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": IDS, **own, **(inner or {})},
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": IDS, **options, **(inner or {})},
         **fields,
     }
 

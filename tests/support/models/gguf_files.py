@@ -125,8 +125,8 @@ def _apart(fused: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
     """Return what Qwen 3 Next projects with one matrix as files have it, kind by kind."""
     keys, size = config.linear_num_key_heads, config.linear_key_head_dim
     values = config.linear_num_value_heads // keys * config.linear_value_head_dim
-    each = torch.split(fused.reshape(keys, 2 * (size + values), -1), [size, size, values, values], 1)
-    query, key, value, gate = (part.flatten(0, 1) for part in each)
+    widths = torch.split(fused.reshape(keys, 2 * (size + values), -1), [size, size, values, values], 1)
+    query, key, value, gate = (part.flatten(0, 1) for part in widths)
     return {"qkv": torch.cat([query, key, value]), "z": gate}
 
 
@@ -257,8 +257,8 @@ class Gguf:
             values |= {"attention.key_length": head, "attention.value_length": head}
         if getattr(config, "sliding_window", None):
             values["attention.sliding_window"] = config.sliding_window
-        own = _own_values(architecture, config, rope) | _expert_values(config)
-        file = cls(architecture, values | own, kind=kind)
+        by_key = _own_values(architecture, config, rope) | _expert_values(config)
+        file = cls(architecture, values | by_key, kind=kind)
         file._add_tensors(model)
         if "short_factor" in rope:
             for name in ("short", "long"):

@@ -47,14 +47,14 @@ def grow_side_by_side(
     return pairs
 
 
-def assert_same(found: TokenTree, expected: TokenTree, apart: float = 1e-4) -> None:
+def assert_same(actual: TokenTree, expected: TokenTree, apart: float = 1e-4) -> None:
     """Node for node, draw for draw; scores and q may be apart by such a share."""
-    assert found.token_ids.tolist() == expected.token_ids.tolist()
-    assert found.parents.tolist() == expected.parents.tolist()
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=apart)
-    assert len(found.proposals) == len(expected.proposals)
-    assert found.order == expected.order
-    for a, b in zip(found.proposals, expected.proposals, strict=True):
+    assert actual.token_ids.tolist() == expected.token_ids.tolist()
+    assert actual.parents.tolist() == expected.parents.tolist()
+    np.testing.assert_allclose(actual.scores, expected.scores, rtol=apart)
+    assert len(actual.proposals) == len(expected.proposals)
+    assert actual.order == expected.order
+    for a, b in zip(actual.proposals, expected.proposals, strict=True):
         assert (a.parent, a.kind, a.children) == (b.parent, b.kind, b.children)
         assert a.q_token_ids.tolist() == b.q_token_ids.tolist()
         np.testing.assert_allclose(a.q_probabilities, b.q_probabilities, rtol=apart, atol=1e-7)

@@ -36,11 +36,11 @@ def row(name: str, directory: Path) -> str:
 
 def reason(message: str) -> str:
     """A refusal without its numbers, which differ from machine to machine."""
-    _, _, told = message.rpartition("': ") if "model_type" in message else ("", "", message)
-    silent = sorted(set(re.findall(r"\d+ \(([^)]*)\)", told)))
+    _, _, reason = message.rpartition("': ") if "model_type" in message else ("", "", message)
+    silent = sorted(set(re.findall(r"\d+ \(([^)]*)\)", reason)))
     if silent:
         return f"memory beside the KV cache ({'; '.join(silent)})"
-    return re.sub(r" \(.*", "", told)
+    return re.sub(r" \(.*", "", reason)
 
 
 def table(names: Iterable[str]) -> str:

@@ -69,8 +69,8 @@ def save_published(
 ) -> Path:
     """A random checkpoint of a method; fields replace those of its `config.json`."""
     drafted = drafted or DRAFTED
-    own = _FIELDS[method] | fields
-    layers = LAYERS | (FULL if method == "mtp" else {}) | own.pop("layers", {})
+    values = _FIELDS[method] | fields
+    layers = LAYERS | (FULL if method == "mtp" else {}) | values.pop("layers", {})
     config: dict[str, Any] = {
         "speculators_model_type": method,
         "speculators_version": "0.9.0",
@@ -93,7 +93,7 @@ def save_published(
     }
     if method != "mtp":
         config |= {"draft_vocab_size": len(drafted), "mask_token_id": MASK}
-    config |= own
+    config |= values
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
     save_file(random_tensors(method, config, drafted), directory / "model.safetensors")
@@ -102,11 +102,11 @@ def save_published(
 
 def random_tensors(method: str, config: dict[str, Any], drafted: list[int]) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
 
     def add(name: str, *shape: int) -> None:
         mean = 1.0 if "norm" in name else 0.0
-        found[name] = mean + 0.4 * torch.randn(shape, generator=generator)
+        tensors[name] = mean + 0.4 * torch.randn(shape, generator=generator)
 
     for index in range(1 if method == "mtp" else 2):
         prefix = f"mtp_layers.{index}." if method == "mtp" else f"layers.{index}."
@@ -125,7 +125,7 @@ def random_tensors(method: str, config: dict[str, Any], drafted: list[int]) -> d
         add("mtp_layers.0.input_proj.weight", HIDDEN, 2 * HIDDEN)
         for name in ("token", "hidden", "final"):
             add(f"mtp_layers.0.{name}_layernorm.weight", HIDDEN)
-        return found
+        return tensors
     read = len(config.get("aux_hidden_state_layer_ids") or config["eagle_aux_hidden_state_layer_ids"])
     add("fc.weight", HIDDEN, read * HIDDEN)
     add("norm.weight", HIDDEN)
@@ -150,9 +150,9 @@ def random_tensors(method: str, config: dict[str, Any], drafted: list[int]) -> d
         add("confidence_head.proj.weight", 1, HIDDEN + RANK)
         add("confidence_head.proj.bias", 1)
     ids = torch.tensor(drafted)
-    found["d2t"] = ids - torch.arange(len(ids))
-    found["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, ids, True)
-    return found
+    tensors["d2t"] = ids - torch.arange(len(ids))
+    tensors["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, ids, True)
+    return tensors
 
 
 @dataclass
@@ -172,8 +172,8 @@ class PlainDraft:
     @property
     def window(self) -> int:
         """Positions that the first layer looks back."""
-        found: int = self.config["transformer_layer_config"]["sliding_window"]
-        return found
+        size: int = self.config["transformer_layer_config"]["sliding_window"]
+        return size
 
     def logits(self, context: list[int], states: torch.Tensor, path: list[int]) -> torch.Tensor:
         """Return the logits behind a path below the root, which is the context's last token.
@@ -197,17 +197,17 @@ class PlainDraft:
 
     def _markov(self, before: list[int], hidden: torch.Tensor) -> torch.Tensor:
         """[rank] of the bias at the last of these positions, each with the token before it."""
-        own = {n.removeprefix("markov_head."): t for n, t in self.tensors.items() if "markov_head" in n}
-        kind, rows = self.config["markov_head_type"], own["markov_w1.weight"][before]
+        tensors = {n.removeprefix("markov_head."): t for n, t in self.tensors.items() if "markov_head" in n}
+        kind, rows = self.config["markov_head_type"], tensors["markov_w1.weight"][before]
         if kind == "vanilla":
             return rows[-1]
         if kind == "gated":
             read = torch.cat([hidden[len(before) - 1], rows[-1]])
-            return F.linear(read, own["gate_proj.weight"], own["gate_proj.bias"]).sigmoid() * rows[-1]
+            return F.linear(read, tensors["gate_proj.weight"], tensors["gate_proj.bias"]).sigmoid() * rows[-1]
         state = torch.zeros(RANK)
         for row, here in zip(rows, hidden, strict=False):
             read = torch.cat([state, row, here])
-            joint = F.linear(read, own["joint_proj.weight"], own["joint_proj.bias"])
+            joint = F.linear(read, tensors["joint_proj.weight"], tensors["joint_proj.bias"])
             gate, candidate, out = joint.chunk(3)
             state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
         return out.tanh()
@@ -288,9 +288,9 @@ class PlainDraft:
         other_places: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        own = {n: self.tensors[f"{prefix}self_attn.{n}_proj.weight"] for n in "qkvo"}
+        tensors = {n: self.tensors[f"{prefix}self_attn.{n}_proj.weight"] for n in "qkvo"}
         query, key, value = (
-            F.linear(x, own[name]).view(len(x), -1, HEAD)
+            F.linear(x, tensors[name]).view(len(x), -1, HEAD)
             for x, name in ((asking, "q"), (asked, "k"), (asked, "v"))
         )
         query = turned(self._norm(query, f"{prefix}self_attn.q_norm"), places)
@@ -298,7 +298,7 @@ class PlainDraft:
         key, value = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (key, value))
         weights = torch.einsum("qhd,khd->hqk", query, key) / HEAD**0.5
         weights = weights.masked_fill(~mask, -torch.inf).softmax(-1)
-        return F.linear(torch.einsum("hqk,khd->qhd", weights, value).flatten(1), own["o"])
+        return F.linear(torch.einsum("hqk,khd->qhd", weights, value).flatten(1), tensors["o"])
 
 
 def turned(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

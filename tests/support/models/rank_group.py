@@ -23,10 +23,10 @@ def run_ranks(layout: Layout, work: Callable[..., Any], *arguments: Any) -> Any:
     """Calls `work(ranks, *arguments)` at every rank; returns what rank 0's call does. All must end well."""
     with ranks_of(layout, _PATIENCE_S, work, arguments) as (processes, receiver):
         assert receiver.poll(_PATIENCE_S), "rank 0 says nothing"
-        failed, found = receiver.recv()
-        assert not failed, found
+        failed, result = receiver.recv()
+        assert not failed, result
         assert _exit_codes(processes) == [0] * layout.ranks
-    return found
+    return result
 
 
 def exit_codes(layout: Layout, timeout_s: float, work: Callable[..., Any], *arguments: Any) -> list[int]:
@@ -78,10 +78,10 @@ def _rank(
     torch.set_num_threads(1)
     try:
         ranks = Ranks.join(layout, "cpu", timeout_s)
-        found = work(ranks, *arguments)
+        result = work(ranks, *arguments)
         ranks.leave()
     except BaseException:
         sender.send((True, f"rank {rank}: {traceback.format_exc()}"))
         raise
     if rank == 0:
-        sender.send((False, found))
+        sender.send((False, result))

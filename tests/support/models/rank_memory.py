@@ -21,24 +21,27 @@ class Memory:
 
 def rank_memory(config: ModelConfig, place: Place, number_bytes: int) -> Memory:
     """Return the memory of a rank; `number_bytes` is the size of a weight and of a number in the cache."""
-    own = place.of(config)
-    weights = own.layers * _layer_numbers(config, own) + _outer_numbers(config, place)
-    kv = 2 * own.layers * own.kv_heads * own.head_dim
+    part = place.of(config)
+    weights = part.layers * _layer_numbers(config, part) + _outer_numbers(config, place)
+    kv = 2 * part.layers * part.kv_heads * part.head_dim
     return Memory(weights * number_bytes, kv * number_bytes)
 
 
-def _layer_numbers(config: ModelConfig, own: ModelConfig) -> int:
+def _layer_numbers(config: ModelConfig, stage_config: ModelConfig) -> int:
     """Return the numbers in the weights of one layer that this rank has."""
-    hidden, inner = config.hidden_size, own.intermediate_size
-    heads, kv_heads = own.heads * own.head_dim, own.kv_heads * own.head_dim
+    hidden, inner = config.hidden_size, stage_config.intermediate_size
+    heads, kv_heads = (
+        stage_config.heads * stage_config.head_dim,
+        stage_config.kv_heads * stage_config.head_dim,
+    )
     everywhere = config.layer_norm  # the families with biases everywhere are those with mean and variance
-    found = hidden * (2 * heads + 2 * kv_heads) + hidden * inner * (3 if config.gated else 2)
-    found += 2 * hidden * (2 if config.layer_norm else 1) + (2 * config.head_dim if config.qk_norm else 0)
+    numbers = hidden * (2 * heads + 2 * kv_heads) + hidden * inner * (3 if config.gated else 2)
+    numbers += 2 * hidden * (2 if config.layer_norm else 1) + (2 * config.head_dim if config.qk_norm else 0)
     if everywhere or config.family == "qwen2":
-        found += heads + 2 * kv_heads
+        numbers += heads + 2 * kv_heads
     if everywhere:
-        found += inner + 2 * hidden
-    return found
+        numbers += inner + 2 * hidden
+    return numbers
 
 
 def _outer_numbers(config: ModelConfig, place: Place) -> int:

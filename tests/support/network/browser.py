@@ -48,7 +48,7 @@ async def visit(
 
 async def barriers(page: Page) -> list[tuple[str, list[str]]]:
     """Return what keeps people out by axe-core: its rules and the elements."""
-    found = await Axe().run(page)
+    report = await Axe().run(page)
     return [
-        (rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in found.response["violations"]
+        (rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in report.response["violations"]
     ]

@@ -36,11 +36,11 @@ class Scrape:
 
     def by(self, name: str, label: str) -> Mapping[str, float]:
         """The samples of a name that are not 0, by one of their labels, summed over others."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for (sample, labels), value in self._samples.items():
             if sample == f"specinfer_{name}" and value:
-                found[dict(labels)[label]] = found.get(dict(labels)[label], 0.0) + value
-        return found
+                values[dict(labels)[label]] = values.get(dict(labels)[label], 0.0) + value
+        return values
 
     @property
     def names(self) -> set[str]:

@@ -103,8 +103,8 @@ def test_libraries_attend_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     workload = Workload.of(Cell(HeadShape(4, 2, 16), 2, 37, 6), torch.float32, DEVICE)
     b = workload.buffers(seed=4)
-    found: Any = attention.LIBRARIES[name](workload)(b)()
-    assert error_of(found, exact(workload, b)) < 1e-5
+    actual: Any = attention.LIBRARIES[name](workload)(b)()
+    assert error_of(actual, exact(workload, b)) < 1e-5
 
 
 def test_nothing_is_timed_after_a_wrong_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,11 +58,11 @@ def test_every_reader_gets_the_hidden_states_of_its_layers() -> None:
     for reader, layers in ((readers[0], (1,)), (readers[1], (0, 2))):
         for context, states in reader.ended:
             runner = runner_of(MODEL)
-            told = Segment(runner.open(), context[:-1], want_last=True)
-            expected = runner.forward_with_features([told], layers)[1][0]
-            found = torch.from_numpy(np.concatenate(states)).view(torch.bfloat16)
-            assert found.shape == expected.shape
-            assert torch.allclose(found.float(), expected.float(), atol=0.02)
+            segment = Segment(runner.open(), context[:-1], want_last=True)
+            expected = runner.forward_with_features([segment], layers)[1][0]
+            read_states = torch.from_numpy(np.concatenate(states)).view(torch.bfloat16)
+            assert read_states.shape == expected.shape
+            assert torch.allclose(read_states.float(), expected.float(), atol=0.02)
 
 
 def test_acceptance_by_depth_is_of_the_steps_that_got_there() -> None:
@@ -126,9 +126,9 @@ def test_prompts_are_of_the_kind_of_their_category_or_source(tmp_path: Path) -> 
         "\n".join(json.dumps({"source": s, "category": c, "turns": [f"{s} {c}"]}) for s, c in rows)
     )
     tokenizer: Any = SimpleNamespace(encode_chat=lambda messages: [len(messages[0]["content"])])
-    found = prompts_by_kind([path, path], tokenizer, 1)
-    assert [prompt.source for prompt in found] == ["chat", "code", "instructions"]
-    assert [prompt.tokens for prompt in found] == [(len("spec-bench writing"),), (6,), (23,)]
+    prompts = prompts_by_kind([path, path], tokenizer, 1)
+    assert [prompt.source for prompt in prompts] == ["chat", "code", "instructions"]
+    assert [prompt.tokens for prompt in prompts] == [(len("spec-bench writing"),), (6,), (23,)]
 
 
 def test_the_report_by_kind_has_acceptance_and_bins() -> None:

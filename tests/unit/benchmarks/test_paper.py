@@ -45,14 +45,14 @@ def test_a_tree_and_its_sequences_bring_the_same_and_leave_the_cache_empty() -> 
         runner = runner_of(target)
         shape = GrowthShape(ExpansionVector((2, 2, 1)))
         drafter = SsmDrafter(runner_of(model), DrafterDescription("ssm", 97), shape)
-        found = MeasuredSteps()
-        Comparison(runner, drafter, TreeLimits(10, 3)).run(PROMPTS, 4, found)
-        assert found.sequence_rows == 4 * 3 * 4 * 4, (
+        steps = MeasuredSteps()
+        Comparison(runner, drafter, TreeLimits(10, 3)).run(PROMPTS, 4, steps)
+        assert steps.sequence_rows == 4 * 3 * 4 * 4, (
             "four leaves of a root and three nodes, by request and step"
         )
-        assert found.tree_rows == 4 * 3 * 11
-        assert found.tokens == (48 if model is target else found.tokens)
-        assert len(found.tree_s) == len(found.sequences_s) == len(found.draft_s) == 4
+        assert steps.tree_rows == 4 * 3 * 11
+        assert steps.tokens == (48 if model is target else steps.tokens)
+        assert len(steps.tree_s) == len(steps.sequences_s) == len(steps.draft_s) == 4
         assert runner.cache.free_tokens == runner.cache.capacity_tokens
         again = Comparison(runner, drafter, TreeLimits(10, 3)).measure(PROMPTS, 1, 2)
         assert len(again.tree_s) == 3 * 2, "each prompt is a batch of its own"

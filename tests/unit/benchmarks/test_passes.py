@@ -67,11 +67,11 @@ def test_gains_of_trees_are_borrowed_tokens_over_measured_passes() -> None:
 
 
 def test_plain_decoding_of_a_recurrent_model_is_its_pass_of_one_row() -> None:
-    found = {
+    figures = {
         name: {"compiled kernels": [ms, ms]} for name, ms in {"next token": 5.0, "tree of 1": 7.0}.items()
     }
-    found["tree of 4"] = {"compiled kernels": [9.0, 12.0, 10.0], "transformers": [99.0]}
-    assert seconds_by_rows(found, [1, 4]) == {1: 0.005, 4: 0.010}
+    figures["tree of 4"] = {"compiled kernels": [9.0, 12.0, 10.0], "transformers": [99.0]}
+    assert seconds_by_rows(figures, [1, 4]) == {1: 0.005, 4: 0.010}
 
 
 def test_the_borrowed_tokens_are_those_of_the_report() -> None:

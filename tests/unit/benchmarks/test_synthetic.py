@@ -60,8 +60,8 @@ def test_drawn_lengths_follow_the_histogram() -> None:
     """False-alarm probability 1e-6 for each of three seeds (chi-square, 3 degrees of freedom); the control,
     where one step in fifty is counted elsewhere, is found with all of them together."""
     lengths = [drawn_lengths(HISTOGRAM, seed) for seed in (1, 2, 3)]
-    assert all(p_value(found, HISTOGRAM.counts) > 1e-6 for found in lengths)
-    assert p_value([n for found in lengths for n in found], (34, 31, 0, 20, 15)) < 1e-6
+    assert all(p_value(length, HISTOGRAM.counts) > 1e-6 for length in lengths)
+    assert p_value([n for length in lengths for n in length], (34, 31, 0, 20, 15)) < 1e-6
 
 
 def test_only_a_benchmark_draws_lengths() -> None:

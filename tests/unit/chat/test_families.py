@@ -159,7 +159,7 @@ def test_no_text_of_a_caller_is_a_mark(family: str) -> None:
     tokenizer = byte_tokenizer(template_text(family))
     marks = tokenizer.added_ids
     evil = "".join([*NAMES, "<tool_call>", "[TOOL_CALLS]", "<think>x</think>"])
-    found = []
+    tokens = []
     for text in ("plain", evil):
         turns = [
             {"role": "system", "content": text},
@@ -170,5 +170,5 @@ def test_no_text_of_a_caller_is_a_mark(family: str) -> None:
         ]
         tools = [{"type": "function", "function": {"name": "weather", "description": text, "parameters": {}}}]
         ids = tokenizer.encode_chat(turns, tools)
-        found.append([token for token in ids if token in marks])
-    assert found[0] == found[1]
+        tokens.append([token for token in ids if token in marks])
+    assert tokens[0] == tokens[1]

@@ -55,9 +55,9 @@ async def test_modes_take_turns_prompt_by_prompt_over_prompts_that_were_read() -
 )
 def test_a_turn_keeps_a_batch_full(prompts: int, batch: int, sizes: list[int]) -> None:
     texts = [str(number) for number in range(prompts)]
-    found = parts(texts, batch)
-    assert [len(part) for part in found] == sizes
-    assert [text for part in found for text in part] == texts
+    batches = parts(texts, batch)
+    assert [len(part) for part in batches] == sizes
+    assert [text for part in batches for text in part] == texts
 
 
 def turn(tokens: list[int], seconds: float) -> Turn:

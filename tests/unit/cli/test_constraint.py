@@ -20,7 +20,7 @@ def test_values_and_files_become_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("a+", "must begin with one of json_schema=, regex=, grammar=, choice="),
         ("xml=a", "must begin with one of"),
@@ -29,11 +29,11 @@ def test_values_and_files_become_options(tmp_path: Path) -> None:
         ("json_schema=@/nowhere", "No such file"),
     ],
 )
-def test_others_are_refused(text: str, why: str) -> None:
+def test_others_are_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         read_constraint(text)
     assert caught.value.field == "--constraint"
-    assert why in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_the_client_says_it_in_four_ways() -> None:

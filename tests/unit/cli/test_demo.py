@@ -16,7 +16,7 @@ from specinfer.v1 import generation_pb2
 
 def node(token: int, parent: int, *speculators: int) -> generation_pb2.WatchedNode:
     """Return a node that these speculators proposed."""
-    proposals = [generation_pb2.WatchedProposal(speculator=each) for each in speculators]
+    proposals = [generation_pb2.WatchedProposal(speculator=speculator) for speculator in speculators]
     return generation_pb2.WatchedNode(token_id=token, parent=parent, proposals=proposals)
 
 
@@ -25,8 +25,8 @@ def step(position: int, texts: Sequence[str], *guessed: int) -> generation_pb2.W
     nodes = [node(0, -1), *(node(1, place, by) for place, by in enumerate(guessed))]
     tokens = [generation_pb2.WatchedToken(token_id=1, text=text) for text in texts]
     accepted = range(1, 1 + len(guessed))
-    found = generation_pb2.WatchedStep(position=position, nodes=nodes, accepted=accepted, tokens=tokens)
-    return generation_pb2.WatchReply(step=found)
+    watched = generation_pb2.WatchedStep(position=position, nodes=nodes, accepted=accepted, tokens=tokens)
+    return generation_pb2.WatchReply(step=watched)
 
 
 STEPS = [step(0, ["An ", "[answer] "], 1), step(2, ["of two", " lines\n", "and `code`."], 0, 1)]
@@ -162,9 +162,9 @@ def test_the_pair_is_taken_where_it_fits_and_the_reason_is_given(
     memory: int, disk: int, model: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "is_pulled", lambda name: False)
-    found = demo.choose(memory, disk)
-    assert found.model == model
-    assert words in found.why
+    pair = demo.choose(memory, disk)
+    assert pair.model == model
+    assert words in pair.why
     monkeypatch.setattr(demo, "is_pulled", lambda name: True)
     assert (demo.choose(8 * GB, 2 * GB).draft, "both are here" in demo.choose(8 * GB, 2 * GB).why) == (
         demo.PAIR[1],

@@ -9,7 +9,7 @@ from specinfer.v1 import verifier_pb2
 from tests.chaos.model_directory import write_model
 
 
-def told(**costs_ms: float) -> verifier_pb2.DescribeVerifierReply:
+def description(**costs_ms: float) -> verifier_pb2.DescribeVerifierReply:
     costs = [
         verifier_pb2.PassCost(tokens=int(n[1:]), microseconds=round(1000 * ms)) for n, ms in costs_ms.items()
     ]
@@ -17,9 +17,9 @@ def told(**costs_ms: float) -> verifier_pb2.DescribeVerifierReply:
 
 
 def test_passes_are_shown_for_powers_of_two_and_against_one_token() -> None:
-    found = passes_words(told(n8=9.8, n1=3.5, n4=5.6, n6=7.0))
-    assert found == "1 tokens 3.5 ms (1.0x), 4 tokens 5.6 ms (1.6x), 8 tokens 9.8 ms (2.8x)"
-    assert passes_words(told()) == "not measured"
+    words = passes_words(description(n8=9.8, n1=3.5, n4=5.6, n6=7.0))
+    assert words == "1 tokens 3.5 ms (1.0x), 4 tokens 5.6 ms (1.6x), 8 tokens 9.8 ms (2.8x)"
+    assert passes_words(description()) == "not measured"
 
 
 def test_who_drafts(tmp_path: Path) -> None:
@@ -29,14 +29,14 @@ def test_who_drafts(tmp_path: Path) -> None:
         "ngram in the verifier's process and suffix in services of their own: no draft for "
         f"{tiny} is here (--draft names one)"
     )
-    own = LocalOptions(speculators={"a": {"drafter": "ngram+ssm"}, "b": {"drafter": "retrieval"}})
-    assert pool_words(own) == "ngram, ssm, retrieval in services of their own, as asked"
+    options = LocalOptions(speculators={"a": {"drafter": "ngram+ssm"}, "b": {"drafter": "retrieval"}})
+    assert pool_words(options) == "ngram, ssm, retrieval in services of their own, as asked"
     resident = LocalOptions(speculators={}, draft="ngram")
     assert pool_words(resident) == "ngram in the verifier's process, as asked"
     assert pool_words(LocalOptions(speculators={}, draft="none")) == "none, as asked"
 
 
 def test_every_choice_is_explained() -> None:
-    found = dict(explanation(LocalOptions(), told(n1=1.0)))
-    assert found["weights"] == "as in the file: 9 Q4_K"
-    assert [*found] == ["weights", "passes", "speculators", "each step"]
+    reasons = dict(explanation(LocalOptions(), description(n1=1.0)))
+    assert reasons["weights"] == "as in the file: 9 Q4_K"
+    assert [*reasons] == ["weights", "passes", "speculators", "each step"]

@@ -50,14 +50,16 @@ def test_switches_have_no_value_on_a_command_line() -> None:
 def test_services_run_in_an_environment_that_suits_them_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: list[Mapping[str, str]] = []
-    monkeypatch.setattr(local, "Child", lambda name, command, log, environment: found.append(environment))
+    environments: list[Mapping[str, str]] = []
+    monkeypatch.setattr(
+        local, "Child", lambda name, command, log, environment: environments.append(environment)
+    )
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     system = LocalSystem(LocalOptions())
     system._spawn("gateway", "gateway", {})
     expected = {"GRPC_EXPERIMENTS": local.SERVICE_ENVIRONMENT["GRPC_EXPERIMENTS"]}
-    assert found == [expected | {"SPECINFER_INSTANCE": system.instance}]
+    assert environments == [expected | {"SPECINFER_INSTANCE": system.instance}]
 
 
 def test_the_gateway_asks_services_that_run_already_beside_those_that_are_started(
@@ -92,9 +94,9 @@ def test_a_draft_of_a_service_is_told_the_model_that_is_served(monkeypatch: pyte
 
 def test_names_over_http_need_the_http_service() -> None:
     flags = ["up", "--http-listen", "none", "--served-model-name", "x"]
-    found = CliRunner().invoke(app, flags)
-    assert isinstance(found.exception, InvalidInputError)
-    assert str(found.exception) == "served_model_name = 'x': only for the HTTP service"
+    result = CliRunner().invoke(app, flags)
+    assert isinstance(result.exception, InvalidInputError)
+    assert str(result.exception) == "served_model_name = 'x': only for the HTTP service"
 
 
 def test_what_the_http_service_needs_is_missed_before_anything_starts(

@@ -16,9 +16,9 @@ from tests.unit.test_tokenizer_files import sentencepiece
 
 def test_a_right_model_is_shown_with_its_distances(tmp_path: Path) -> None:
     save_random("gemma2", tmp_path)
-    found = CliRunner().invoke(models_app, ["check", str(tmp_path)])
-    assert found.exit_code == 0, found.output
-    *lines, verdict = found.stdout.splitlines()
+    result = CliRunner().invoke(models_app, ["check", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    *lines, verdict = result.stdout.splitlines()
     assert [line.split("\t")[0] for line in lines] == [
         "whole",
         "token by token",
@@ -74,6 +74,6 @@ def test_a_model_without_positions_is_described(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_be_right_is_refused(tmp_path: Path) -> None:
     save_random("minimax", tmp_path)
-    found = CliRunner().invoke(models_app, ["check", str(tmp_path)])
-    assert isinstance(found.exception, IncompatibleError)
-    assert "MiniMaxLightningAttention" in str(found.exception)
+    result = CliRunner().invoke(models_app, ["check", str(tmp_path)])
+    assert isinstance(result.exception, IncompatibleError)
+    assert "MiniMaxLightningAttention" in str(result.exception)

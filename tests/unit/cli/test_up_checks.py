@@ -87,15 +87,15 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_options_are_refused(case: str, folder: Path, run: Run) -> None:
-    flags, why = BAD[case]
+    flags, reason = BAD[case]
     done = run("up", "--model", str(folder), "--listen", "127.0.0.1:0", *flags)
-    assert why in done.stderr
+    assert reason in done.stderr
     assert done.stderr.startswith("specinfer: error: ")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_folders_that_are_no_models_are_refused(folder: Path, run: Run) -> None:
-    for other, why in (
+    for other, reason in (
         (without(folder, "config.json"), "no config.json in"),
         (without(folder, "config.json", "{"), "config.json: Expecting"),
         (without(folder, "config.json", "[]"), "must be a JSON object"),
@@ -103,7 +103,7 @@ def test_folders_that_are_no_models_are_refused(folder: Path, run: Run) -> None:
         (without(folder, "model.safetensors"), "no weights (*.safetensors) in"),
     ):
         done = run("up", "--model", other)
-        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+        assert (done.returncode, reason in done.stderr) == (2, True), done.stderr
 
 
 def test_generate_without_a_gateway_says_so_at_once(run: Run) -> None:

@@ -44,14 +44,14 @@ class Story:
 
     def replies(self, start: int, sizes: list[int]) -> list[Reply]:
         """The rest of the stream in replies of these sizes, then of one token each."""
-        found, left = [], [*sizes, *[1] * len(self.tokens)]
+        sent, left = [], [*sizes, *[1] * len(self.tokens)]
         while start < len(self.tokens):
             count = min(left.pop(0), len(self.tokens) - start)
-            found.append(self.reply(start, count, last=count > 1 and start + count == len(self.tokens)))
+            sent.append(self.reply(start, count, last=count > 1 and start + count == len(self.tokens)))
             start += count
-        if not found or not found[-1].HasField("summary"):
-            found.append(self.reply(start, 0, last=True))
-        return found
+        if not sent or not sent[-1].HasField("summary"):
+            sent.append(self.reply(start, 0, last=True))
+        return sent
 
 
 @st.composite
@@ -149,7 +149,7 @@ def test_a_gap_is_an_error_and_nothing_behind_it_is_given_out(
 
 
 @pytest.mark.parametrize(
-    ("reply", "why"),
+    ("reply", "reason"),
     [
         (Reply(position=4, token_ids=[1]), "tokens are missing"),
         (Reply(position=2, token_ids=[1, 2]), "only a part"),
@@ -158,10 +158,10 @@ def test_a_gap_is_an_error_and_nothing_behind_it_is_given_out(
         (Reply(position=3, text="x"), "text without tokens"),
     ],
 )
-def test_replies_that_break_the_contract_are_errors(reply: Reply, why: str) -> None:
+def test_replies_that_break_the_contract_are_errors(reply: Reply, reason: str) -> None:
     machine = resume()
     machine.replied(Reply(token_ids=[7, 8, 9], text="abc"))
-    with pytest.raises(BrokenStreamError, match=why) as caught:
+    with pytest.raises(BrokenStreamError, match=reason) as caught:
         machine.replied(reply)
     assert (caught.value.position, caught.value.expected) == (reply.position, 3)
 

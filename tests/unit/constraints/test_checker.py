@@ -31,9 +31,9 @@ AMPLE_S = 60.0
 
 @pytest.fixture
 async def checking() -> AsyncIterator[Checker]:
-    found = Checker(ascii_tokenizer().to_json(), VOCABULARY, [0])
-    yield found
-    await found.close()
+    checker = Checker(ascii_tokenizer().to_json(), VOCABULARY, [0])
+    yield checker
+    await checker.close()
 
 
 async def test_what_kills_or_stalls_the_process_is_refused_and_others_go_on(
@@ -82,8 +82,8 @@ WRONG = [
 async def test_what_is_wrong_with_a_source_is_said_and_ends_no_process(checking: Checker) -> None:
     await checking.check(Constraint(REGEX, "a+"))
     process = checking._process
-    for kind, source, why in WRONG:
-        with pytest.raises(InvalidInputError, match=why):
+    for kind, source, reason in WRONG:
+        with pytest.raises(InvalidInputError, match=reason):
             await checking.check(Constraint(kind, source))
         await checking.check(Constraint(SCHEMA, "true"))
     assert checking._process is process
@@ -104,7 +104,9 @@ async def test_a_slow_constraint_keeps_no_other_from_being_checked(
 
 async def test_answers_at_once_that_quote_long_constraints_are_kept_apart(checking: Checker) -> None:
     letters = "abcdefgh"
-    checks = [checking.check(Constraint(GRAMMAR, f"start: {each * 20_000}")) for each in letters]
+    checks = [
+        checking.check(Constraint(GRAMMAR, f"start: {sent_letter * 20_000}")) for sent_letter in letters
+    ]
     for letter, error in zip(letters, await asyncio.gather(*checks, return_exceptions=True), strict=True):
         assert isinstance(error, InvalidInputError)
         assert error.why.startswith(f'at line 1, column 8: unknown name: "{letter * 50}')

@@ -32,10 +32,10 @@ def test_masks_begun_in_any_order_are_those_of_their_paths(
         assert masks.made([token] * length)
     for committed in range(len(TEXT) + 1):
         for ahead in range(len(TEXT) + 1 - committed):
-            found = masks.mask([token] * ahead)
+            mask = masks.mask([token] * ahead)
             if committed + ahead == len(TEXT):
-                assert found is None, "the text is complete"
+                assert mask is None, "the text is complete"
             else:
-                assert found is not None, f"{committed} committed, {ahead} ahead"
-                assert np.flatnonzero(found).tolist() == [token]
+                assert mask is not None, f"{committed} committed, {ahead} ahead"
+                assert np.flatnonzero(mask).tolist() == [token]
         masks.read([token])

@@ -37,8 +37,11 @@ def test_bounds_move_inwards_and_other_numbers_stay() -> None:
 
 @pytest.mark.parametrize("length", [None, 30, 100])
 def test_texts_of_times_have_a_length(length: int | None) -> None:
-    own = {} if length is None else {"maxLength": length}
-    schema = {"type": "object", "properties": {"format": {"format": "time", **own}, "b": {"format": "uri"}}}
+    options = {} if length is None else {"maxLength": length}
+    schema = {
+        "type": "object",
+        "properties": {"format": {"format": "time", **options}, "b": {"format": "uri"}},
+    }
     written = json.loads(exact_schema(json.dumps(schema)))
     assert written["properties"] == {
         "format": {"format": "time", "maxLength": min(64, length or 64)},

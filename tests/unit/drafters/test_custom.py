@@ -108,7 +108,7 @@ def test_a_function_may_draw_only_if_the_service_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "reason"),
     [
         ("", "module:name"),
         ("nonsense", "module:name"),
@@ -116,6 +116,6 @@ def test_a_function_may_draw_only_if_the_service_says_so() -> None:
         ("math:pi", "called"),
     ],
 )
-def test_a_function_that_is_not_there_is_named(function: str, why: str) -> None:
-    with pytest.raises(SettingError, match=f"function = '{function}'.*{why}"):
+def test_a_function_that_is_not_there_is_named(function: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=f"function = '{function}'.*{reason}"):
         CustomDrafter.from_options(DrafterOptions(function=function))

@@ -82,8 +82,8 @@ def test_a_draft_of_another_tokenizer_is_refused_with_what_fits(
     make: Make, registry: Callable[..., None]
 ) -> None:
     target, other = make("target", size=4_000_000), make("other", more="more")
-    own = drafts.tokenizer_facts(target).fingerprint
-    registry(known("fits", own, 1), known("large", own, 3), known("alien", "x", 1))
+    fingerprint = drafts.tokenizer_facts(target).fingerprint
+    registry(known("fits", fingerprint, 1), known("large", fingerprint, 3), known("alien", "x", 1))
     with pytest.raises(
         SettingError, match=f"draft = '{other}': has another tokenizer than .*; known to fit: fits$"
     ):
@@ -96,13 +96,13 @@ def test_auto_takes_what_was_pulled_and_names_what_was_not(
     make: Make, registry: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     target = make("target", size=4_000_000)
-    own = drafts.tokenizer_facts(target).fingerprint
+    fingerprint = drafts.tokenizer_facts(target).fingerprint
     caplog.set_level(logging.INFO)
-    registry(known("fits", own, 2))
+    registry(known("fits", fingerprint, 2))
     assert [model.name for model in fitting_drafts(str(target))] == ["fits"]
     assert draft_group(str(target)) == {"drafter": "ngram"}
     assert "`specinfer models pull fits` (2 MB)" in caplog.text
-    registry(known("fits", own, 2), pulled=("fits",))
+    registry(known("fits", fingerprint, 2), pulled=("fits",))
     with pytest.raises(SettingError, match="fits"):  # it is taken, and is not really there
         draft_group(str(target))
     assert f"draft of {target}: fits" in caplog.text

@@ -45,7 +45,7 @@ def test_bad_entries_fail_alone() -> None:
         entry("empty", 0, []),
         entry("foreign", 0, [5, 11]),
         entry("greedy", 0, [5], nodes=5),
-        *(replace(entry(f"sure {i}", 0, [5]), limits=own) for i, own in enumerate(limits)),
+        *(replace(entry(f"sure {i}", 0, [5]), limits=limit) for i, limit in enumerate(limits)),
         entry("good", 0, [5]),
     ]
     outcomes = engine.draft(entries)
@@ -82,7 +82,7 @@ def test_bad_references_are_refused() -> None:
     reader, small, blind = (ScriptedDrafter(lambda job: chain(job.context[-1], [1])) for _ in range(3))
     reader.description = DrafterDescription(reads_references=True)
     small.description = DrafterDescription(vocab_size=10, reads_references=True)
-    for engine, base, token, why in (
+    for engine, base, token, reason in (
         (SpeculatorEngine([blind]), 0, 5, "references = 1: no speculator of this service reads them"),
         (SpeculatorEngine([reader]), 2, 5, "references = 1: come with base_len 0, not 2"),
         (SpeculatorEngine([reader]), 0, 2**31, f"references.token_ids: not in the vocabulary of {2**31}"),
@@ -91,7 +91,7 @@ def test_bad_references_are_refused() -> None:
         bad = replace(entry("r", base, [5]), references=[[token]])
         (outcome,) = engine.draft([bad])
         assert outcome.status is EntryStatus.ERROR
-        assert why in outcome.message
+        assert reason in outcome.message
 
 
 def test_only_the_culprit_fails_when_a_batch_does() -> None:
@@ -148,14 +148,14 @@ def test_a_drafter_that_fails_costs_the_others_nothing() -> None:
 
 
 def test_a_service_can_do_what_all_its_drafters_can() -> None:
-    found = combined(
+    description = combined(
         [
             DrafterDescription(vocab_size=10, tokenizer_fingerprint="a", max_context_len=6),
             DrafterDescription(vocab_size=8),
             DrafterDescription(tokenizer_fingerprint="a", max_context_len=9),
         ]
     )
-    assert (found.vocab_size, found.tokenizer_fingerprint) == (8, "a")
+    assert (description.vocab_size, description.tokenizer_fingerprint) == (8, "a")
     with pytest.raises(IncompatibleError, match="a, b"):
         combined([DrafterDescription(tokenizer_fingerprint=name) for name in ("b", "a")])
 
@@ -168,11 +168,11 @@ def test_nobody_drafts_further_than_it_has_positions() -> None:
     engine = SpeculatorEngine(drafters)
     asked = DraftEntry("r", 0, [3] * 4, TreeLimits(8, 4), Sampling(temperature=0))
     depths = []
-    for held in range(4, 11):
+    for cached_len in range(4, 11):
         (outcome,) = engine.draft([asked])
         assert outcome.status is EntryStatus.OK
         depths.append({s: len(tree) - 1 for s, tree in outcome.drafts if isinstance(tree, TokenTree)})
-        asked = replace(asked, base_len=held, delta=[3])
+        asked = replace(asked, base_len=cached_len, delta=[3])
     whole = [{0: 2, 1: 4, 2: 4}, {0: 1, 1: 4, 2: 4}, {1: 4, 2: 3}, {1: 4, 2: 2}, {1: 4, 2: 1}, {1: 4}, {1: 4}]
     assert depths == whole
     assert drafters[0].released == ["r"] * 4, "what it holds of a context too long for it is of no use"
@@ -194,7 +194,7 @@ def test_an_ssm_drafts_up_to_its_last_position() -> None:
 def test_a_service_takes_the_longest_context_that_any_drafts_for(
     positions: Sequence[int], longest: int
 ) -> None:
-    descriptions = [DrafterDescription(max_context_len=each) for each in positions]
+    descriptions = [DrafterDescription(max_context_len=position) for position in positions]
     assert combined(descriptions).max_context_len == longest
 
 

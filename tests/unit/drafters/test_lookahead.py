@@ -27,7 +27,7 @@ def after(token: int) -> int:
     return (token * 5 + 3) % V
 
 
-def told(tree: TokenTree) -> TargetTopK:
+def predictions_of(tree: TokenTree) -> TargetTopK:
     """Return what the target predicts at the nodes of a tree."""
     tokens = tree.token_ids.astype(np.int64)
     return TargetTopK(tokens, tree.parents, np.array([[after(t)] for t in tokens.tolist()]))
@@ -41,11 +41,11 @@ def make(window: int, ngram: int, candidates: int) -> LookaheadDrafter:
 def draft(
     drafter: LookaheadDrafter,
     context: Sequence[int],
-    found: TargetTopK | None = None,
+    top_k: TargetTopK | None = None,
     limits: TreeLimits = LARGE,
     name: str = "r",
 ) -> TokenTree:
-    (tree,) = drafter.draft([DraftJob(name, context, limits, GREEDY, target_top_k=found)])
+    (tree,) = drafter.draft([DraftJob(name, context, limits, GREEDY, target_top_k=top_k)])
     assert isinstance(tree, TokenTree)
     check_tree(tree, V, limits.nodes + 1)
     return tree
@@ -53,10 +53,10 @@ def draft(
 
 def steps(drafter: LookaheadDrafter, count: int, name: str = "r") -> list[int]:
     """Return the number of tokens that each step of a request brings until it has so many."""
-    context, found, brought = [1, 2, 3, 4], None, list[int]()
+    context, top_k, brought = [1, 2, 3, 4], None, list[int]()
     while len(context) < 4 + count:
-        tree = draft(drafter, context, found, name=name)
-        found, known, new = told(tree), paths(tree), [after(context[-1])]
+        tree = draft(drafter, context, top_k, name=name)
+        top_k, known, new = predictions_of(tree), paths(tree), [after(context[-1])]
         while (context[-1], *new) in known:
             new.append(after(new[-1]))
         context += new
@@ -145,11 +145,11 @@ def test_n_grams_are_columns_and_what_the_target_writes_itself() -> None:
     window.rows = [[10, 11], [13, 14]]
     assert list(window.ngrams({(10, 13): 16})) == [(10, 13, 16)], "the other column was cut"
     # 9 -> 1 is the target's choice, and 1 -> 2; the node 3 is not
-    found = TargetTopK.of([9, 1, 2, 3], [-1, 0, 1, 0], [1, 2, 7, 8])
-    assert list(written(found, 3)) == [(9, 1, 2), (1, 2, 7)]
-    assert list(written(found, 2)) == [(9, 1), (1, 2), (2, 7), (3, 8)]
+    top_k = TargetTopK.of([9, 1, 2, 3], [-1, 0, 1, 0], [1, 2, 7, 8])
+    assert list(written(top_k, 3)) == [(9, 1, 2), (1, 2, 7)]
+    assert list(written(top_k, 2)) == [(9, 1), (1, 2), (2, 7), (3, 8)]
 
 
 def test_what_was_predicted_is_found_by_path() -> None:
-    found = TargetTopK.of([9, 1, 2, 1], [-1, 0, 1, 2], [5, 6, 7, 8])
-    assert predictions(found) == {(): 5, (1,): 6, (1, 2): 7, (1, 2, 1): 8}
+    top_k = TargetTopK.of([9, 1, 2, 1], [-1, 0, 1, 2], [5, 6, 7, 8])
+    assert predictions(top_k) == {(): 5, (1,): 6, (1, 2): 7, (1, 2, 1): 8}

@@ -90,7 +90,7 @@ def test_points_for_sampled_requests_are_what_the_noise_of_their_places_chooses(
 
 def test_what_came_before_does_not_matter(engine: SpeculatorEngine) -> None:
     """A service that joined late, or behind a gap, drafts what one drafts that has seen all."""
-    found = draft(engine, 0, [5, 6, 7, 8, 9, 10], (0, 5))
+    tree = draft(engine, 0, [5, 6, 7, 8, 9, 10], (0, 5))
     engine.release(["r"])
     assert draft(engine, 0, [5, 6, 7, 8, 9], (0, 0)) is None
-    assert draft(engine, 5, [10], (4, 5)) == found is not None
+    assert draft(engine, 5, [10], (4, 5)) == tree is not None

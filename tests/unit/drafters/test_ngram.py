@@ -55,14 +55,14 @@ def test_the_incremental_index_finds_what_a_search_finds(context: list[int], pie
     index = NgramIndex(1, 3)
     for stop in sorted({len(context) * i // pieces for i in range(1, pieces + 1)}):
         index.extend(context[:stop])
-    found = {}
+    positions = {}
     for length in (3, 2, 1):
         if length > len(context):
             continue
         for end in range(len(context) - 1, length - 1, -1):
             if context[end - length : end] == context[-length:]:
-                found.setdefault(end, length)
-    assert index.matches(context, 1000) == list(found.items())
+                positions.setdefault(end, length)
+    assert index.matches(context, 1000) == list(positions.items())
 
 
 def test_bad_lengths_are_refused() -> None:

@@ -164,8 +164,8 @@ def test_draws_come_with_the_distribution_that_they_were_drawn_from(
             row = plain.logits(CONTEXTS[name], states_of(name, draft.name), above)
             places, q = draft_distribution(row, sampling, 32)
             wanted = dict(zip(ids[places].tolist(), q.tolist(), strict=True))
-            found = dict(zip(drawn.q_token_ids.tolist(), drawn.q_probabilities.tolist(), strict=True))
-            assert found == pytest.approx(wanted, abs=1e-5)
+            probabilities = dict(zip(drawn.q_token_ids.tolist(), drawn.q_probabilities.tolist(), strict=True))
+            assert probabilities == pytest.approx(wanted, abs=1e-5)
     assert deep, "there are draws below draws"
     assert drafter_of(draft, proposal=proposal).description.draws
 
@@ -217,26 +217,26 @@ REFUSED_LAYERS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "fields", "why"), REFUSED)
+@pytest.mark.parametrize(("method", "fields", "reason"), REFUSED)
 def test_a_field_that_is_not_understood_is_refused_by_name(
-    method: str, fields: dict[str, Any], why: str, target: Path, tmp_path: Path
+    method: str, fields: dict[str, Any], reason: str, target: Path, tmp_path: Path
 ) -> None:
     directory = save_published(tmp_path / method, method, target, **fields)
-    with pytest.raises(IncompatibleError, match=why) as refused:
+    with pytest.raises(IncompatibleError, match=reason) as refused:
         drafter_of(directory)
     assert str(refused.value).startswith(f"{directory}: ")
 
 
-@pytest.mark.parametrize(("method", "fields", "why"), REFUSED_LAYERS)
+@pytest.mark.parametrize(("method", "fields", "reason"), REFUSED_LAYERS)
 def test_layers_that_are_not_understood_are_refused_by_name(
-    method: str, fields: dict[str, Any], why: str, target: Path, tmp_path: Path
+    method: str, fields: dict[str, Any], reason: str, target: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(IncompatibleError, match=why):
+    with pytest.raises(IncompatibleError, match=reason):
         drafter_of(save_published(tmp_path / method, method, target, layers=fields))
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "why"),
+    ("place", "value", "reason"),
     [
         (("verifier", "architectures"), ["LlamaForCausalLM"], "verifier.architectures = .* is of "),
         (("verifier", "name_or_path"), None, "name_or_path = None: names no target"),
@@ -248,7 +248,7 @@ def test_layers_that_are_not_understood_are_refused_by_name(
     ],
 )
 def test_a_description_that_does_not_fit_is_refused_by_name(
-    place: tuple[Any, ...], value: Any, why: str, target: Path, tmp_path: Path
+    place: tuple[Any, ...], value: Any, reason: str, target: Path, tmp_path: Path
 ) -> None:
     directory = save_published(tmp_path / "dflash", "dflash", target)
     config = json.loads((directory / "config.json").read_text())
@@ -258,7 +258,7 @@ def test_a_description_that_does_not_fit_is_refused_by_name(
         inner = inner[step]
     inner[last] = value
     (directory / "config.json").write_text(json.dumps(config))
-    with pytest.raises(IncompatibleError, match=why):
+    with pytest.raises(IncompatibleError, match=reason):
         drafter_of(directory)
 
 

@@ -31,25 +31,25 @@ def matrix(rows: dict[int, Sequence[int]] = ROWS) -> AdjacencyMatrix:
 
 def every_path(depth: int) -> dict[tuple[int, ...], float]:
     """All paths behind token 1 with their probabilities."""
-    found = level = {(): 1.0}
+    paths = level = {(): 1.0}
     for _ in range(depth):
         level = {
             (*path, token): above * chance
             for path, above in level.items()
             for token, chance in zip(ROWS.get((1, *path)[-1], ()), CHANCES, strict=False)
         }
-        found = found | level
-    return {(1, *path): p for path, p in found.items()}
+        paths = paths | level
+    return {(1, *path): p for path, p in paths.items()}
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5, 9, 14])
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_most_probable_paths_are_proposed(nodes: int, depth: int) -> None:
     probability = every_path(depth)
-    found = paths(best_first(matrix(), CHANCES, 1, TreeLimits(nodes, depth)))
-    assert len(found) == min(1 + nodes, len(probability))
-    left_out = [p for path, p in probability.items() if path not in found]
-    assert min(probability[path] for path in found) >= max(left_out, default=0.0)
+    actual = paths(best_first(matrix(), CHANCES, 1, TreeLimits(nodes, depth)))
+    assert len(actual) == min(1 + nodes, len(probability))
+    left_out = [p for path, p in probability.items() if path not in actual]
+    assert min(probability[path] for path in actual) >= max(left_out, default=0.0)
 
 
 def test_a_chain_and_improbable_paths() -> None:
@@ -68,8 +68,8 @@ def test_nothing_is_known_at_first_and_every_request_gains_from_all() -> None:
         assert all(isinstance(tree, TokenTree) for tree in trees)
         return [tree.token_ids.tolist() for tree in trees if isinstance(tree, TokenTree)]
 
-    def job(name: str, last: int, found: TargetTopK | None = None) -> DraftJob:
-        return DraftJob(name, [9, last], TreeLimits(2, 2), GREEDY, target_top_k=found)
+    def job(name: str, last: int, top_k: TargetTopK | None = None) -> DraftJob:
+        return DraftJob(name, [9, last], TreeLimits(2, 2), GREEDY, target_top_k=top_k)
 
     assert draft(job("a", 1)) == [[1]]
     first = draft(job("a", 1), job("b", 2, predicted({1: [2, 3, 4], 2: [7, 8, 9]})))

@@ -30,8 +30,8 @@ def draft(
 @pytest.mark.parametrize("method", DRAFTERS)
 def test_what_follows_in_a_reference_is_drafted_up_to_its_end(method: str) -> None:
     texts = [[50, 51, 52, 53], [7, 8, 9, 10, 11], [60, 61]]
-    found = draft(DRAFTERS[method](), [1, 2, 7, 8], texts)
-    assert found == {(8,), (8, 9), (8, 9, 10), (8, 9, 10, 11)}
+    tree = draft(DRAFTERS[method](), [1, 2, 7, 8], texts)
+    assert tree == {(8,), (8, 9), (8, 9, 10), (8, 9, 10, 11)}
     assert draft(DRAFTERS[method](), [1, 2, 7, 8], []) == {(8,)}
     assert draft(DRAFTERS[method](), [1, 10, 11], texts) == {(11,)}, "the end of a text has no continuation"
 
@@ -70,12 +70,12 @@ def test_a_suffix_weighs_references_like_the_requests_own_text() -> None:
 
 def test_of_many_occurrences_some_from_everywhere_are_looked_at() -> None:
     text = [token for number in range(1000) for token in (5, 100 + number)]
-    found = References([text]).matches([5], 1)
-    assert 32 < len(found) <= 64
-    followers = np.array([match.text[match.end] for match in found]) - 100
+    matches = References([text]).matches([5], 1)
+    assert 32 < len(matches) <= 64
+    followers = np.array([match.text[match.end] for match in matches]) - 100
     assert followers.min() < 100
     assert followers.max() > 900
-    assert {match.length for match in found} == {1}
+    assert {match.length for match in matches} == {1}
 
 
 def test_a_finished_request_teaches_nothing_of_its_references() -> None:

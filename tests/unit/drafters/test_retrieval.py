@@ -48,8 +48,8 @@ def test_the_longest_match_is_what_a_plain_search_finds(texts: list[list[int]], 
         if ends:
             expected = length, ends
             break
-    length, found = array.longest_match(context, 1)
-    assert (length, sorted(found.tolist())) == expected
+    length, places = array.longest_match(context, 1)
+    assert (length, sorted(places.tolist())) == expected
 
 
 def test_continuations_are_ranked_by_how_often_they_followed() -> None:
@@ -90,8 +90,8 @@ def test_a_datastore_is_text_or_jsonl(tmp_path: Path) -> None:
     text, rows = tmp_path / "notes.txt", tmp_path / "rows.jsonl"
     text.write_text("red button")
     rows.write_text(json.dumps({"text": "lever"}) + "\n" + json.dumps({"p": [3], "o": [4, 5]}) + "\n")
-    found = list(read_datastore(f"{text}:{rows}", tokenizer))
-    assert found == [tokenizer.encode("red button"), tokenizer.encode("lever"), [3, 4, 5]]
+    texts = list(read_datastore(f"{text}:{rows}", tokenizer))
+    assert texts == [tokenizer.encode("red button"), tokenizer.encode("lever"), [3, 4, 5]]
     rows.write_text('{"o": [1]}\n')
     with pytest.raises(InvalidInputError, match=r"rows\.jsonl:1"):
         list(read_datastore(str(rows), tokenizer))

@@ -90,10 +90,10 @@ def test_best_first_keeps_the_most_probable_paths_of_the_whole_tree() -> None:
 def test_best_first_trees_are_cut_at_a_depth_and_chains_are_not() -> None:
     """The same tree as if no more depth had been asked for."""
     cut, whole = make(GrowthShape(deepest=1)), make(GrowthShape())
-    found, expected = draft(cut, jobs_for(TreeLimits(90, 5))), draft(whole, jobs_for(TreeLimits(90, 1)))
+    actual, expected = draft(cut, jobs_for(TreeLimits(90, 5))), draft(whole, jobs_for(TreeLimits(90, 1)))
     deep = draft(make(GrowthShape()), jobs_for(TreeLimits(90, 5)))
-    assert [paths(tree) for tree in found] == [paths(tree) for tree in expected]
-    assert [paths(tree) for tree in found] != [paths(tree) for tree in deep]
+    assert [paths(tree) for tree in actual] == [paths(tree) for tree in expected]
+    assert [paths(tree) for tree in actual] != [paths(tree) for tree in deep]
     for chain in draft(cut, jobs_for(TreeLimits(5, 5, width=1))):
         assert len(chain) == 6
 
@@ -103,10 +103,10 @@ def test_best_first_trees_do_not_go_on_below_improbable_paths(of_all: float, of_
     """Whoever says so; and they are otherwise what they are without that. Chains go on."""
     least = max(of_all, of_request)
     jobs = jobs_for(TreeLimits(90, 4, min_path_probability=of_request))
-    found = draft(make(GrowthShape(min_path_probability=of_all)), jobs)
+    trees = draft(make(GrowthShape(min_path_probability=of_all)), jobs)
     whole = draft(make(), jobs_for(TreeLimits(90, 4)))
     cut_short = 0
-    for tree, other in zip(found, whole, strict=True):
+    for tree, other in zip(trees, whole, strict=True):
         reach = reach_of(tree)
         assert all(reach[parent] >= least for parent in tree.parents[1:])
         shared = dict(zip(map(other.sequence_of, range(len(other))), reach_of(other), strict=True))
@@ -181,8 +181,8 @@ def test_a_long_way_behind_it_catches_up_in_pieces(monkeypatch: pytest.MonkeyPat
     job = DraftJob("r", CONTEXTS[2], limits, GREEDY)
     sizes = [len(draft(drafter, [job])[0]) for _ in range(2)]
     assert sizes == [1, 1], "12 of 17 tokens are read, nothing is drafted"
-    (found,) = draft(drafter, [job])
-    assert paths(found) == paths(whole)
+    (tree,) = draft(drafter, [job])
+    assert paths(tree) == paths(whole)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5])
@@ -216,8 +216,8 @@ def test_a_model_of_transformers_drafts_all_its_tokens(tmp_path: Path) -> None:
     drafter = SsmDrafter.from_options(DrafterOptions.read({**options, "weights": "f32", "vocabulary": "20"}))
     whole = SsmDrafter.from_options(DrafterOptions.read({**options, "weights": "f32", "vocabulary": "0"}))
     jobs = jobs_for(TreeLimits(9, 4))
-    for found, expected in zip(draft(drafter, jobs), draft(whole, jobs), strict=True):
-        assert found.token_ids.tolist() == expected.token_ids.tolist()
+    for actual, expected in zip(draft(drafter, jobs), draft(whole, jobs), strict=True):
+        assert actual.token_ids.tolist() == expected.token_ids.tolist()
         assert max(expected.token_ids[1:]) >= 20, "tokens that a trimmed head lacks"
 
 

@@ -39,22 +39,22 @@ def test_matches_are_what_a_plain_search_finds(text: list[int], shortest: int, s
         lengths = [n for n in range(1, min(LONGEST, end) + 1) if text[end - n : end] == text[len(text) - n :]]
         if lengths and max(lengths) >= shortest:
             expected[end] = max(lengths)
-    found = list(it.matches(text))
-    assert {match.end: match.length for match in found} == expected
-    assert [match.end for match in found] == sorted(expected, reverse=True)
+    matches = list(it.matches(text))
+    assert {match.end: match.length for match in matches} == expected
+    assert [match.end for match in matches] == sorted(expected, reverse=True)
 
 
 def test_a_longer_match_outweighs_shorter_ones() -> None:
     # 7 8 9 -> 1 once, 9 -> 2 twice
     context = [7, 8, 9, 1, 9, 2, 9, 2, 7, 8, 9]
-    found = scores(draft(SuffixDrafter(), context, TreeLimits(20, 1)))
+    scores_of = scores(draft(SuffixDrafter(), context, TreeLimits(20, 1)))
     total = 4**3 + 2 * 4
-    assert found == {(1,): round(64 / total * 0.5, 4), (2,): round(8 / total * 0.2, 4)}
+    assert scores_of == {(1,): round(64 / total * 0.5, 4), (2,): round(8 / total * 0.2, 4)}
 
 
 def test_trust_grows_along_a_branch() -> None:
-    found = scores(draft(SuffixDrafter(), [5, 1, 2, 3, 4, 5], WIDE))
-    assert found == {(1,): 0.2, (1, 2): 0.35, (1, 2, 3): 0.5, (1, 2, 3, 4): 0.6}
+    scores_of = scores(draft(SuffixDrafter(), [5, 1, 2, 3, 4, 5], WIDE))
+    assert scores_of == {(1,): 0.2, (1, 2): 0.35, (1, 2, 3): 0.5, (1, 2, 3, 4): 0.6}
     few = draft(SuffixDrafter(), [5, 1, 2, 3, 4, 5], TreeLimits(20, 4, min_path_probability=0.05))
     assert paths(few) == {(5,), (5, 1), (5, 1, 2)}, "0.2 * 0.35 * 0.5 is below it"
 

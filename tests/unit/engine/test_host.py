@@ -179,7 +179,7 @@ def test_trees_of_others_are_merged_with_its_own() -> None:
     state, other = request(PROMPTS[0], "a"), request(PROMPTS[1], "b")
     host = host_of(ScriptedDrafter(first(1)))
     plan = begin(host, [state, other], 4, 1)
-    given = {each.request.request_id: _tree_of(each, number=7) for each in (state, other)}
+    given = {state_of.request.request_id: _tree_of(state_of, number=7) for state_of in (state, other)}
     (step,) = host.run(plan._replace(given=given, verbatim=frozenset(["b"])), Grant())
     assert {proposal.speculator for proposal in step.trees["a"].proposals} == {0, 7}
     assert {proposal.speculator for proposal in step.trees["b"].proposals} == {7}

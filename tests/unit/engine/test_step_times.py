@@ -25,8 +25,8 @@ def test_drafts_of_the_host_are_moved_from_verifying_to_drafting(draft_s: float,
 
 def test_steps_of_one_plan_have_their_own_seconds_and_share_the_rest() -> None:
     hosted = [verified(0.002, 0.005), verified(0.001, 0.009)]
-    found = step_times(WHOLE, hosted)
+    actual = step_times(WHOLE, hosted)
     rest_s = (0.020 - 0.014) / 2
-    assert [phases(times)[0] for times in found] == pytest.approx([0.002, 0.001])
-    assert [phases(times)[2] for times in found] == pytest.approx([0.003 + rest_s, 0.008 + rest_s])
-    assert sum(sum(phases(times)) for times in found) == pytest.approx(WHOLE.done - WHOLE.began)
+    assert [phases(times)[0] for times in actual] == pytest.approx([0.002, 0.001])
+    assert [phases(times)[2] for times in actual] == pytest.approx([0.003 + rest_s, 0.008 + rest_s])
+    assert sum(sum(phases(times)) for times in actual) == pytest.approx(WHOLE.done - WHOLE.began)

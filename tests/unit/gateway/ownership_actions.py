@@ -63,8 +63,8 @@ def _adopts_and_gives_away(state: State, rules: Rules, index: int, request: int)
         if free or not rules.adopts_only_what_is_free:
             following = with_record(state, request, record._replace(owner=index, number=NEW))
             if not free:
-                why = f"{who % 'adopts'} from {name(record.owner)}, whose lease goes on"
-                following = following._replace(broken=why)
+                reason = f"{who % 'adopts'} from {name(record.owner)}, whose lease goes on"
+                following = following._replace(broken=reason)
             run = Run(NEW, record.tokens, len(record.tokens))
             yield who % "adopts", with_run(following, index, request, run)
     elif run and not record:
@@ -131,13 +131,13 @@ def _step_arrives(state: State, rules: Rules, step: Step, awaited: bool) -> tupl
         )
     if step.fence > verifier.fence:
         verifier = Verifier(step.fence, (None,) * rules.requests, step.gateway)
-    held = verifier.held[step.request]
-    if not step.fresh and (held is None or len(held) != len(step.tokens) - 1):
+    cached = verifier.cached[step.request]
+    if not step.fresh and (cached is None or len(cached) != len(step.tokens) - 1):
         return f"{who} is to be sent whole", _resynchronised(state._replace(verifier=verifier), step, awaited)
-    context = step.tokens if step.fresh else (*held, step.tokens[-1])  # type: ignore[misc]
+    context = step.tokens if step.fresh else (*cached, step.tokens[-1])  # type: ignore[misc]
     if context != step.tokens:
         state = state._replace(broken=f"the verifier continues {context} for {step.tokens}")
-    verifier = verifier._replace(served=step.gateway, held=put(verifier.held, step.request, context))
+    verifier = verifier._replace(served=step.gateway, cached=put(verifier.cached, step.request, context))
     following = state._replace(verifier=verifier)
     return f"{who} is served", _committed(following, rules, step) if awaited else following
 
@@ -207,8 +207,8 @@ def _published(state: State, rules: Rules) -> State:
         seen = max([state.seen[request], *shown, record.tokens if record else ()], key=len)
         for tokens in (*shown, seen):
             if tokens != state.truth[request][: len(tokens)]:
-                why = f"request {request}: {tokens} is shown, {state.truth[request]} was stored"
-                return state._replace(broken=why)
+                reason = f"request {request}: {tokens} is shown, {state.truth[request]} was stored"
+                return state._replace(broken=reason)
         if seen != state.seen[request]:
             state = state._replace(seen=put(state.seen, request, seen))
     return state

@@ -121,7 +121,7 @@ class Verifier(NamedTuple):
     """The highest fence seen, and what it holds of each request."""
 
     fence: int
-    held: tuple[Tokens | None, ...]
+    cached: tuple[Tokens | None, ...]
     served: int
     """For the invariants: whom it served under this fence."""
 

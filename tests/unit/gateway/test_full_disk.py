@@ -73,7 +73,7 @@ class Client:
     async def append(self, name: str, count: int) -> None:
         """Deliver to this request and to all others together."""
         going = [name for name, (_, end) in self.acknowledged.items() if end is None]
-        items = [self.progress(each, count, final=False) for each in going]
+        items = [self.progress(writing, count, final=False) for writing in going]
         await self.store.append(items, [], dict.fromkeys(going, 1), "m")
         for item in items:
             self.states[item.request_id].tokens.extend(item.tokens)
@@ -140,13 +140,13 @@ def test_damaged_lines_cost_no_more_than_what_followed_them(
             broken = 1 + int(line * (len(lines) - 1))
             lines[broken] = lines[broken][: int(place * (len(lines[broken]) + 1))]
             path.write_bytes(b"\n".join(lines))
-            found = read(path)
-            assert "r9" in found
-            for name, (tokens, end) in found.items():
+            content = read(path)
+            assert "r9" in content
+            for name, (tokens, end) in content.items():
                 known, known_end = client.acknowledged[name]
                 assert tokens == known[: len(tokens)]
                 assert end is None or (tokens, end) == (known, known_end)
-            assert read(path) == found
+            assert read(path) == content
 
     asyncio.run(run())
 

@@ -55,26 +55,28 @@ def explored(rules: Rules) -> Found[State]:
     return search(first(rules), partial(successors, rules=rules), holds)
 
 
-def complaint(found: Found[State], index: int | None) -> str:
+def complaint(outcome: Found[State], index: int | None) -> str:
     """Return what is wrong with a state and the shortest way to it; nothing if there is no state."""
     if index is None:
         return ""
-    why = found.states[index].broken or "some client can never get everything"
-    return "\n".join([f"{why}, after:", *(f"{n:3} {action}" for n, action in enumerate(found.way(index), 1))])
+    reason = outcome.states[index].broken or "some client can never get everything"
+    return "\n".join(
+        [f"{reason}, after:", *(f"{n:3} {action}" for n, action in enumerate(outcome.way(index), 1))]
+    )
 
 
 @pytest.mark.parametrize("rules", SEARCHES.values(), ids=SEARCHES)
 def test_the_invariants_hold_in_every_state_and_every_request_can_still_finish(rules: Rules) -> None:
-    found = explored(rules)
-    assert not complaint(found, found.broken)
-    assert not complaint(found, found.stuck(partial(finished, rules=rules)))
-    assert len(found.states) > 500, "hardly anything can happen"
+    outcome = explored(rules)
+    assert not complaint(outcome, outcome.broken)
+    assert not complaint(outcome, outcome.stuck(partial(finished, rules=rules)))
+    assert len(outcome.states) > 500, "hardly anything can happen"
 
 
-@pytest.mark.parametrize(("rules", "why"), MISTAKES.values(), ids=MISTAKES)
-def test_a_protocol_without_one_of_its_rules_is_found_broken(rules: Rules, why: str) -> None:
-    found = explored(rules)
-    assert why in complaint(found, found.broken)
+@pytest.mark.parametrize(("rules", "reason"), MISTAKES.values(), ids=MISTAKES)
+def test_a_protocol_without_one_of_its_rules_is_found_broken(rules: Rules, reason: str) -> None:
+    outcome = explored(rules)
+    assert reason in complaint(outcome, outcome.broken)
 
 
 def test_a_request_whose_owner_can_never_be_followed_is_found_stuck() -> None:
@@ -84,14 +86,14 @@ def test_a_request_whose_owner_can_never_be_followed_is_found_stuck() -> None:
     def without_ends(state: State) -> list[tuple[str, State]]:
         return [(a, s) for a, s in successors(state, rules) if not a.endswith("lease ends")]
 
-    found = search(first(rules), without_ends, holds)
-    assert "crashes" in complaint(found, found.stuck(partial(finished, rules=rules)))
+    outcome = search(first(rules), without_ends, holds)
+    assert "crashes" in complaint(outcome, outcome.stuck(partial(finished, rules=rules)))
 
 
 def test_the_way_to_a_state_is_a_shortest_one() -> None:
-    found = search(0, lambda n: [("+1", n + 1), ("*3", n * 3)] if n < 20 else [], lambda n: n != 10)
-    assert found.broken is not None
-    assert found.way(found.broken) == ["+1", "*3", "*3", "+1"]
+    outcome = search(0, lambda n: [("+1", n + 1), ("*3", n * 3)] if n < 20 else [], lambda n: n != 10)
+    assert outcome.broken is not None
+    assert outcome.way(outcome.broken) == ["+1", "*3", "*3", "+1"]
 
 
 def test_a_search_that_was_cut_proves_nothing() -> None:

@@ -20,11 +20,13 @@ def gateways(*rooms: int | None) -> list[GatewayReport]:
 
 
 @pytest.mark.parametrize(
-    ("known", "own", "alive", "more"),
+    ("known", "verifiers", "alive", "more"),
     [(3, 0, 1, 3), (3, 0, 2, 2), (3, 2, 2, 0), (4, 1, 4, 0), (1, 0, 3, 1), (0, 0, 1, 0)],
 )
-def test_a_gateway_claims_its_share_of_the_verifiers(known: int, own: int, alive: int, more: int) -> None:
-    assert verifiers_to_claim(known, own, gateways(*[0] * alive)) == more
+def test_a_gateway_claims_its_share_of_the_verifiers(
+    known: int, verifiers: int, alive: int, more: int
+) -> None:
+    assert verifiers_to_claim(known, verifiers, gateways(*[0] * alive)) == more
 
 
 def test_who_is_drained_has_no_share() -> None:
@@ -54,13 +56,13 @@ def test_what_waits_goes_to_who_could_run_it(waiting: int, alive: list[GatewayRe
 
 def test_room_is_told_once_and_given_to_once() -> None:
     offers = Offers()
-    told = [GatewayReport("g0", 1, number=4), GatewayReport("g1", 1, 3, number=9)]
-    assert requests_to_share("g0", 5, offers.fresh(told)) == 3
-    offers.use(told)
-    assert requests_to_share("g0", 2, offers.fresh(told)) == 0
-    later = [told[0], GatewayReport("g1", 1, 1, number=10)]
+    reports = [GatewayReport("g0", 1, number=4), GatewayReport("g1", 1, 3, number=9)]
+    assert requests_to_share("g0", 5, offers.fresh(reports)) == 3
+    offers.use(reports)
+    assert requests_to_share("g0", 2, offers.fresh(reports)) == 0
+    later = [reports[0], GatewayReport("g1", 1, 1, number=10)]
     assert requests_to_share("g0", 2, offers.fresh(later)) == 1
-    uncounted = [told[0], GatewayReport("g1", 1, 3)]
+    uncounted = [reports[0], GatewayReport("g1", 1, 3)]
     offers.use(uncounted)
     assert requests_to_share("g0", 2, offers.fresh(uncounted)) == 2, "of a version that does not count"
 

@@ -32,8 +32,13 @@ def answer(name: str, **fields: object) -> verifier_pb2.Verdict:
 
 
 def test_a_right_answer_is_taken_as_it_is() -> None:
-    found = sound_verdicts([entry("a")], TREES, [answer("a")], VOCABULARY)["a"]
-    assert (found.status, found.accepted, found.bonus, found.cached_len) == (EntryStatus.OK, (1, 2), SAT, 5)
+    verdict = sound_verdicts([entry("a")], TREES, [answer("a")], VOCABULARY)["a"]
+    assert (verdict.status, verdict.accepted, verdict.bonus, verdict.cached_len) == (
+        EntryStatus.OK,
+        (1, 2),
+        SAT,
+        5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,10 +63,10 @@ def test_an_answer_that_cannot_be_costs_its_entry_alone(wrong: dict[str, object]
     spoilt.request_id = str(wrong.get("request_id", "a"))
     good = answer("b", accepted_nodes=[], held_len=3)
     trees = TREES | {"b": TokenTree.root_only(THE)}
-    found = sound_verdicts([entry("a"), entry("b")], trees, [spoilt, good], VOCABULARY)
-    assert found["a"].status is EntryStatus.ERROR
-    assert found["a"].message
-    assert (found["b"].status, found["b"].bonus) == (EntryStatus.OK, SAT)
+    verdicts = sound_verdicts([entry("a"), entry("b")], trees, [spoilt, good], VOCABULARY)
+    assert verdicts["a"].status is EntryStatus.ERROR
+    assert verdicts["a"].message
+    assert (verdicts["b"].status, verdicts["b"].bonus) == (EntryStatus.OK, SAT)
 
 
 @pytest.mark.parametrize(("cached_len", "sound"), [(1, False), (2, True), (3, False), (4, False)])
@@ -95,8 +100,8 @@ def test_every_token_has_its_log_probability_where_they_are_asked_for() -> None:
 
 def test_beside_each_token_are_as_many_as_asked_for() -> None:
     def status(*rows: dict[str, list[Any]]) -> EntryStatus:
-        told = answer("a", logprobs=[0.0] * 3, top_logprobs=[common_pb2.TopLogprobs(**row) for row in rows])
-        return sound_verdicts([entry("a", True, 2)], TREES, [told], VOCABULARY)["a"].status
+        reply = answer("a", logprobs=[0.0] * 3, top_logprobs=[common_pb2.TopLogprobs(**row) for row in rows])
+        return sound_verdicts([entry("a", True, 2)], TREES, [reply], VOCABULARY)["a"].status
 
     good: dict[str, list[Any]] = {"token_ids": [CAT, SAT], "logprobs": [-0.5, -1.0]}
     bad = [good | {"token_ids": [CAT]}, good | {"token_ids": [CAT, VOCABULARY]}, {}]
@@ -108,8 +113,8 @@ def test_beside_each_token_are_as_many_as_asked_for() -> None:
 
 
 def test_an_entry_without_an_answer_ends_and_does_not_wait_for_ever() -> None:
-    found = sound_verdicts([entry("a"), entry("b")], TREES, [answer("a")], VOCABULARY)
-    assert (found["a"].status, found["b"].status) == (EntryStatus.OK, EntryStatus.ERROR)
+    verdicts = sound_verdicts([entry("a"), entry("b")], TREES, [answer("a")], VOCABULARY)
+    assert (verdicts["a"].status, verdicts["b"].status) == (EntryStatus.OK, EntryStatus.ERROR)
 
 
 def test_who_is_put_off_waits_by_the_clock_and_not_by_steps() -> None:

@@ -69,7 +69,7 @@ def walk(matcher: Matcher, choices: random.Random, begun: str = "") -> str:
         assert len(allowed), "a text that can neither go on nor end"
         if END in allowed and (len(allowed) == 1 or choices.random() < 0.5):
             return text_of(tokens)
-        token = int(choices.choice([each for each in allowed if each != END]))
+        token = int(choices.choice([token_id for token_id in allowed if token_id != END]))
         assert matcher.try_read([token]) == 1
         tokens.append(token)
     raise AssertionError(f"no end: {text_of(tokens)[-200:]!r}")
@@ -121,7 +121,7 @@ def test_a_call_that_has_begun_is_read_as_one(form: CallForm, words: str, seed: 
 @pytest.mark.parametrize("must_call", [True, False])
 def test_calls_as_models_write_them_are_taken(form: CallForm, must_call: bool) -> None:
     arguments = [json.dumps({"shade": shade, "on": True}, ensure_ascii=False) for shade in SHADES]
-    text = written(form, [*(("paint", each) for each in arguments), ("wait", "{}")])
+    text = written(form, [*(("paint", argument) for argument in arguments), ("wait", "{}")])
     matcher = compiled(form, must_call, True).copy()
     tokens = tokens_of(text)
     taken = matcher.try_read(tokens)

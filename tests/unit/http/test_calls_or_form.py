@@ -138,13 +138,13 @@ OBJECTS = st.lists(st.tuples(NAMES, VALUES), max_size=4, unique_by=lambda pair: 
 )
 
 
-def begins_as_call(found: dict[str, Any]) -> bool:
-    keys = list(found)
-    if keys[:2] == ["type", "name"] and found["type"] == "function":
+def begins_as_call(call: dict[str, Any]) -> bool:
+    keys = list(call)
+    if keys[:2] == ["type", "name"] and call["type"] == "function":
         return True
     return (
         keys[:1] == ["name"]
-        and found["name"] in ("wait", "paint")
+        and call["name"] in ("wait", "paint")
         and keys[1:2] in (["arguments"], ["parameters"])
     )
 
@@ -153,17 +153,17 @@ def begins_as_call(found: dict[str, Any]) -> bool:
 @settings(max_examples=150)
 @given(OBJECTS, st.sampled_from([None, 2]), st.lists(st.integers(0, 99), max_size=4))
 def test_any_object_is_the_answer_unless_it_begins_as_a_call(
-    form: CallForm, found: dict[str, Any], indent: int | None, cuts: list[int]
+    form: CallForm, call: dict[str, Any], indent: int | None, cuts: list[int]
 ) -> None:
-    text = json.dumps(found, ensure_ascii=False, indent=indent)
+    text = json.dumps(call, ensure_ascii=False, indent=indent)
     matcher, tokens = compiled(form, '"auto"', "any object").copy(), tokens_of(text)
     taken = matcher.try_read(tokens)
     whole = taken == len(tokens) and bool(matcher.mask()[END])
-    if not begins_as_call(found):
+    if not begins_as_call(call):
         assert whole, text_of(tokens[taken:])
     if whole:
         reader = read(form, "auto", "any object", text, cuts)
-        assert reader.called == begins_as_call(found)
+        assert reader.called == begins_as_call(call)
         assert reader.message["content"] == (None if reader.called else text)
 
 

@@ -134,14 +134,18 @@ def test_the_two_forms() -> None:
     assert end["choices"] == [{"index": 1, "text": "", "logprobs": None, "finish_reason": "length"}]
 
 
-def told(token: int, text: bytes, logprob: float) -> TokenLogprob:
+def logprob_of(token: int, text: bytes, logprob: float) -> TokenLogprob:
     return TokenLogprob(token, text, logprob)
 
 
 ROWS = (
-    TokenLogprobs(told(7, b"\xe2\x82", -1.0), (told(8, b"a", -0.5), told(7, b"\xe2\x82", -1.0))),
-    TokenLogprobs(told(9, b"\xac!", -math.inf), (told(8, b"a", -0.25), told(4, b"b", -2.0))),
-    TokenLogprobs(told(8, b"a", -0.125), (told(8, b"a", -0.125), told(4, b"b", -3.0))),
+    TokenLogprobs(
+        logprob_of(7, b"\xe2\x82", -1.0), (logprob_of(8, b"a", -0.5), logprob_of(7, b"\xe2\x82", -1.0))
+    ),
+    TokenLogprobs(
+        logprob_of(9, b"\xac!", -math.inf), (logprob_of(8, b"a", -0.25), logprob_of(4, b"b", -2.0))
+    ),
+    TokenLogprobs(logprob_of(8, b"a", -0.125), (logprob_of(8, b"a", -0.125), logprob_of(4, b"b", -3.0))),
 )
 """The sign of the euro in two tokens."""
 
@@ -248,12 +252,12 @@ def item_requests(body: ResponsesBody, request_id: str) -> list[Any]:
 def test_whatever_a_field_has_is_a_request_or_an_error_that_names_it(
     model: Any, make: Any, good: dict[str, Any]
 ) -> None:
-    found = {
+    outcomes = {
         (name, index): named(make, model, {**good, **STREAMED.get(model, {}), name: value})
         for name in [*(set(model.model_fields) - set(NeutralFields.model_fields)), "unknown"]
         for index, value in enumerate(VALUES)
     }
-    wrong = {key: said for key, said in found.items() if said is not None and not said.startswith(key[0])}
+    wrong = {key: said for key, said in outcomes.items() if said is not None and not said.startswith(key[0])}
     # without messages a prompt is needed
     assert set(wrong.items()) <= ({(("messages", 0), "prompt")} if model is TokenizeBody else set())
-    assert len(found) / 20 < list(found.values()).count(None) < len(found) / 2
+    assert len(outcomes) / 20 < list(outcomes.values()).count(None) < len(outcomes) / 2

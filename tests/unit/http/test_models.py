@@ -69,9 +69,9 @@ async def test_calls_at_the_same_moment_ask_once() -> None:
 async def test_names_that_are_given_are_the_only_ones_and_the_first_is_the_answers() -> None:
     gateway, models = Gateway(), Models(given=["gpt-4o", "mini"])
     gateway.gate.set()
-    good, other, own = await gateway.checks(models, "mini", "gpt", "tiny")
+    good, other, names = await gateway.checks(models, "mini", "gpt", "tiny")
     assert (good, gateway.asked) == ("gpt-4o", 1)
-    assert [error.detail for error in (other, own)] == [
+    assert [error.detail for error in (other, names)] == [
         f"model = {name!r}: not served here; 'gpt-4o', 'mini' are" for name in ("gpt", "tiny")
     ]
     client = cast(AsyncClient, gateway)

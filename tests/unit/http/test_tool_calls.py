@@ -39,7 +39,7 @@ def arguments_in(form: CallForm, arguments: str) -> str:
 def written(form: CallForm, calls: Sequence[tuple[str, str]] = CALLS) -> str:
     """An answer with calls in a form."""
     texts = [
-        f"{form.before}{name}{form.middle}{arguments_in(form, each)}{form.after}" for name, each in calls
+        f"{form.before}{name}{form.middle}{arguments_in(form, call)}{form.after}" for name, call in calls
     ]
     return f"{form.mark}{form.begin}{form.between.join(texts)}{form.end}"
 

@@ -12,10 +12,10 @@ def row(*tokens: int, new: int = 1) -> BatchRow:
 
 def step(contexts: ContextTable, *rows: BatchRow) -> list[Context]:
     """Do what the proposer does with a step's rows."""
-    found = contexts.match(rows)
-    for context, each in zip(found, rows, strict=True):
-        context.grow(each.tokens)
-    return found
+    matches = contexts.match(rows)
+    for context, match in zip(matches, rows, strict=True):
+        context.grow(match.tokens)
+    return matches
 
 
 def test_rows_that_move_keep_their_requests() -> None:
@@ -85,8 +85,8 @@ def test_a_random_batch_is_followed_without_a_mistake(seed: int) -> None:
         grown = {name: rng.integers(0, 50, rng.integers(1, 6)).tolist() for name in names}
         for name in names:
             alive[name] = alive[name] + grown[name]
-        found = step(contexts, *(row(*alive[name], new=len(grown[name])) for name in names))
-        for name, context in zip(names, found, strict=True):
+        matches = step(contexts, *(row(*alive[name], new=len(grown[name])) for name in names))
+        for name, context in zip(names, matches, strict=True):
             assert known.setdefault(name, context) is context
         contexts.ended()
         assert len(contexts) == len(alive)

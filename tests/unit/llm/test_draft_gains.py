@@ -10,7 +10,7 @@ SIBLING = Gains("small", 20.0, (1.1, 1.5, 1.4))
 
 
 @pytest.mark.parametrize(
-    ("found", "last"),
+    ("gains", "last"),
     [
         ([Gains("own", 20.0, (1.0, 1.3, 1.2))], "serve it: specinfer serve --model m --draft own"),
         ([Gains("own", 20.0, (2.0, 2.0, 2.0)), SIBLING], "serve it: specinfer serve --model m --draft own"),
@@ -22,10 +22,10 @@ SIBLING = Gains("small", 20.0, (1.1, 1.5, 1.4))
         ([Gains("own", 20.0, (0.8,)), Gains("small", 20.0, (1.0,))], "do not serve it: .*--draft none"),
     ],
 )
-def test_a_speculator_is_served_only_where_it_brings_most(found: list[Gains], last: str) -> None:
-    *lines, conclusion = advice("m", found)
+def test_a_speculator_is_served_only_where_it_brings_most(gains: list[Gains], last: str) -> None:
+    *lines, conclusion = advice("m", gains)
     assert re.fullmatch(last, conclusion)
-    assert [line.split(":")[0] for line in lines[1:]] == [each.draft for each in found]
+    assert [line.split(":")[0] for line in lines[1:]] == [gain.draft for gain in gains]
 
 
 def test_a_line_has_the_median_and_the_range() -> None:

@@ -145,21 +145,23 @@ def test_trees_and_chains_give_what_plain_decoding_gives(
 ) -> None:
     llm, oracle = system(family, executor)
     prompts = [prompt for prompt, _ in requests]
-    params = [within_context(prompt, own, fill) for prompt, own in requests]
-    found, chosen = {}, {}
+    params = [within_context(prompt, tokens, fill) for prompt, tokens in requests]
+    actual, chosen = {}, {}
     for mode in ("off", "tree", "sequence"):
-        outputs = llm.generate(prompts, [replace(own, speculation=mode) for own in params], use_tqdm=False)
-        found[mode] = [essence(output.outputs[0]) for output in outputs]
+        outputs = llm.generate(
+            prompts, [replace(tokens, speculation=mode) for tokens in params], use_tqdm=False
+        )
+        actual[mode] = [essence(output.outputs[0]) for output in outputs]
         chosen[mode] = [logprob for output in outputs for logprob in logprobs(output.outputs[0])]
         if mode == "off":
             oracle.answers = [[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]
-    assert found["tree"] == found["off"]
-    assert found["sequence"] == found["off"]
+    assert actual["tree"] == actual["off"]
+    assert actual["sequence"] == actual["off"]
     assert chosen["tree"] == pytest.approx(chosen["off"], abs=1e-3)
     assert chosen["sequence"] == pytest.approx(chosen["off"], abs=1e-3)
-    for prompt, own, plain in zip(prompts, params, found["off"], strict=True):
+    for prompt, tokens, plain in zip(prompts, params, actual["off"], strict=True):
         if plain["why"] == "length":
-            assert len(plain["tokens"]) == own.max_tokens <= CONTEXT - len(prompt)
+            assert len(plain["tokens"]) == tokens.max_tokens <= CONTEXT - len(prompt)
 
 
 def test_the_matrix_accepts_and_rejects() -> None:

@@ -263,30 +263,30 @@ def test_trees_of_a_function_are_cut_and_its_failures_counted_by_name() -> None:
     llm = tiny_llm(drafters)
     plain = tiny_llm().generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
     assert llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids == plain
-    found = {metric.name: metric.value for metric in llm.get_metrics()}
-    assert found["speculator_draft_tokens[wide]"] > 0
-    assert found["speculator_failed_drafts[wide]"] == 0
-    assert found["speculator_draft_tokens[fails]"] == 0
-    assert found["speculator_failed_drafts[fails]"] > 0
+    metrics = {metric.name: metric.value for metric in llm.get_metrics()}
+    assert metrics["speculator_draft_tokens[wide]"] > 0
+    assert metrics["speculator_failed_drafts[wide]"] == 0
+    assert metrics["speculator_draft_tokens[fails]"] == 0
+    assert metrics["speculator_failed_drafts[fails]"] > 0
 
 
 def test_metrics_count_tokens_and_drafts() -> None:
     llm = tiny_llm({"one": ScriptedDrafter(lambda job: guess(int(job.context[-1])))})
     llm.generate([[5, 6]], GREEDY)
-    found = {metric.name: metric.value for metric in llm.get_metrics()}
-    assert found["generation_tokens"] == 16
-    assert found["spec_decode_num_draft_tokens"] > 0
-    assert found["num_requests_running"] == 0
+    metrics = {metric.name: metric.value for metric in llm.get_metrics()}
+    assert metrics["generation_tokens"] == 16
+    assert metrics["spec_decode_num_draft_tokens"] > 0
+    assert metrics["num_requests_running"] == 0
 
 
 async def test_async_answers_are_batched_and_equal() -> None:
     prompts = [[5 + i, 6 + i] for i in range(6)]
     plain = tiny_llm().generate(prompts, GREEDY, use_tqdm=False)
     async with AsyncLLM.of(tiny_engine(), ascii_tokenizer()) as llm:
-        found = await asyncio.gather(*(llm.generate(prompt, GREEDY) for prompt in prompts))
+        outputs = await asyncio.gather(*(llm.generate(prompt, GREEDY) for prompt in prompts))
         pieces = [piece async for piece in llm.stream(prompts[0], GREEDY)]
         steps = next(metric.value for metric in llm.get_metrics() if metric.name == "steps")
-    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain]
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
     assert [t for piece in pieces for t in piece.token_ids] == plain[0].outputs[0].token_ids
     assert steps < 7 * 16
 

@@ -37,12 +37,12 @@ class Mtp(NamedTuple):
 
     def guesses(self, count: int) -> tuple[list[int], torch.Tensor]:
         """Return a greedy chain behind the context, and the target's states before its final norm."""
-        found: list[torch.Tensor] = []
-        hook = self.model.model.norm.register_forward_hook(lambda _, inputs, out: found.append(inputs[0][0]))
+        logits: list[torch.Tensor] = []
+        hook = self.model.model.norm.register_forward_hook(lambda _, inputs, out: logits.append(inputs[0][0]))
         with torch.inference_mode():
             self.model(torch.tensor([CONTEXT]))
             hook.remove()
-            states = found[0][:-1].to(torch.bfloat16)
+            states = logits[0][:-1].to(torch.bfloat16)
             hidden, tokens = self.model.model.norm(states.float()), CONTEXT[1:]
             for _ in range(count):
                 outs = self._outs(tokens, hidden)
@@ -91,13 +91,13 @@ def checkpoint(family: str, directory: Path) -> Mtp:
     model, layer, joins = made(family)
     model.save_pretrained(directory)
     ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
-    own = {
+    tensors = {
         name.replace("model.", "mtp.", 1): tensor.contiguous()
         for name, tensor in layer.state_dict().items()
         if name.startswith(("model.layers.", "model.norm."))
     }
-    own |= {f"mtp.{name}.weight": tensor for name, tensor in joins.items()}
-    save_file(load_file(directory / "model.safetensors") | own, directory / "model.safetensors")
+    tensors |= {f"mtp.{name}.weight": tensor for name, tensor in joins.items()}
+    save_file(load_file(directory / "model.safetensors") | tensors, directory / "model.safetensors")
     return Mtp(model, layer, joins, directory)
 
 

@@ -28,8 +28,8 @@ def cached(model: str, **options: Any) -> int | None:
 
 @pytest.mark.native
 def test_a_prompt_is_found_after_a_restart(model: str, tmp_path: Path) -> None:
-    found = [cached(model, prefix_cache_directory=str(tmp_path / "prefixes")) for _ in range(2)]
-    assert found == [0, 48]
+    counts = [cached(model, prefix_cache_directory=str(tmp_path / "prefixes")) for _ in range(2)]
+    assert counts == [0, 48]
     assert cached(model) == 0, "without the directory"
     other_format = cached(model, prefix_cache_directory=str(tmp_path / "prefixes"), kv_type="q8_0")
     assert other_format == 0, "another format of the cache"

@@ -41,8 +41,8 @@ def write(cache: MarkedCache, sequence: KVSequence, position: int, mark: float) 
 
 
 def marks(cache: MarkedCache, sequence: KVSequence) -> list[float]:
-    found: list[float] = cache.storage.values[sequence.slots(0, sequence.length)].tolist()
-    return found
+    values: list[float] = cache.storage.values[sequence.slots(0, sequence.length)].tolist()
+    return values
 
 
 def test_commit_moves_a_scattered_path_behind_the_context() -> None:
@@ -157,17 +157,17 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = make_cache(12 * BLOCK_TOKENS)
-        self.held: list[KVSequence] = []
+        self.open_sequences: list[KVSequence] = []
 
     @rule()
     def open(self) -> None:
-        self.held.append(self.cache.open())
+        self.open_sequences.append(self.cache.open())
 
     @rule(data=st.data(), token=st.integers(0, 1), tokens=st.integers(1, 40), share=st.booleans())
     def grow(self, data: st.DataObject, token: int, tokens: int, share: bool) -> None:
-        if not self.held:
+        if not self.open_sequences:
             return
-        sequence = data.draw(st.sampled_from(self.held))
+        sequence = data.draw(st.sampled_from(self.open_sequences))
         delta = [token] * tokens
         known = self.cache.share(sequence, delta[:-1]) if share else 0
         try:
@@ -177,9 +177,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), parents=st.lists(st.integers(-1, 10), max_size=12))
     def verify_tree(self, data: st.DataObject, parents: list[int]) -> None:
-        if not self.held:
+        if not self.open_sequences:
             return
-        sequence = data.draw(st.sampled_from(self.held))
+        sequence = data.draw(st.sampled_from(self.open_sequences))
         parents = [min(parent, index - 1) for index, parent in enumerate(parents)]
         try:
             self.cache.reserve(sequence, len(parents))
@@ -196,14 +196,14 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        if self.held:
-            index = data.draw(st.integers(0, len(self.held) - 1))
-            self.cache.release(self.held.pop(index))
+        if self.open_sequences:
+            index = data.draw(st.integers(0, len(self.open_sequences) - 1))
+            self.cache.release(self.open_sequences.pop(index))
 
     @invariant()
     def sound(self) -> None:
         self.cache.check()
-        for sequence in self.held:
+        for sequence in self.open_sequences:
             assert marks(self.cache, sequence) == expected_entries(sequence.tokens)
 
 

@@ -35,14 +35,14 @@ def on_disk(tmp_path: Path) -> dict[str, str]:
 
 def passes_of(runner: ModelRunner) -> list[torch.Tensor]:
     """Logits of random trees, accepted paths and single tokens of different requests."""
-    found = []
+    passes = []
     for seed in (0, 1):
         segments = random_segments(runner, seed, 4)
-        found += runner.forward(segments)
+        passes += runner.forward(segments)
         for segment in segments:
             runner.cache.commit(segment.sequence, [0] if segment.nodes else [])
-        found += runner.forward([Segment(s.sequence, [5], want_last=True) for s in segments])
-    return found
+        passes += runner.forward([Segment(s.sequence, [5], want_last=True) for s in segments])
+    return passes
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_the_kernels_give_the_same_bits(weights: str, layers: int, on_disk: dict
 @pytest.mark.parametrize("family", ["opt", "gpt_neox", "qwen3"])
 def test_so_they_do_for_other_families_and_with_hidden_states(family: str, on_disk: dict[str, str]) -> None:
     model = tiny_transformers(family, **SHAPE)
-    found = []
+    passes = []
     for options in ({}, on_disk):
         runner = runner_of(model, executor="native", **options)
         segments = [Segment(runner.open(), [3, 1, 4, 1, 5], want_last=True)]
         logits, features = runner.forward_with_features(segments, (0, 2, 3))
-        found.append((logits[0], features[0]))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        passes.append((logits[0], features[0]))
+    assert all(torch.equal(a, b) for a, b in zip(*passes, strict=True))
 
 
 @pytest.mark.native
@@ -166,8 +166,8 @@ def test_the_verifier_takes_it_from_its_settings(tmp_path: Path) -> None:
     runner = load_runner(settings)
     assert (tmp_path / "layers").is_dir()
     whole = load_runner(settings.model_copy(update={"offload": "none"}))
-    found = [r.forward([Segment(r.open(), [5, 6], want_last=True)])[0] for r in (runner, whole)]
-    assert torch.equal(*found)
+    actual = [r.forward([Segment(r.open(), [5, 6], want_last=True)])[0] for r in (runner, whole)]
+    assert torch.equal(*actual)
 
 
 def layers_of(sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -26,15 +26,15 @@ FAMILIES = ("llama", "llama-untied", "qwen2", "qwen3", "opt", "gpt_neox")
 
 
 @pytest.mark.parametrize(
-    ("layout", "field", "why"),
+    ("layout", "field", "reason"),
     [
         (Layout(3, 1), "tensor_parallel = 3", "4 attention heads"),
         (Layout(1, 4), "pipeline_parallel = 4", "3 layers"),
         (Layout(1, 0), "pipeline_parallel = 0", "3 layers"),
     ],
 )
-def test_what_cannot_be_divided_is_named(layout: Layout, field: str, why: str) -> None:
-    with pytest.raises(SettingError, match=f"{field}: .*{why}"):
+def test_what_cannot_be_divided_is_named(layout: Layout, field: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=f"{field}: .*{reason}"):
         check_layout(LLAMA, layout)
 
 
@@ -164,9 +164,9 @@ def test_memory_is_what_a_rank_loads(family: str, layout: Layout) -> None:
     loaded = []
     for rank in range(layout.ranks):
         place = Place(layout, rank)
-        own = Transformer(place.of(config), ShardedWeights(config, weights, place), torch.float32)
+        transformer = Transformer(place.of(config), ShardedWeights(config, weights, place), torch.float32)
         expected = rank_memory(config, place, 4)
-        assert own.weight_bytes == expected.weights
+        assert transformer.weight_bytes == expected.weights
         loaded.append(expected)
     if layout == Layout(2, 1):
         alone = rank_memory(config, Place(Layout(), 0), 4)
@@ -179,8 +179,8 @@ def test_memory_is_what_a_rank_loads(family: str, layout: Layout) -> None:
 def test_a_stage_without_a_head_loads_in_bfloat16(rank: int) -> None:
     """oneDNN packs no matrix without rows."""
     weights, place = tiny_transformers("llama", vocab_size=96).state_dict(), Place(Layout(1, 3), rank)
-    own = Transformer(place.of(LLAMA), ShardedWeights(LLAMA, weights, place), torch.bfloat16)
-    assert own.weight_bytes == rank_memory(LLAMA, place, 2).weights
+    transformer = Transformer(place.of(LLAMA), ShardedWeights(LLAMA, weights, place), torch.bfloat16)
+    assert transformer.weight_bytes == rank_memory(LLAMA, place, 2).weights
 
 
 LARGE = ModelConfig(

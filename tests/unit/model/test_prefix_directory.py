@@ -65,9 +65,9 @@ def test_another_process_finds_the_prefix_and_computes_the_same_bits(tmp_path: P
     assert known == 0
     first.cache.save_prefixes()
     second = runner_at(tmp_path, kv_type=kv_type)
-    known, found = answer(second)
+    known, cached_len = answer(second)
     assert known == SHARED == second.cache.restored_tokens == second.cache.shared_tokens
-    assert torch.equal(found, expected)
+    assert torch.equal(cached_len, expected)
 
 
 @pytest.mark.native
@@ -76,10 +76,10 @@ def test_blocks_that_memory_loses_come_back_from_the_directory(tmp_path: Path) -
     _, expected = answer(runner)
     for start in range(3):
         answer(runner, prompt=[(start + 5 * i) % 97 for i in range(112)])
-    known, found = answer(runner)
+    known, cached_len = answer(runner)
     assert known == SHARED
     assert runner.cache.restored_tokens > 0
-    assert torch.equal(found, expected)
+    assert torch.equal(cached_len, expected)
 
 
 @pytest.mark.native
@@ -158,9 +158,9 @@ def test_a_directory_that_is_gone_or_cannot_be_written_costs_nothing_but_the_pre
     second = runner_at(tmp_path / "gone")
     for path in (tmp_path / "gone").rglob("*.kv"):
         path.unlink()
-    known, found = answer(second)
+    known, cached_len = answer(second)
     assert known == 0
-    assert torch.equal(found, expected)
+    assert torch.equal(cached_len, expected)
     (tmp_path / "file").write_text("in the way")
     third = runner_at(tmp_path / "file")
     with caplog.at_level(logging.WARNING):
@@ -264,8 +264,8 @@ def test_a_slow_disk_holds_up_no_step(tmp_path: Path, monkeypatch: pytest.Monkey
         prefixes.write(key(number), bytes([number]) * 1000)
     kept = [0, 3, 4]
     for number in range(5):
-        found = prefixes.read(key(number), 1000)
-        assert found == (bytes([number]) * 1000 if number in kept else None)
+        blocks = prefixes.read(key(number), 1000)
+        assert blocks == (bytes([number]) * 1000 if number in kept else None)
     disk.set()
     prefixes.write(key(5), bytes([5]) * 1000, wait=True)
     prefixes.flush()

@@ -51,12 +51,12 @@ def runner_of(model: Any, executor: str = "generic") -> ModelRunner:
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
     """Draw context tokens, nodes and their parents of some steps."""
-    found = []
+    rows = []
     for _ in range(draw(st.integers(1, 4))):
         delta = draw(st.lists(TOKENS, min_size=1, max_size=20))
         nodes = draw(st.lists(TOKENS, max_size=6))
-        found.append((delta, nodes, [draw(st.integers(-1, place - 1)) for place in range(len(nodes))]))
-    return found
+        rows.append((delta, nodes, [draw(st.integers(-1, place - 1)) for place in range(len(nodes))]))
+    return rows
 
 
 @pytest.mark.parametrize(("family", "executor"), RUNS)

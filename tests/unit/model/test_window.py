@@ -116,8 +116,8 @@ def test_a_tree_in_a_window_equals_single_steps(family: str, executor: str) -> N
     path = [5, 6, 7]
     expected = [runner.forward([Segment(plain, [token], want_last=True)])[0] for token in [4, *path]]
     segment = Segment(tree, [4], [9, 5, 6, 8, 7], [-1, -1, 1, 1, 2], want_last=True)
-    (found,) = runner.forward([segment])
-    torch.testing.assert_close(found[[0, 2, 3, 5]], torch.cat(expected), rtol=1e-4, atol=1e-4)
+    (logits,) = runner.forward([segment])
+    torch.testing.assert_close(logits[[0, 2, 3, 5]], torch.cat(expected), rtol=1e-4, atol=1e-4)
     runner.cache.commit(tree, [1, 2, 4])
     (after,) = runner.forward([Segment(tree, [3], want_last=True)])
     torch.testing.assert_close(

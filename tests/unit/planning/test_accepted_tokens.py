@@ -107,8 +107,8 @@ def planner_of(outcomes: Outcomes, steps: int, chains: bool = False) -> TablePla
     planner.follow(dict.fromkeys(outcomes, 0))
     choice = Choice(BOTH, 7, 7)
     for _ in range(steps):
-        found: tuple[Outcomes, Outcomes] = ({}, outcomes) if chains else (outcomes, {})
-        planner.learn_tokens(StepReport(choice, 1, 8, 0.0, [], 0.0, *found))
+        outcomes_of: tuple[Outcomes, Outcomes] = ({}, outcomes) if chains else (outcomes, {})
+        planner.learn_tokens(StepReport(choice, 1, 8, 0.0, [], 0.0, *outcomes_of))
     return planner
 
 

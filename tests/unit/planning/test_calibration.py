@@ -30,10 +30,12 @@ def test_scores_become_the_measured_share_of_acceptance() -> None:
     for _ in range(3000):
         token = int(rng.choice([1, 2, 3], p=[0.2, 0.4, 0.4]))
         calibration.observe(0, siblings({1: 0.75, 2: 0.15}), [token])
-    found = calibration.correct(0, siblings({1: 0.75, 2: 0.15, 3: 0.72})).scores
-    assert found[1] == pytest.approx(0.2, abs=0.04)
-    assert found[2] == pytest.approx(0.4, abs=0.06)
-    assert found[3] == pytest.approx(found[1] * 0.72 / 0.75), "the order within a bin is the speculator's own"
+    corrected = calibration.correct(0, siblings({1: 0.75, 2: 0.15, 3: 0.72})).scores
+    assert corrected[1] == pytest.approx(0.2, abs=0.04)
+    assert corrected[2] == pytest.approx(0.4, abs=0.06)
+    assert corrected[3] == pytest.approx(corrected[1] * 0.72 / 0.75), (
+        "the order within a bin is the speculator's own"
+    )
     assert calibration.correct(1, siblings({1: 0.75})).scores[1] == pytest.approx(0.75), (
         "others are not touched"
     )

@@ -70,7 +70,10 @@ def test_a_collapse_is_a_metric_and_a_line_for_its_speculator_alone(caplog: pyte
 
     def steps(count: int, *accepted: int) -> None:
         for _ in range(count):
-            did = {n: SpeculatorCounts(drafts=4, accepted=each) for n, each in enumerate(accepted)}
+            did = {
+                n: SpeculatorCounts(drafts=4, accepted=accepted_nodes)
+                for n, accepted_nodes in enumerate(accepted)
+            }
             watch.count(SpeculationCounts(speculators=did), names)
 
     steps(300, 2, 2)

@@ -72,7 +72,7 @@ def service_at(address: str) -> SpeculatorService:
 
 
 @pytest.mark.parametrize(
-    ("names", "why"),
+    ("names", "reason"),
     [
         ([f"s{i}" for i in range(65)], "65 speculators: at most 64"),
         (["good", ""], "name of 0 characters"),
@@ -80,8 +80,8 @@ def service_at(address: str) -> SpeculatorService:
     ],
     ids=["many", "nameless", "long"],
 )
-def test_what_a_service_may_call_its_speculators_is_bounded(names: list[str], why: str) -> None:
-    with pytest.raises(IncompatibleError, match=why):
+def test_what_a_service_may_call_its_speculators_is_bounded(names: list[str], reason: str) -> None:
+    with pytest.raises(IncompatibleError, match=reason):
         SpeculatorDirectory(POLICY)._check(service_at("x"), description(*names))
 
 
@@ -90,9 +90,9 @@ def test_a_service_that_comes_back_under_ever_new_names_is_left_out() -> None:
     directory = SpeculatorDirectory(POLICY)
     service = service_at("x")
     for number in range(256):
-        found = description(f"s{number}")
-        directory._check(service, found)
-        directory._enrol(service, found)
+        described = description(f"s{number}")
+        directory._check(service, described)
+        directory._enrol(service, described)
     directory._check(service, description("s7"))
     directory._check(service_at("y"), description("s256"))
     with pytest.raises(IncompatibleError, match="x has had 256 speculators"):
@@ -103,14 +103,14 @@ def test_services_get_the_scope_of_a_request_that_starts_over() -> None:
     """Where prompts are shared by caller; the scope does not name the caller."""
     request = GenerationRequest("r", (5, 6), 8, GREEDY, caller="alice")
     entry = StepEntry(RequestState.new(request, 0.0, 0, False), 0, (5, 6), True, TreeLimits(4, 4), 4)
-    told = service_at("a")
-    told.members = (0,)
+    speculators = service_at("a")
+    speculators.members = (0,)
     asked = DraftQuery(entry, frozenset({0}))
 
     def scope(scoped: bool) -> str:
-        return told.encode(asked, TargetOutputs(0), 0, scoped).cache_scope
+        return speculators.encode(asked, TargetOutputs(0), 0, scoped).cache_scope
 
     assert scope(False) == ""
     assert scope(True) not in ("", "alice")
-    told.cached_len["r"] = 1
+    speculators.cached_len["r"] = 1
     assert scope(True) == ""

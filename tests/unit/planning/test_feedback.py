@@ -46,7 +46,7 @@ def entry(
 def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> FinishedStep:
     """Speculator 0 drafts 4, 5 for everybody, speculator 1 drafts 6; two nodes are said to be accepted."""
     drafts = {e.request_id: [(0, chain(ROOT, [4, 5])), (1, chain(ROOT, [6]))] for e in entries}
-    trees = {name: merge_trees(found) for name, found in drafts.items()}
+    trees = {name: merge_trees(draft) for name, draft in drafts.items()}
     verdict = VerdictEntry(EntryStatus.OK, accepted=(1, 2))
     phases = StepTimes(began=1.0, started=1.002, drafted=1.005, merged=1.006, verified=1.018, done=1.020)
     return FinishedStep(
@@ -63,9 +63,9 @@ def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> Finis
 
 def test_the_planner_learns_what_a_step_cost_and_brought() -> None:
     planner = Listening()
-    own = [DraftTime(BOTH, {0: 0.001, 1: 0.0005}, 0.0005)]
+    draft_times = [DraftTime(BOTH, {0: 0.001, 1: 0.0005}, 0.0005)]
     wants_none = entry("plain", [4], Speculation.OFF)
-    learn(step([entry("a", [4, 5, 8]), wants_none], own), planner, Calibration())
+    learn(step([entry("a", [4, 5, 8]), wants_none], draft_times), planner, Calibration())
     (report,) = planner.told
     assert (report.batch, report.tokens, report.pass_s) == (2, 8, 0.010)
     assert report.overhead_s == pytest.approx(0.020 - 0.010 - 0.002)

@@ -67,7 +67,7 @@ class Copying:
             before, took = self.step(choice)
             came += 1 + len(before.outcomes["r"][1])
             seconds += took
-        return came / seconds, {kind: sum(each) / len(each) for kind, each in asked.items()}
+        return came / seconds, {kind: sum(tree) / len(tree) for kind, tree in asked.items()}
 
     def step(self, choice: Choice) -> tuple[StepReport, float]:
         nodes = choice.nodes if choice.speculators else 0
@@ -102,8 +102,8 @@ def test_wrong_weights_are_outgrown(monkeypatch: pytest.MonkeyPatch, seed: int) 
     wrong = np.zeros(len(NAMES))
     wrong[NAMES.index("one")], wrong[NAMES.index(f"match {MAX_REPEAT}")] = 2.0, -2.0
     world, right = Copying(LinearModel(wrong), seed), Copying(None, seed)
-    for each in (world, right):
-        each.run(1000)
+    for planner in (world, right):
+        planner.run(1000)
     speed, asked = world.run(1000)
     assert asked[True] > 0.9 > 0.2 > asked[False]
     assert speed > 0.95 * right.run(1000)[0]
@@ -173,9 +173,9 @@ def test_requests_match_their_own_texts_and_are_forgotten() -> None:
 def test_a_file_brings_back_what_was_saved(tmp_path: Path) -> None:
     model = LinearModel(np.random.default_rng(0).random(len(NAMES)))
     save_weights(tmp_path / "w.json", {"a+b": model}, {"steps": 1})
-    found = load_weights("planner", tmp_path / "w.json")
-    assert found.keys() == {"a+b"}
-    np.testing.assert_allclose(found["a+b"].weights, model.weights)
+    planner = load_weights("planner", tmp_path / "w.json")
+    assert planner.keys() == {"a+b"}
+    np.testing.assert_allclose(planner["a+b"].weights, model.weights)
 
 
 def broken(**changes: object) -> str:

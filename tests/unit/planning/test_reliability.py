@@ -11,16 +11,16 @@ from specinfer.tree import TreeBuilder
 
 Outcomes = list[tuple[float, bool]]
 OUTCOMES = st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=100, max_size=150).map(
-    lambda found: [((percent + 0.5) / 100, hit) for percent, hit in found]
+    lambda outcomes: [((percent + 0.5) / 100, hit) for percent, hit in outcomes]
 )
 """Scores amid the bins, so that nothing is lost by them."""
 
 
 def noted(outcomes: Outcomes) -> Reliability:
-    found = Reliability()
+    reliability = Reliability()
     for score, hit in outcomes:
-        found.note(score, hit)
-    return found
+        reliability.note(score, hit)
+    return reliability
 
 
 @settings(max_examples=30)
@@ -39,21 +39,21 @@ def test_the_calibration_error_is_that_of_ten_bins(outcomes: Outcomes) -> None:
 def test_auc_is_the_share_of_pairs_in_the_right_order(outcomes: Outcomes) -> None:
     accepted = np.array([score for score, hit in outcomes if hit])
     rejected = np.array([score for score, hit in outcomes if not hit])
-    found = noted(outcomes).auc
+    auc = noted(outcomes).auc
     if not len(accepted) or not len(rejected):
-        assert found is None
+        assert auc is None
         return
     above = (accepted[:, None] > rejected) + 0.5 * (accepted[:, None] == rejected)
-    assert found == pytest.approx(above.mean())
+    assert auc == pytest.approx(above.mean())
 
 
 @settings(max_examples=30)
 @given(OUTCOMES, st.integers(0, 150))
 def test_parts_together_are_the_whole(outcomes: Outcomes, cut: int) -> None:
     whole = noted(outcomes)
-    found = Reliability.of_all([noted(outcomes[:cut]), noted(outcomes[cut:])])
-    assert found.calibration_error == pytest.approx(whole.calibration_error)
-    assert found.auc == pytest.approx(whole.auc)
+    actual = Reliability.of_all([noted(outcomes[:cut]), noted(outcomes[cut:])])
+    assert actual.calibration_error == pytest.approx(whole.calibration_error)
+    assert actual.auc == pytest.approx(whole.auc)
 
 
 def test_of_few_candidates_and_of_scores_at_the_ends() -> None:
@@ -64,8 +64,8 @@ def test_of_few_candidates_and_of_scores_at_the_ends() -> None:
 
 
 def test_what_was_long_ago_weighs_little() -> None:
-    found = noted([(0.9, False)] * 4000 + [(0.9, True)] * 16_000)
-    assert found.calibration_error == pytest.approx(0.1, abs=0.03)
+    reliability = noted([(0.9, False)] * 4000 + [(0.9, True)] * 16_000)
+    assert reliability.calibration_error == pytest.approx(0.1, abs=0.03)
 
 
 def test_a_boaster_is_corrected_and_its_order_kept() -> None:
@@ -85,5 +85,5 @@ def test_a_boaster_is_corrected_and_its_order_kept() -> None:
     assert true.calibration_error == pytest.approx(0, abs=0.03)
     # of all pairs of an accepted and a rejected candidate: 0.3 * 0.9 in order, 0.1 * 0.7 not, the rest alike
     expected = (0.3 * 0.9 + (0.3 * 0.7 + 0.1 * 0.9) / 2) / (0.4 * 1.6)
-    for found in (said, true):
-        assert found.auc == pytest.approx(expected, abs=0.03)
+    for scores in (said, true):
+        assert scores.auc == pytest.approx(expected, abs=0.03)

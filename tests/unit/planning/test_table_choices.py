@@ -211,8 +211,8 @@ STAIRS = PassCurve(
 
 def shares(choice: Choice, names: list[str]) -> list[tuple[str, int]]:
     """The step's nodes, evenly spread."""
-    each, more = divmod(choice.step_nodes, len(names))
-    return [(name, each + (i < more)) for i, name in enumerate(names)]
+    share, more = divmod(choice.step_nodes, len(names))
+    return [(name, share + (i < more)) for i, name in enumerate(names)]
 
 
 def drafted(nodes: int, per_doubling: float, rng: random.Random) -> tuple[TokenTree, list[int]]:
@@ -302,7 +302,7 @@ def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
             drafts = _seconds(choice, 0.004)
             outcomes = {f"r{number}": (tree, _accepted(tree))}
             planner.observe(StepReport(choice, 1, len(tree), seconds, drafts, 0.001, outcomes))
-    late = {good: found[len(found) // 2 :] for good, found in spent.items()}
+    late = {good: spent_nodes[len(spent_nodes) // 2 :] for good, spent_nodes in spent.items()}
     assert sum(late[True]) / len(late[True]) > 0.9
     assert sum(late[False]) / len(late[False]) < 0.6
 

@@ -59,9 +59,9 @@ def test_after_a_disturbed_start_it_is_back_within_300_steps() -> None:
     world.machine.slowness = 1.0
     world.run(300)
     constants = [World(3, 1, nodes, FLAT) for nodes in (4, 8, 16)]
-    for each in constants:
-        each.run(330)
-    assert world.run(400) > 0.93 * max(each.run(400) for each in constants)
+    for constant in constants:
+        constant.run(330)
+    assert world.run(400) > 0.93 * max(constant.run(400) for constant in constants)
 
 
 def test_trees_that_were_disturbed_when_they_were_tried_are_tried_again() -> None:
@@ -83,9 +83,9 @@ def test_after_a_change_of_load_it_is_back_within_300_steps() -> None:
     """One request, then sixteen, then one: the row of each load is found again."""
     world, plain, four = (World(4, 1, choose, STEEP) for choose in (TablePlanner, 0, 4))
     for batch in (1, 16, 1):
-        for each in (world, plain, four):
-            each.batch = batch
-            each.run(300)
+        for each_world in (world, plain, four):
+            each_world.batch = batch
+            each_world.run(300)
         assert world.run(300) > 0.92 * max(plain.run(300), four.run(300))
 
 
@@ -95,7 +95,7 @@ def test_a_useless_speculator_costs_little() -> None:
     ran = Ran()
     for _ in range(600):
         world.step(ran)
-    plain = sum(each.steps for nodes, each in world.by_choice.items() if nodes == 0)
+    plain = sum(steps.steps for nodes, steps in world.by_choice.items() if nodes == 0)
     assert plain > 0.85 * ran.steps
 
 
@@ -158,8 +158,8 @@ def test_speculators_of_one_service_draft_in_turn_and_those_of_two_side_by_side(
         planner.enrol([frozenset(service) for service in services])
         for _ in range(8):
             drafts = [
-                DraftTime(frozenset(own), {s: (0.002, 0.003)[s] for s in sorted(own)}, 0.0)
-                for own in services
+                DraftTime(frozenset(names), {s: (0.002, 0.003)[s] for s in sorted(names)}, 0.0)
+                for names in services
             ]
             planner.observe(StepReport(Choice(SERVICE, 4, 4), 1, 5, 0.007, drafts, 0.001, {}))
         both_s = seconds_of(planner, SERVICE)

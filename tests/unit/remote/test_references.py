@@ -7,8 +7,8 @@ from specinfer.remote.drafts import add_references
 from specinfer.v1 import speculator_pb2
 
 
-def entries(*held: int) -> list[speculator_pb2.DraftEntry]:
-    return [speculator_pb2.DraftEntry(request_id=f"r{i}", base_len=base) for i, base in enumerate(held)]
+def entries(*cached_len: int) -> list[speculator_pb2.DraftEntry]:
+    return [speculator_pb2.DraftEntry(request_id=f"r{i}", base_len=base) for i, base in enumerate(cached_len)]
 
 
 def sent(entry: speculator_pb2.DraftEntry) -> list[list[int]]:

@@ -7,12 +7,12 @@ from specinfer.drafters.refusals import LONGEST_PAUSE, Refusals
 
 def tries(refusals: Refusals, steps: int, request_id: str = "r") -> list[int]:
     """Steps in which speculator 0 is asked and has no room."""
-    found = []
+    tries = []
     for step in range(steps):
         if 0 in refusals.willing(request_id, [0, 1]):
-            found.append(step)
+            tries.append(step)
             refusals.defer(request_id, 0)
-    return found
+    return tries
 
 
 def test_who_is_put_off_is_asked_again_at_once_and_then_ever_more_rarely() -> None:

@@ -36,12 +36,12 @@ class ScriptedVerifier:
     """Its next token is a function of the seed and of the whole context; drafts are right by chance."""
 
     chance: random.Random = field(default_factory=lambda: random.Random(1))
-    held: dict[str, list[int]] = field(default_factory=dict)
+    cached: dict[str, list[int]] = field(default_factory=dict)
 
     def step(self, s: Scheduler, now: float = 0.0) -> list[StepEntry]:
         entries = s.plan(now)
         for name in s.take_preempted():
-            self.held.pop(name, None)
+            self.cached.pop(name, None)
         trees = {entry.request_id: self._draft(entry) for entry in entries if entry.final}
         verdicts = {e.request_id: self._verify(e, trees.get(e.request_id)) for e in entries}
         s.commit(entries, trees, verdicts, now)
@@ -64,13 +64,13 @@ class ScriptedVerifier:
         return builder.build()
 
     def _verify(self, entry: StepEntry, tree: TokenTree | None) -> VerdictEntry:
-        held = [] if entry.base_len == 0 else self.held.get(entry.request_id, [])
-        if len(held) != entry.base_len:
+        cached = [] if entry.base_len == 0 else self.cached.get(entry.request_id, [])
+        if len(cached) != entry.base_len:
             return VerdictEntry(EntryStatus.RESYNC)
         read = len(entry.delta)
         if entry.read_limit:  # a random part of it is cached
             read = min(self.chance.randrange(read) + entry.read_limit, read - 1)
-        context = self.held[entry.request_id] = [*held, *entry.delta[:read]]
+        context = self.cached[entry.request_id] = [*cached, *entry.delta[:read]]
         accepted: list[int] = []
         for node in range(1, len(tree) if tree else 0):
             assert tree is not None
@@ -171,10 +171,10 @@ def test_what_is_dropped_goes_on_elsewhere_and_verdicts_for_it_are_ignored() -> 
     assert s.drop("a") is state
     again = s.submit(request("a"), 0.0, generated=tokens[3:])  # came back meanwhile
     trees = {entry.request_id: TokenTree.root_only(entry.delta[-1]) for entry in entries}
-    held = {e.request_id: e.base_len + e.max_read for e in entries}
-    verdicts = {name: VerdictEntry(EntryStatus.OK, bonus=5, cached_len=n) for name, n in held.items()}
+    cached_lens = {e.request_id: e.base_len + e.max_read for e in entries}
+    verdicts = {name: VerdictEntry(EntryStatus.OK, bonus=5, cached_len=n) for name, n in cached_lens.items()}
     moved = s.commit(entries, trees, verdicts, 0.0)
-    assert {progress.state.request.request_id for progress in moved} == held.keys() - {"a"}
+    assert {progress.state.request.request_id for progress in moved} == cached_lens.keys() - {"a"}
     assert state.tokens == again.tokens == tokens
     assert (state.finish, again.verifier_len) == (None, 0)
     assert s.fail([state], "lost", 0.0) == []

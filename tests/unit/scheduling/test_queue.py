@@ -77,8 +77,8 @@ class FairSharing(RuleBasedStateMachine):
         latest = {caller: len(self.served) - self.served[::-1].index(caller) for caller in set(self.served)}
         oldest = min(latest.get(caller, 0) for caller in equals)
         assert latest.get(state.request.caller, 0) == oldest, "another was served less recently"
-        own = [other.place for other in rivals if other.request.caller == state.request.caller]
-        assert state.place == min(own), "another of the same caller arrived earlier"
+        places = [other.place for other in rivals if other.request.caller == state.request.caller]
+        assert state.place == min(places), "another of the same caller arrived earlier"
         self.served.append(state.request.caller)
         self.queue.admit(state)
         self.waiting.remove(state)

@@ -32,8 +32,8 @@ def scheduler(limits: SchedulerLimits = LIMITS, nodes: int = 4) -> Scheduler:
 
 
 def answer(entry: StepEntry, bonus: int, accepted: tuple[int, ...] = ()) -> VerdictEntry:
-    held = entry.base_len + entry.max_read + len(accepted)
-    return VerdictEntry(EntryStatus.OK, accepted=accepted, bonus=bonus, cached_len=held)
+    cached_len = entry.base_len + entry.max_read + len(accepted)
+    return VerdictEntry(EntryStatus.OK, accepted=accepted, bonus=bonus, cached_len=cached_len)
 
 
 def step(s: Scheduler, bonus: int = CAT) -> list[StepEntry]:

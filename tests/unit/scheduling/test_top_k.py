@@ -20,13 +20,13 @@ def test_each_service_gets_as_many_as_it_reads() -> None:
     it = relay(3, 0, 2)
     assert it.k == 3
     it.arrived("a", TREE, (1, 2, 3, 11, 12, 13))
-    found = {k: it.take("a", k) for k in (3, 2, 0)}
-    assert found[0] is None
-    assert found[3] is not None
-    assert found[3].top_k.ravel().tolist() == [1, 2, 3, 11, 12, 13]
-    assert found[2] is not None
-    assert found[2].tree.parents.tolist() == [-1, 0]
-    assert (found[2].tree.token_ids.tolist(), found[2].top_k.ravel().tolist()) == ([5, 6], [1, 2, 11, 12])
+    trees = {k: it.take("a", k) for k in (3, 2, 0)}
+    assert trees[0] is None
+    assert trees[3] is not None
+    assert trees[3].top_k.ravel().tolist() == [1, 2, 3, 11, 12, 13]
+    assert trees[2] is not None
+    assert trees[2].tree.parents.tolist() == [-1, 0]
+    assert (trees[2].tree.token_ids.tolist(), trees[2].top_k.ravel().tolist()) == ([5, 6], [1, 2, 11, 12])
 
 
 def test_the_latest_step_of_each_request_is_kept_until_it_ends() -> None:

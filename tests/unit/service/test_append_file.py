@@ -70,7 +70,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(before: list[bytes], after: list
         file.append(b"last")
         file.close()
         assert whole(path) == [*(after if fits else before), b"last"]
-        assert [found.name for found in Path(folder).iterdir()] == ["file"]
+        assert [entry.name for entry in Path(folder).iterdir()] == ["file"]
 
 
 def test_a_check_wants_room_for_what_failed(tmp_path: Path) -> None:

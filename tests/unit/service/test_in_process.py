@@ -101,13 +101,13 @@ def asked(name: str) -> generation_pb2.GenerateRequest:
 
 async def read_all(call: Any) -> tuple[list[int], Any]:
     """Positions of the replies, and how the call ended."""
-    found = []
+    messages = []
     try:
         while (reply := await call.read()) is not grpc.aio.EOF:
-            found.append(reply.position)
+            messages.append(reply.position)
     except grpc.aio.AioRpcError as error:
-        return found, (error.code(), error.details(), dict(error.trailing_metadata()))
-    return found, None
+        return messages, (error.code(), error.details(), dict(error.trailing_metadata()))
+    return messages, None
 
 
 KINDS = pytest.mark.parametrize("kind", ["in process", "socket"])
@@ -130,16 +130,16 @@ async def test_streams_bring_all_replies_and_then_their_end(kind: str) -> None:
 async def test_what_a_method_raises_comes_behind_its_replies(kind: str) -> None:
     async with served(kind) as (_, channel):
         stub = stub_of(channel)
-        found, ended = await read_all(stub.Generate(asked("refused")))
-        assert found == [0, 1]
+        messages, ended = await read_all(stub.Generate(asked("refused")))
+        assert messages == [0, 1]
         code, details, metadata = ended
         assert (code, details, metadata["grpc-retry-pushback-ms"]) == (
             Code.RESOURCE_EXHAUSTED,
             "no room",
             "2000",
         )
-        found, ended = await read_all(stub.Generate(asked("broken")))
-        assert (found, ended[0]) == ([0, 1], Code.UNKNOWN)
+        messages, ended = await read_all(stub.Generate(asked("broken")))
+        assert (messages, ended[0]) == ([0, 1], Code.UNKNOWN)
         assert "a fault of ours" in ended[1]
 
 

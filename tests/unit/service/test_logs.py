@@ -155,8 +155,8 @@ async def test_a_bug_in_a_call_ends_it_without_what_it_quotes(caplog: pytest.Log
 def as_json(record: logging.LogRecord, quote: bool = False) -> dict[str, Any]:
     line = make_formatter("verifier", "json", quote).format(record)
     assert "\n" not in line
-    found: dict[str, Any] = json.loads(line)
-    return found
+    parsed: dict[str, Any] = json.loads(line)
+    return parsed
 
 
 def test_json_lines_have_fields_and_only_those_that_say_something() -> None:
@@ -181,8 +181,8 @@ def test_json_lines_are_about_the_request_of_the_code_that_writes_them() -> None
     token = REQUEST_ID.set("r1")
     try:
         with in_trace("0a"):
-            found = as_json(record)
-        assert (found["request_id"], found["trace_id"]) == ("r1", "0a")
+            parsed = as_json(record)
+        assert (parsed["request_id"], parsed["trace_id"]) == ("r1", "0a")
         assert "trace_id" not in as_json(record)
         record.__dict__.update(about("r2"))
         assert as_json(record)["request_id"] == "r2", "a line that says so is about another one"
@@ -195,9 +195,9 @@ def test_json_lines_show_exceptions_without_what_they_say() -> None:
     record = logging.LogRecord(
         "x", logging.ERROR, "f", 1, "failed", (), (type(error), error, error.__traceback__)
     )
-    found = as_json(record)
-    assert SECRET not in json.dumps(found)
-    assert "prompt: too long" in found["exception"]
+    parsed = as_json(record)
+    assert SECRET not in json.dumps(parsed)
+    assert "prompt: too long" in parsed["exception"]
     assert SECRET in as_json(record, quote=True)["exception"], "the negative control"
     tasks = logging.LogRecord("asyncio", logging.ERROR, "f", 1, f"Task failed\n{SECRET}", (), None)
     assert as_json(tasks)["message"] == "Task failed"

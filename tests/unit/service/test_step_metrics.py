@@ -31,9 +31,9 @@ def test_a_value_counts_as_often_as_it_is_said() -> None:
     registry = CollectorRegistry()
     histogram = StepHistogram("specinfer_x", "What.", BOUNDS, registry)
     histogram.observe(0.75, times=3)
-    found = Scrape.of(registry)
-    assert (found.value("x_count"), found.value("x_sum")) == (3, 2.25)
-    assert (found.value("x_bucket", le="0.5"), found.value("x_bucket", le="1.0")) == (0, 3)
+    metrics = Scrape.of(registry)
+    assert (metrics.value("x_count"), metrics.value("x_sum")) == (3, 2.25)
+    assert (metrics.value("x_bucket", le="0.5"), metrics.value("x_bucket", le="1.0")) == (0, 3)
 
 
 def test_a_label_that_was_not_announced_comes_when_observed() -> None:

@@ -15,13 +15,15 @@ def trials(caller: int, served: int, offered: int, texts: int = 20) -> list[Tria
     """Texts of 60 tokens that take so many steps, a little more or less."""
     draw = random.Random(caller)
     noise = [draw.randint(-2, 2) for _ in range(texts)]
-    return [Trial(caller, 60, served + each, served + each, offered + each) for each in noise]
+    return [
+        Trial(caller, 60, served + deviation, served + deviation, offered + deviation) for deviation in noise
+    ]
 
 
 def test_better_weights_are_taken() -> None:
-    found = judge(trials(1, 30, 25))
-    assert found.better
-    assert found.offered > found.served == pytest.approx(2.0, rel=0.05)
+    verdict = judge(trials(1, 30, 25))
+    assert verdict.better
+    assert verdict.offered > verdict.served == pytest.approx(2.0, rel=0.05)
 
 
 @pytest.mark.parametrize(("served", "offered"), [(30, 30), (25, 30)])
@@ -35,16 +37,16 @@ def test_few_texts_judge_nothing() -> None:
 
 
 def test_a_gain_of_many_texts_of_one_caller_does_not_pay_for_anothers_loss() -> None:
-    found = judge([*trials(1, 40, 20, 60), *trials(2, 25, 27, 12)])
-    assert found.offered > found.served
-    assert "a caller would lose" in found.why_not
+    verdict = judge([*trials(1, 40, 20, 60), *trials(2, 25, 27, 12)])
+    assert verdict.offered > verdict.served
+    assert "a caller would lose" in verdict.why_not
 
 
 def test_callers_with_few_texts_are_protected_together() -> None:
     gains = trials(1, 60, 20)
     light = [trial for caller in range(2, 14) for trial in trials(caller, 25, 30, 2)]
-    found = judge([*gains, *light])
-    assert "a caller would lose" in judge([*gains * 9, *light]).why_not or not found.better
+    verdict = judge([*gains, *light])
+    assert "a caller would lose" in judge([*gains * 9, *light]).why_not or not verdict.better
     assert judge([*gains, *(trial for caller in range(2, 14) for trial in trials(caller, 30, 25, 2))]).better
 
 
@@ -60,15 +62,15 @@ def test_small_losses_do_not_add_up() -> None:
 def test_each_caller_has_one_voice() -> None:
     """One with nine tenths of the texts gains a little, nine others lose as much each: no gain."""
     much = trials(1, 30, 29, 90)
-    found = judge([*much, *(trial for caller in range(2, 11) for trial in trials(caller, 29, 30, 3))])
-    assert found.offered < found.served
-    assert not found.better
+    verdict = judge([*much, *(trial for caller in range(2, 11) for trial in trials(caller, 29, 30, 3))])
+    assert verdict.offered < verdict.served
+    assert not verdict.better
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(8, 90), st.integers(1, 90), st.integers(1, 90))))
 def test_no_weights_are_better_and_worse(rows: list[tuple[int, int, int, int]]) -> None:
-    found = [Trial(caller, tokens, served, served, offered) for caller, tokens, served, offered in rows]
-    assert not (judge(found).better and loses(found))
+    trials = [Trial(caller, tokens, served, served, offered) for caller, tokens, served, offered in rows]
+    assert not (judge(trials).better and loses(trials))
 
 
 def test_worse_weights_are_taken_back_and_noise_is_not() -> None:

@@ -56,12 +56,12 @@ def test_bounds_hold_and_held_out_texts_are_never_given_away(
         request(replay, str(number), caller, prompt, output)
         assert replay.tokens <= MOST
         training, held_out = replay.training(0), replay.held_out(0, ALL)
-        given_away |= {each.number for each in training}
-        judged_by |= {each.number for each in held_out}
-        for each in (*training, *held_out):
-            assert each.ended >= clock.now - KEEP_S
-            assert len(each.tokens) - each.prompt_len >= MIN_OUTPUT
-        assert [each.number for each in training] == sorted(each.number for each in training)
+        given_away |= {text.number for text in training}
+        judged_by |= {text.number for text in held_out}
+        for text in (*training, *held_out):
+            assert text.ended >= clock.now - KEEP_S
+            assert len(text.tokens) - text.prompt_len >= MIN_OUTPUT
+        assert [text.number for text in training] == sorted(text.number for text in training)
         clock.now += pause
     assert not given_away & judged_by
     kept = Counter(caller for caller, _, output, _ in requests if output >= MIN_OUTPUT)
@@ -79,8 +79,8 @@ def test_who_sends_much_does_not_displace_the_others(requests: list[tuple[int, i
         request(replay, str(number), caller, 1, output)
         sent[caller] += output + 1
         quiet += caller == 0
-    found = [each for each in (*replay.training(0), *replay.held_out(0, ALL)) if each.caller == 0]
-    assert len(found) == quiet
+    texts = [text for text in (*replay.training(0), *replay.held_out(0, ALL)) if text.caller == 0]
+    assert len(texts) == quiet
 
 
 def test_a_fifth_of_the_texts_is_held_out_also_of_many_callers_with_one_each() -> None:
@@ -89,9 +89,9 @@ def test_a_fifth_of_the_texts_is_held_out_also_of_many_callers_with_one_each() -
     replay = Replay(10**6, KEEP_S, Clock(), draw=draw.random)
     for caller in range(1000):
         request(replay, str(caller), caller, 4, 20)
-    held = len(replay.held_out(0, ALL))
-    assert abs(held - 1000 * HELD_OUT) < 3 * (1000 * HELD_OUT * (1 - HELD_OUT)) ** 0.5
-    assert held + len(replay.training(0)) == 1000
+    held_out = len(replay.held_out(0, ALL))
+    assert abs(held_out - 1000 * HELD_OUT) < 3 * (1000 * HELD_OUT * (1 - HELD_OUT)) ** 0.5
+    assert held_out + len(replay.training(0)) == 1000
 
 
 def test_judges_are_of_all_callers_however_much_one_sends() -> None:
@@ -101,9 +101,9 @@ def test_judges_are_of_all_callers_however_much_one_sends() -> None:
     for number in range(300):
         request(replay, f"loud-{number}", 2, 4, 20)
     chosen = replay.held_out(0, 16)
-    assert Counter(each.caller for each in chosen) == {1: 8, 2: 8}
-    newest = [each.number for each in replay.held_out(0, ALL) if each.caller == 2][-8:]
-    assert [each.number for each in chosen if each.caller == 2] == newest
+    assert Counter(text.caller for text in chosen) == {1: 8, 2: 8}
+    newest = [text.number for text in replay.held_out(0, ALL) if text.caller == 2][-8:]
+    assert [text.number for text in chosen if text.caller == 2] == newest
     assert len(replay.held_out(0, 96)) == 96
 
 
@@ -113,11 +113,11 @@ def test_a_request_of_the_same_name_is_not_taken_for_the_one_before() -> None:
     replay.begin("r", 1, 2, [1, 2, 3, 4, 5])
     entry = speculator_pb2.DraftEntry(request_id="r", delta_token_ids=[1, 2, 3, 4, 5])
     message = speculator_pb2.DraftRequest(entries=[entry])
-    own = own_id("", "r")
-    replay.begin(own, 1, 2, [1, 2, 3, 4, 5])
-    record(replay, message, [DraftOutcome(own, EntryStatus.OK, cached_len=5)])
-    replay.continue_request(own, 5, list(range(20)))
-    replay.end([own])
+    request_id = own_id("", "r")
+    replay.begin(request_id, 1, 2, [1, 2, 3, 4, 5])
+    record(replay, message, [DraftOutcome(request_id, EntryStatus.OK, cached_len=5)])
+    replay.continue_request(request_id, 5, list(range(20)))
+    replay.end([request_id])
     assert replay.newest == 0
 
 
@@ -137,9 +137,9 @@ def test_a_request_that_starts_over_is_kept_once() -> None:
     replay.continue_request("r", 2, [3] * 5)
     replay.begin("r", 1, 2, [1, 2, *[3] * 9])
     replay.end(["r"])
-    (found,) = (*replay.training(0), *replay.held_out(0, ALL))
-    assert found.tokens == (1, 2, *[3] * 9)
-    assert found.prompt_len == 2
+    (text,) = (*replay.training(0), *replay.held_out(0, ALL))
+    assert text.tokens == (1, 2, *[3] * 9)
+    assert text.prompt_len == 2
 
 
 def test_of_a_long_text_the_last_tokens_are_kept_with_the_place_of_its_answer() -> None:
@@ -147,9 +147,9 @@ def test_of_a_long_text_the_last_tokens_are_kept_with_the_place_of_its_answer() 
     tokens = list(range(MAX_LENGTH + 300))
     replay.begin("long", 1, len(tokens) - 100, tokens)
     replay.end(["long"])
-    (found,) = (*replay.training(0), *replay.held_out(0, ALL))
-    assert found.tokens == tuple(tokens[300:])
-    assert found.tokens[found.prompt_len :] == tuple(tokens[-100:])
+    (text,) = (*replay.training(0), *replay.held_out(0, ALL))
+    assert text.tokens == tuple(tokens[300:])
+    assert text.tokens[text.prompt_len :] == tuple(tokens[-100:])
 
 
 def test_a_request_whose_gateway_is_gone_ends() -> None:

@@ -43,14 +43,14 @@ def test_thoughts_are_the_targets_and_are_computed_once(
     monkeypatch.setattr(thinking, "_TOKENS_PER_PASS", 20)  # several continuations in a pass, several passes
     runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
     thoughts = think(runner, corpus, LAYERS, tmp_path, lambda *_: None)
-    for item, found in zip(corpus, thoughts, strict=True):
+    for item, actual in zip(corpus, thoughts, strict=True):
         tokens = (*item.prompt, *item.output)[:-1]
         rest = tokens[len(item.prompt) :]
         segment = Segment(runner.open(), item.prompt, rest, range(-1, len(rest) - 1), True)
         (logits,), (states,) = runner.forward_with_features([segment], LAYERS)
-        read = torch.from_numpy(np.array(found.states)).view(torch.bfloat16)
+        read = torch.from_numpy(np.array(actual.states)).view(torch.bfloat16)
         torch.testing.assert_close(read.float(), states.float(), atol=0.02, rtol=0.02)
-        assert found.labels.ids[:, 0].tolist() == logits.argmax(-1).tolist()
+        assert actual.labels.ids[:, 0].tolist() == logits.argmax(-1).tolist()
     monkeypatch.setattr(runner, "forward_with_features", None)
     again = think(runner, corpus, LAYERS, tmp_path, lambda *_: None)
     assert all(np.array_equal(a.states, b.states) for a, b in zip(thoughts, again, strict=True))
@@ -66,8 +66,8 @@ def test_thoughts_that_generation_kept_are_not_computed(
     jobs = [ContinuationJob(f"j{i}", (*begin, 50 + i), 0.9, i) for i in range(5)]
     runner.keep_features(LAYERS)
     kept = keeper(tmp_path / "kept", LAYERS)
-    found = continue_prompts(runner, jobs, 2, 6, [2], LABEL_WIDTH, keep=kept)
-    corpus = [*dict(sorted((job.job_id, item) for job, item in found)).values()]
+    states = continue_prompts(runner, jobs, 2, 6, [2], LABEL_WIDTH, keep=kept)
+    corpus = [*dict(sorted((job.job_id, item) for job, item in states)).values()]
     runner.keep_features(())
     expected = think(runner, corpus, LAYERS, tmp_path / "computed", lambda *_: None)
     computed: list[int] = []
@@ -106,9 +106,9 @@ def test_each_step_predicts_the_token_that_many_places_ahead(tmp_path: Path) -> 
     states, labels = [t.states for t in thoughts], [t.labels for t in thoughts]
     batch = UnrolledExamples(corpus, states, labels, 3).batch([2, 0])
     width = batch.token_ids.shape[1]
-    for step, told in enumerate(batch.steps):
+    for step, step_labels in enumerate(batch.steps):
         for row, token, ids in zip(
-            told.rows.tolist(), told.next_tokens.tolist(), told.label_ids, strict=True
+            step_labels.rows.tolist(), step_labels.next_tokens.tolist(), step_labels.label_ids, strict=True
         ):
             item = corpus[(2, 0)[row // width]]
             whole, place = item.prompt + item.output, row % width + 2 + step
@@ -121,7 +121,7 @@ def test_each_step_predicts_the_token_that_many_places_ahead(tmp_path: Path) -> 
             assert np.array_equal(read.numpy(), known), "the hidden state is the row's own"
     assert [len(item.prompt) for item in (corpus[2], corpus[0])] == [5, 3]
     whole = len(corpus[2].output) + len(corpus[0].output)
-    assert [len(told.rows) for told in batch.steps] == [whole, whole, whole - 1], (
+    assert [len(step_labels.rows) for step_labels in batch.steps] == [whole, whole, whole - 1], (
         "no row before the first token"
     )
 
@@ -135,13 +135,15 @@ def test_accepted_lengths_are_of_chains_whose_tokens_are_all_right() -> None:
     ]
     states = [np.zeros((len(c.prompt) + len(c.output) - 1, 1, 4), np.int16) for c in corpus]
     batch = UnrolledExamples(corpus, states, labels, steps).batch(range(len(corpus)))
-    hits = [rng.random(len(told.rows)) < 0.7 for told in batch.steps]
+    hits = [rng.random(len(step_labels.rows)) < 0.7 for step_labels in batch.steps]
     pairs = zip(batch.steps, hits, strict=True)
-    by_row = [dict(zip(told.rows.tolist(), own.tolist(), strict=True)) for told, own in pairs]
+    by_row = [
+        dict(zip(step_labels.rows.tolist(), length.tolist(), strict=True)) for step_labels, length in pairs
+    ]
     wanted = [
         next((step for step in range(steps) if not by_row[step][row]), steps)
         for row in sorted(by_row[0])
-        if all(row in found for found in by_row)  # a chain's steps read the same row
+        if all(row in lengths for lengths in by_row)  # a chain's steps read the same row
     ]
     assert sorted(accepted_by_chains(hits, corpus).tolist()) == sorted(wanted)
     assert {0, 1, 2, 3} <= set(wanted)

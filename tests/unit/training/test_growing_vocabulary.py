@@ -25,8 +25,8 @@ def draft(target: Path) -> DraftModel:
     config, token_ids = load_config(target), torch.arange(0, 41, 2)
     weights = open_weights(target, config)
     student = Student.from_target(config, weights, [0], token_ids)
-    own = {**student.tensors(), "lm_head.weight": torch.randn(len(token_ids), config.hidden_size)}
-    return DraftModel(student.config, {name: weights[name] for name in weights} | own, token_ids)
+    tensors = {**student.tensors(), "lm_head.weight": torch.randn(len(token_ids), config.hidden_size)}
+    return DraftModel(student.config, {name: weights[name] for name in weights} | tensors, token_ids)
 
 
 def text(*tokens: int) -> Continuation:

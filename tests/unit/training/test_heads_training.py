@@ -62,7 +62,8 @@ def test_heads_start_as_the_target_and_learn_to_say_what_comes_later(
         optimizer.step()
     best = [rows.argmax(-1) for rows in student(batch)]
     right = [
-        float((a == told.label_ids[:, 0]).float().mean()) for a, told in zip(best, batch.steps, strict=True)
+        float((a == labels.label_ids[:, 0]).float().mean())
+        for a, labels in zip(best, batch.steps, strict=True)
     ]
     assert min(right) > 0.8, "each head what is that many tokens ahead"
 
@@ -81,7 +82,7 @@ def test_a_markov_head_starts_silent_and_is_taught_the_token_before(
     wide, narrow = student.get_parameter("markov/out/weight"), student.get_parameter("markov/in/weight")
     torch.nn.init.normal_(wide)
     table = F.rms_norm(tiny_transformers("llama").model.embed_tokens.weight.detach(), (32,))
-    for step, (rows, told) in enumerate(zip(student(batch), batch.steps, strict=True)):
+    for step, (rows, labels) in enumerate(zip(student(batch), batch.steps, strict=True)):
         before: list[int] = []
         for item in corpus:
             tokens = [*item.prompt, *item.output]
@@ -90,7 +91,7 @@ def test_a_markov_head_starts_silent_and_is_taught_the_token_before(
         torch.testing.assert_close(
             rows - alone[step], table[before] @ narrow.T @ wide.T, atol=1e-3, rtol=1e-3
         )
-        assert len(before) == len(told.rows)
+        assert len(before) == len(labels.rows)
 
 
 @pytest.mark.parametrize("method", COMMANDS)

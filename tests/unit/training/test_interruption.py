@@ -122,12 +122,12 @@ def test_training_ends_where_held_out_scores_get_no_better_with_the_best_student
         patch.setattr(distilling, "SCORE_SHARE", 0.0)
         with pytest.raises(InterruptionError):
             trained(stop_after=4)
-        found = trained(stop_after=0).state_dict()
+        best_state = trained(stop_after=0).state_dict()
     assert len(students) == 1 + 1 + distilling.PATIENCE + 1, (
         "two that were better, five that were not, the last"
     )
-    assert all(torch.equal(found[name], tensor) for name, tensor in students[1].items())
-    assert not all(torch.equal(found[name], tensor) for name, tensor in students[-1].items())
+    assert all(torch.equal(best_state[name], tensor) for name, tensor in students[1].items())
+    assert not all(torch.equal(best_state[name], tensor) for name, tensor in students[-1].items())
 
 
 def test_a_run_that_was_saved_at_its_end_needs_no_step_more(target: Path, tmp_path: Path) -> None:

@@ -117,9 +117,9 @@ def test_labels_of_a_corpus_lose_what_the_drafter_does_not_know() -> None:
     ids = np.array([[9, 4, 30], [7, 30, 8]], np.int32)
     labels = Labels(ids, np.array([[0.5, 0.25, 0.25], [0.5, 0.3, 0.2]], np.float16))
     vocabulary = np.array([3, 4, 9, 12])
-    found = in_draft_vocabulary(labels, vocabulary)
-    np.testing.assert_allclose(found.probabilities, [[2 / 3, 1 / 3, 0], [0, 0, 0]], atol=1e-3)
-    assert vocabulary[found.ids[0, :2]].tolist() == [9, 4]
+    kept = in_draft_vocabulary(labels, vocabulary)
+    np.testing.assert_allclose(kept.probabilities, [[2 / 3, 1 / 3, 0], [0, 0, 0]], atol=1e-3)
+    assert vocabulary[kept.ids[0, :2]].tolist() == [9, 4]
 
 
 def make_student(target: Path, vocabulary: object) -> Student:
@@ -233,8 +233,8 @@ def test_a_student_is_of_its_targets_family(family: str, tmp_path: Path) -> None
     student = Student.from_target(config, weights, range(config.layers), everything)
     rows = torch.tensor([[5, 17, 3, 88], [2, 71, 9, 0]])
     logits = student(rows, torch.arange(8))
-    for found, row in zip(logits.view(2, 4, -1), rows, strict=True):
-        torch.testing.assert_close(found, reference_logits(model, row.tolist()), rtol=1e-3, atol=1e-3)
+    for actual, row in zip(logits.view(2, 4, -1), rows, strict=True):
+        torch.testing.assert_close(actual, reference_logits(model, row.tolist()), rtol=1e-3, atol=1e-3)
     logits.logsumexp(-1).sum().backward()
     learning = {name for name, tensor in student.named_parameters() if tensor.grad.abs().max() > 0}
     # what is added to every key alike changes no attention
@@ -322,8 +322,8 @@ def test_ranks_say_where_the_true_token_is(
     target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object
 ) -> None:
     student, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
-    found = ranks(student, Examples(corpus, labels), chosen, 3)
-    for item, places in list(zip(corpus, found, strict=True))[:20]:
+    actual = ranks(student, Examples(corpus, labels), chosen, 3)
+    for item, places in list(zip(corpus, actual, strict=True))[:20]:
         tokens = torch.tensor([item.prompt + item.output])
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
             rows = student(tokens, torch.arange(len(item.prompt) - 1, tokens.shape[1] - 1)).float()

@@ -33,26 +33,26 @@ def tokens_of(seed: int, path: tuple[int, ...]) -> list[int]:
 
 
 def test_forbidden_nodes_go_with_what_is_below_them() -> None:
-    found = without_forbidden(example_tree(), after({(): (DOG,)}))
-    assert paths(found) == {(THE,), (THE, DOG)}
-    found = without_forbidden(example_tree(), after({(CAT,): (RAN,)}))
-    assert paths(found) == {(THE,), (THE, CAT), (THE, CAT, RAN), (THE, DOG)}
+    kept = without_forbidden(example_tree(), after({(): (DOG,)}))
+    assert paths(kept) == {(THE,), (THE, DOG)}
+    kept = without_forbidden(example_tree(), after({(CAT,): (RAN,)}))
+    assert paths(kept) == {(THE,), (THE, CAT), (THE, CAT, RAN), (THE, DOG)}
 
 
 def test_nothing_follows_a_complete_text() -> None:
     matcher = after({(CAT,): (), (DOG,): ()})
-    found = without_forbidden(example_tree(), matcher)
-    assert paths(found) == {(THE,), (THE, CAT), (THE, DOG)}
-    assert with_forced(found, matcher, max_nodes=8, depth=8) is found
+    kept = without_forbidden(example_tree(), matcher)
+    assert paths(kept) == {(THE,), (THE, CAT), (THE, DOG)}
+    assert with_forced(kept, matcher, max_nodes=8, depth=8) is kept
 
 
 @given(trees(), st.integers(0, 1000))
 def test_exactly_the_allowed_paths_stay(tree: TokenTree, seed: int) -> None:
     matcher = TableMatcher(VOCABULARY, lambda path: tokens_of(seed, path))
-    found = without_forbidden(tree, matcher)
-    check_tree(found, VOCABULARY, max_nodes=100)
+    kept = without_forbidden(tree, matcher)
+    check_tree(kept, VOCABULARY, max_nodes=100)
     assert matcher.path == ()
-    assert paths(found) == {
+    assert paths(kept) == {
         path
         for path in paths(tree)
         if all(token in tokens_of(seed, path[1:at]) for at, token in enumerate(path) if at)
@@ -61,17 +61,17 @@ def test_exactly_the_allowed_paths_stay(tree: TokenTree, seed: int) -> None:
 
 @given(trees(), st.integers(0, 1000))
 def test_draws_keep_q_among_the_allowed_tokens(tree: TokenTree, seed: int) -> None:
-    found = without_forbidden(tree, TableMatcher(VOCABULARY, lambda path: tokens_of(seed, path)))
-    for proposal in found.proposals:
+    kept = without_forbidden(tree, TableMatcher(VOCABULARY, lambda path: tokens_of(seed, path)))
+    for proposal in kept.proposals:
         if proposal.kind is not ProposalKind.POINT:
-            path = found.sequence_of(proposal.parent)[1:]
+            path = kept.sequence_of(proposal.parent)[1:]
             assert set(proposal.q_token_ids.tolist()) <= set(tokens_of(seed, path))
             assert proposal.q_probabilities.sum() == pytest.approx(1, abs=1e-6)
 
 
 @given(st.lists(trees(root=THE), min_size=1, max_size=3), st.integers(0, 1000))
-def test_candidates_stay_in_their_order(found: list[TokenTree], seed: int) -> None:
-    merged = merge_trees(list(enumerate(found)))
+def test_candidates_stay_in_their_order(actual: list[TokenTree], seed: int) -> None:
+    merged = merge_trees(list(enumerate(actual)))
     left = without_forbidden(merged, TableMatcher(VOCABULARY, lambda path: tokens_of(seed, path)))
 
     def listed(tree: TokenTree) -> list[tuple[int, tuple[int, ...]]]:
@@ -107,17 +107,17 @@ def test_a_chain_stays_a_chain() -> None:
     builder.propose_points(cat, [SAT], [0.5])
     matcher = after({(CAT,): (SAT, RAN), (CAT, SAT): (RAN,), (CAT, SAT, RAN): (DOG,)})
     matcher.forced = lambda: [RAN, DOG] if matcher.path in ((CAT,), (CAT, SAT)) else []  # type: ignore[method-assign]
-    found = with_forced(builder.build(), matcher, max_nodes=8, depth=8, chain=True)
-    assert paths(found) == {(THE, CAT, SAT, RAN, DOG)[:length] for length in range(1, 6)}
+    tree = with_forced(builder.build(), matcher, max_nodes=8, depth=8, chain=True)
+    assert paths(tree) == {(THE, CAT, SAT, RAN, DOG)[:length] for length in range(1, 6)}
     assert len(paths(with_forced(builder.build(), matcher, max_nodes=8, depth=8))) == 7
 
 
 @given(st.lists(trees(root=THE), min_size=1, max_size=3), st.integers(0, 1000), st.integers(0, 6))
-def test_forced_tokens_join_any_tree(found: list[TokenTree], seed: int, most: int) -> None:
+def test_forced_tokens_join_any_tree(actual: list[TokenTree], seed: int, most: int) -> None:
     def one_or_all(path: tuple[int, ...]) -> list[int]:
         return tokens_of(seed, path)[: 1 + 20 * (len(path) % 2)]
 
-    merged = merge_trees(list(enumerate(found)))
+    merged = merge_trees(list(enumerate(actual)))
     matcher = TableMatcher(VOCABULARY, one_or_all)
     left = without_forbidden(merged, matcher)
     whole = with_forced(left, matcher, most, depth=6)
@@ -125,7 +125,7 @@ def test_forced_tokens_join_any_tree(found: list[TokenTree], seed: int, most: in
     assert matcher.path == ()
     assert paths(left) <= paths(whole)
     assert len(whole) - len(left) == len(whole.forced) <= most
-    own = [p for p in whole.proposals if p.speculator != NOBODY]
-    assert [(p.speculator, p.kind, p.q_token_ids.tolist()) for p in own] == [
+    proposals = [p for p in whole.proposals if p.speculator != NOBODY]
+    assert [(p.speculator, p.kind, p.q_token_ids.tolist()) for p in proposals] == [
         (p.speculator, p.kind, p.q_token_ids.tolist()) for p in left.proposals
     ]

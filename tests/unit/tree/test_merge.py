@@ -23,20 +23,20 @@ ROOTED = st.lists(trees(root=THE), min_size=1, max_size=4)
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
 
 
-def _indexed(found: list[TokenTree]) -> list[tuple[int, TokenTree]]:
-    return list(enumerate(found))
+def _indexed(trees: list[TokenTree]) -> list[tuple[int, TokenTree]]:
+    return list(enumerate(trees))
 
 
 @given(ROOTED)
-def test_merge_holds_exactly_the_paths_of_its_parts(found: list[TokenTree]) -> None:
-    merged = merge_trees(_indexed(found))
+def test_merge_holds_exactly_the_paths_of_its_parts(trees: list[TokenTree]) -> None:
+    merged = merge_trees(_indexed(trees))
     check_tree(merged, VOCABULARY, max_nodes=1000)
-    assert paths(merged) == set().union(*(paths(tree) for tree in found))
+    assert paths(merged) == set().union(*(paths(tree) for tree in trees))
     assert len(paths(merged)) == len(merged), "a path stands in the merge twice"
 
 
 @given(ROOTED)
-def test_every_proposal_survives_with_its_distribution(found: list[TokenTree]) -> None:
+def test_every_proposal_survives_with_its_distribution(trees: list[TokenTree]) -> None:
     def seen(tree: TokenTree, speculator: int | None) -> list[tuple[object, ...]]:
         return sorted(
             (
@@ -50,13 +50,13 @@ def test_every_proposal_survives_with_its_distribution(found: list[TokenTree]) -
             for p in tree.proposals
         )
 
-    expected = sorted(row for i, tree in enumerate(found) for row in seen(tree, i))
-    assert seen(merge_trees(_indexed(found)), None) == expected
+    expected = sorted(row for i, tree in enumerate(trees) for row in seen(tree, i))
+    assert seen(merge_trees(_indexed(trees)), None) == expected
 
 
 @given(ROOTED)
-def test_merging_in_another_order_gives_the_same_paths(found: list[TokenTree]) -> None:
-    assert paths(merge_trees(_indexed(found))) == paths(merge_trees(_indexed(found[::-1])))
+def test_merging_in_another_order_gives_the_same_paths(trees: list[TokenTree]) -> None:
+    assert paths(merge_trees(_indexed(trees))) == paths(merge_trees(_indexed(trees[::-1])))
 
 
 @given(trees())
@@ -182,10 +182,10 @@ def test_a_batch_is_cut_by_one_ranking() -> None:
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 30))
-def test_a_batch_cut_keeps_its_budget_and_valid_trees(found: list[TokenTree], budget: int) -> None:
-    cut = cut_trees(found, [12] * len(found), keeps=lambda kept, _: kept < budget)
+def test_a_batch_cut_keeps_its_budget_and_valid_trees(actual: list[TokenTree], budget: int) -> None:
+    cut = cut_trees(actual, [12] * len(actual), keeps=lambda kept, _: kept < budget)
     assert sum(len(tree) - 1 for tree in cut) <= budget
-    for part, whole in zip(cut, found, strict=True):
+    for part, whole in zip(cut, actual, strict=True):
         check_tree(part, VOCABULARY, max_nodes=12)
         assert paths(part) <= paths(whole)
 

@@ -57,12 +57,18 @@ def test_the_verifier_takes_a_tree_if_its_deepest_node_has_a_position(
     new=st.integers(1, 40),
     spare=st.integers(-4, 20),
     generated=st.integers(0, 39),
-    held=st.integers(0, 80),
+    cached_len=st.integers(0, 80),
     speculation=st.sampled_from(Speculation),
     constrained=st.booleans(),
 )
 def test_the_verifier_takes_whatever_is_planned(
-    prompt: int, new: int, spare: int, generated: int, held: int, speculation: Speculation, constrained: bool
+    prompt: int,
+    new: int,
+    spare: int,
+    generated: int,
+    cached_len: int,
+    speculation: Speculation,
+    constrained: bool,
 ) -> None:
     """Depths of drafts and of what a constraint forces; also where a request is longer than the context."""
     generated = min(generated, new - 1)
@@ -75,7 +81,7 @@ def test_the_verifier_takes_whatever_is_planned(
         constraint=Constraint.choice(["a"]) if constrained else None,
     )
     state = RequestState.new(request, 0.0, 0, False, [6] * generated)
-    state.verifier_len = min(held, len(state.tokens) - 1)
+    state.verifier_len = min(cached_len, len(state.tokens) - 1)
     context = max(prompt + new + spare, len(state.tokens))
     limits = SchedulerLimits(max_context_len=context)
     (entry,) = plan_entries([state], CacheRoom(limits, NodeBudget(16, 64)), None, FREE)

@@ -35,10 +35,10 @@ def test_built_trees_are_valid_and_depth_first(tree: TokenTree) -> None:
 
 @given(trees())
 def test_depths_and_children_agree_with_paths(tree: TokenTree) -> None:
-    found, kids = depths(tree.parents), children(tree.parents.tolist())
+    actual, kids = depths(tree.parents), children(tree.parents.tolist())
     for node in range(1, len(tree)):
         *ancestors, last = tree.path_to(node)
-        assert (found[node], last) == (len(ancestors) + 1, node)
+        assert (actual[node], last) == (len(ancestors) + 1, node)
         assert node in kids[ancestors[-1] if ancestors else 0]
 
 

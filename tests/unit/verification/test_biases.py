@@ -16,9 +16,9 @@ V = 6
 
 def adjustment(prompt_len: int = 2, **sampling: object) -> RequestAdjustment:
     job = VerifyJob("r", 0, [1], None, Sampling(**sampling), prompt_len=prompt_len)  # type: ignore[arg-type]
-    found = adjustment_of(job, V)
-    assert found is not None
-    return found
+    adjustment = adjustment_of(job, V)
+    assert adjustment is not None
+    return adjustment
 
 
 def added(change: RequestAdjustment, *path: int) -> list[float]:

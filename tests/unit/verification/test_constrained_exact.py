@@ -56,8 +56,10 @@ def test_any_pool_follows_the_masked_target(
     rng = np.random.default_rng(seed)
     matcher, target = random_constraint(rng, random_tables(rng, size, 4))
     pool = data.draw(pools(rng, size, {2: 6, 3: 5, 4: 4}[size]))
-    found = joint(step(pool, matcher, without_forbidden, **data.draw(options())), [target], length, rule)
-    np.testing.assert_allclose(found, exact([target], length), rtol=0, atol=ROUNDED)
+    distribution = joint(
+        step(pool, matcher, without_forbidden, **data.draw(options())), [target], length, rule
+    )
+    np.testing.assert_allclose(distribution, exact([target], length), rtol=0, atol=ROUNDED)
 
 
 @pytest.mark.parametrize("rule", DRAWING)
@@ -66,14 +68,14 @@ def test_negative_control_forbidden_draws_dropped_while_q_stays(rule: str, kind:
     """A draw that is dropped and not counted against q shows."""
 
     def careless(tree: TokenTree, matcher: TableMatcher) -> TokenTree:
-        found = without_forbidden(tree, matcher)
+        pruned = without_forbidden(tree, matcher)
         whole = {p.speculator: p for p in tree.proposals}  # one each
         kept = [
             p._replace(q_token_ids=old.q_token_ids, q_probabilities=old.q_probabilities)
-            for p in found.proposals
+            for p in pruned.proposals
             for old in [whole[p.speculator]]
         ]
-        return TokenTree(found.token_ids, found.parents, tuple(kept), found.scores, found.order)
+        return TokenTree(pruned.token_ids, pruned.parents, tuple(kept), pruned.scores, pruned.order)
 
     q = [np.array([0.5, 0.3, 0.2])]
     matcher = TableMatcher(3, lambda path: [0, 1] if not path else [0, 1, 2])
@@ -100,5 +102,5 @@ def test_late_masks_do_not_favour_drafts(
 
     pool = data.draw(pools(rng, size, {2: 6, 3: 5, 4: 4}[size]))
     trees = step(pool, matcher, without_forbidden, **data.draw(options()))
-    found = joint(trees, [target], length, rule, late)
-    np.testing.assert_allclose(found, exact([target], length), rtol=0, atol=ROUNDED)
+    distribution = joint(trees, [target], length, rule, late)
+    np.testing.assert_allclose(distribution, exact([target], length), rtol=0, atol=ROUNDED)

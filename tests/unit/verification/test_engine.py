@@ -200,15 +200,15 @@ def test_a_drafter_that_is_the_target_guesses_everything_that_is_sampled(samplin
     drafter = SsmDrafter(
         runner_of(tiny_transformers("llama")), DrafterDescription(vocab_size=97), GrowthShape()
     )
-    context, held = list(PROMPT), 0
+    context, cached_len = list(PROMPT), 0
     for _ in range(5):
         (tree,) = drafter.draft([DraftJob("r", context, TreeLimits(4, 4, width=1), sampling)])
         assert isinstance(tree, TokenTree)
-        outcome = only(engine.verify([VerifyJob("r", held, context[held:], tree, sampling)]))
+        outcome = only(engine.verify([VerifyJob("r", cached_len, context[cached_len:], tree, sampling)]))
         assert outcome.verdict is not None
         assert outcome.verdict.accepted == (1, 2, 3, 4)
         context += [*tree.token_ids[1:].tolist(), outcome.verdict.bonus]
-        held = outcome.cached_len
+        cached_len = outcome.cached_len
 
 
 @pytest.mark.statistical
@@ -297,7 +297,7 @@ def _sample(
     """Three sampled tokens per seed, all requests in one batch."""
 
     contexts = {seed: list(start) for seed in seeds}
-    held = dict.fromkeys(seeds, 0)
+    cached_lens = dict.fromkeys(seeds, 0)
     while active := [seed for seed in seeds if len(contexts[seed]) < len(start) + 3]:
         drafts = [
             drafter.draft(
@@ -308,10 +308,10 @@ def _sample(
             )
             for index, drafter in enumerate(drafters)
         ]
-        trees = [merge_trees(list(enumerate(found)), 6) for found in zip(*drafts, strict=True)]  # type: ignore[arg-type]
+        trees = [merge_trees(list(enumerate(draft)), 6) for draft in zip(*drafts, strict=True)]  # type: ignore[arg-type]
         outcomes = engine.verify(
             [
-                VerifyJob(str(s), held[s], contexts[s][held[s] :], tree, Sampling(seed=s))
+                VerifyJob(str(s), cached_lens[s], contexts[s][cached_lens[s] :], tree, Sampling(seed=s))
                 for s, tree in zip(active, trees, strict=True)
             ]
         )
@@ -319,7 +319,7 @@ def _sample(
             assert outcome.verdict is not None
             contexts[seed] += [int(tree.token_ids[v]) for v in outcome.verdict.accepted]
             contexts[seed].append(outcome.verdict.bonus)
-            held[seed] = outcome.cached_len
+            cached_lens[seed] = outcome.cached_len
     ids = [str(seed) for seed in seeds]
     engine.release(ids)
     for drafter in drafters:

@@ -49,8 +49,8 @@ def test_any_pool_follows_the_target(
     rng = np.random.default_rng(seed)
     targets = [random_tables(rng, size, 4)]
     pool = data.draw(pools(rng, size, {2: 6, 3: 5, 4: 4}[size]))
-    found = joint(step([pool.drafts], to(pool.budget, **data.draw(options()))), targets, length, rule)
-    np.testing.assert_allclose(found, exact(targets, length), rtol=0, atol=EXACT)
+    distribution = joint(step([pool.drafts], to(pool.budget, **data.draw(options()))), targets, length, rule)
+    np.testing.assert_allclose(distribution, exact(targets, length), rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("rule", DRAWING)
@@ -63,8 +63,8 @@ def test_any_two_requests_of_a_batch_follow_their_targets_independently(
     targets = [random_tables(rng, size, 4) for _ in range(2)]
     batch = [data.draw(pools(rng, size, 3 if size == 2 else 2)) for _ in range(2)]
     cut = to(*(pool.budget for pool in batch), **data.draw(options()))
-    found = joint(step([pool.drafts for pool in batch], cut), targets, 2, rule)
-    np.testing.assert_allclose(found, exact(targets, 2), rtol=0, atol=EXACT)
+    distribution = joint(step([pool.drafts for pool in batch], cut), targets, 2, rule)
+    np.testing.assert_allclose(distribution, exact(targets, 2), rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("rule", ["multi_step", "naive", "traversal"])
@@ -76,8 +76,8 @@ def test_whole_trees_follow_the_target(rule: str, kinds: tuple[ProposalKind, ...
         targets = [random_tables(rng, 3, 4)]
         drafts = [draws(random_tables(rng, 3, 3), kind, (2,) if len(kinds) > 1 else (2, 1)) for kind in kinds]
         drafts.append(points(random_tables(rng, 3, 3), (1, 1)))
-        found = joint(step([drafts], lambda trees: list(trees)), targets, 3, rule)
-        np.testing.assert_allclose(found, exact(targets, 3), rtol=0, atol=EXACT)
+        distribution = joint(step([drafts], lambda trees: list(trees)), targets, 3, rule)
+        np.testing.assert_allclose(distribution, exact(targets, 3), rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("rule", DRAWING)
@@ -90,8 +90,8 @@ def test_grown_trees_follow_the_target(rule: str, kind: ProposalKind, nodes: int
         targets = [random_tables(rng, 3, 4)]
         draft = grown(random_tables(rng, 3, 3), shape_of(kind, 4), TreeLimits(nodes, 3))
         cut = to(1 + seed % nodes, beliefs={0: lambda place, _: (0.1, 0.9, 0.9)[min(place, 2)]})
-        found = joint(step([[draft]], cut), targets, 3, rule)
-        np.testing.assert_allclose(found, exact(targets, 3), rtol=0, atol=EXACT)
+        distribution = joint(step([[draft]], cut), targets, 3, rule)
+        np.testing.assert_allclose(distribution, exact(targets, 3), rtol=0, atol=EXACT)
 
 
 def test_multi_step_accepts_more_than_naive() -> None:

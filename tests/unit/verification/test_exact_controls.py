@@ -79,11 +79,11 @@ def beside_the_noise(rule: str, lead: float, seen: bool) -> np.ndarray:  # type:
         with np.errstate(divide="ignore"):
             return int(np.log(p[0]) + lead <= np.log(p[1]))
 
-    found = np.zeros(2)
+    probabilities = np.zeros(2)
     for (tree,), weight in outcomes(step([[point, draws(Q2, WITHOUT, (1,))]], to(1))):
         for tokens, p in verified(tree, P2, rule, noise if seen else None).items():
-            found[tokens[0]] += weight * p
-    return found
+            probabilities[tokens[0]] += weight * p
+    return probabilities
 
 
 @pytest.mark.parametrize("rule", DRAWING)
@@ -96,10 +96,10 @@ def test_negative_control_points_that_look_at_the_noise_beside_draws(rule: str, 
     is exact.
     """
     quantiles = (np.arange(1000) + 0.5) / 1000
-    found = np.mean(
+    share = np.mean(
         [beside_the_noise(rule, lead, seen) for lead in np.log(quantiles / (1 - quantiles))], axis=0
     )
-    assert np.abs(found - P2[0]).max() > 0.03 if seen else np.abs(found - P2[0]).max() < EXACT
+    assert np.abs(share - P2[0]).max() > 0.03 if seen else np.abs(share - P2[0]).max() < EXACT
 
 
 def one_stream(branches: Branches) -> list[TokenTree]:
@@ -125,8 +125,8 @@ def test_negative_control_two_requests_that_share_a_draw_stream(rule: str) -> No
 
     def program(branches: Branches) -> list[TokenTree]:
         first, second = one_stream(branches)
-        found, other = cut([second, first])
-        return [other, found]
+        tree, other = cut([second, first])
+        return [other, tree]
 
     assert np.abs(joint(program, [P2, P2], 1, rule) - exact([P2, P2], 1)).max() > 0.01
 
@@ -173,8 +173,8 @@ def test_a_speculator_is_cut_in_the_order_of_its_list(
     believed = {0: lambda place, chance: 0.5}
     if not listed:
         monkeypatch.setattr(specinfer.tree.cut, "drawing_speculators", lambda tree: set())
-    found = joint(step([[grows_by_its_draws]], to(2, beliefs=believed)), [P2], 2, rule)
-    error = np.abs(found - exact([P2], 2)).max()
+    distribution = joint(step([[grows_by_its_draws]], to(2, beliefs=believed)), [P2], 2, rule)
+    error = np.abs(distribution - exact([P2], 2)).max()
     assert error < EXACT if listed else error > BIASED
 
 

@@ -47,7 +47,7 @@ class Requests:
         return [outcome.status for outcome in outcomes]
 
     def _job(self, index: int) -> VerifyJob:
-        tokens, held = self.tokens[index], self.held[index]
+        tokens, cached_len = self.tokens[index], self.held[index]
         builder = TreeBuilder(tokens[-1])
         children = builder.propose_points(0, [(tokens[-1] + i) % 90 for i in range(3)], [0.3] * 3)
         builder.propose_points(children[1], [7], [0.5])
@@ -58,8 +58,8 @@ class Requests:
         )
         return VerifyJob(
             f"r{index}",
-            held,
-            tokens[held:],
+            cached_len,
+            tokens[cached_len:],
             builder.build(),
             sampling,
             logprobs=True,
@@ -101,12 +101,12 @@ def inject(monkeypatch: pytest.MonkeyPatch, engine: VerifierEngine, where: str, 
     name = f"r{poisoned}"
 
     def its_sequence(sequence: Any) -> bool:
-        held = engine._cached.get(name)
-        return held is not None and held.sequence is sequence
+        cached = engine._cached.get(name)
+        return cached is not None and cached.sequence is sequence
 
     def its_adjustment(adjustment: Any) -> bool:
-        held = engine._cached.get(name)
-        return held is not None and held.adjustment is adjustment
+        cached = engine._cached.get(name)
+        return cached is not None and cached.adjustment is adjustment
 
     owner: Any
     owner, attribute, is_poison = {
@@ -130,9 +130,11 @@ def inject(monkeypatch: pytest.MonkeyPatch, engine: VerifierEngine, where: str, 
 
 
 def its_root(tree: TokenTree, engine: VerifierEngine, name: str) -> bool:
-    held = engine._cached.get(name)
+    cached = engine._cached.get(name)
     return (
-        held is not None and tree.root_token_id == held.sequence.tokens[-1] and POISON in held.sequence.tokens
+        cached is not None
+        and tree.root_token_id == cached.sequence.tokens[-1]
+        and POISON in cached.sequence.tokens
     )
 
 

@@ -42,18 +42,24 @@ class Requests:
         """Verify a tree of one branch, or only the root, for each; return the outcomes."""
         jobs = []
         for name in [name for name in self.tokens if name not in self.finished]:
-            context, held = [*PROMPT, *self.tokens[name]], self.held[name]
+            context, cached_len = [*PROMPT, *self.tokens[name]], self.held[name]
             tree = chain(context[-1], (trees or {}).get(name, ()))
-            constraint, length = (None, 0) if held else (self.constraints[name], len(PROMPT))
+            constraint, length = (None, 0) if cached_len else (self.constraints[name], len(PROMPT))
             jobs.append(
                 VerifyJob(
-                    name, held, context[held:], tree, sampling, prompt_len=length, constraint=constraint
+                    name,
+                    cached_len,
+                    context[cached_len:],
+                    tree,
+                    sampling,
+                    prompt_len=length,
+                    constraint=constraint,
                 )
             )
-        found = {outcome.request_id: outcome for outcome in self.engine.verify(jobs)}
+        outcomes = {outcome.request_id: outcome for outcome in self.engine.verify(jobs)}
         for job in jobs:
-            self._take(job, found[job.request_id])
-        return found
+            self._take(job, outcomes[job.request_id])
+        return outcomes
 
     def _take(self, job: VerifyJob, outcome: VerifyOutcome) -> None:
         self.held[job.request_id] = outcome.cached_len
@@ -89,8 +95,8 @@ def test_a_request_whose_masks_take_long_waits_alone(drafts: bool, sampling: Sam
     texts = {"slow": plain_text(SLOW, sampling), "quick": plain_text(QUICK, sampling)}
 
     def trees() -> dict[str, list[int]]:
-        found = {name: text[len(requests.tokens[name]) :][:3] for name, text in texts.items()}
-        return found if drafts else {}
+        next_drafts = {name: text[len(requests.tokens[name]) :][:3] for name, text in texts.items()}
+        return next_drafts if drafts else {}
 
     steps = masked = 0
     while "quick" not in requests.finished:
@@ -117,11 +123,11 @@ def test_a_verdict_ends_before_a_node_whose_mask_is_late(sampling: Sampling) -> 
     while "slow" not in requests.finished:
         known = len(requests.tokens["slow"])
         compiler.gates.open(known + 1)  # of the root and its child
-        found = requests.step({"slow": text[known:][:3]}, sampling)["slow"]
-        assert found.status in (EntryStatus.OK, EntryStatus.EXHAUSTED), found.message
-        if found.verdict is not None and known + 2 < len(text):
-            assert found.verdict.accepted in ((), (1,)), "the child's own mask may be late, too"
-            assert found.verdict.bonus == text[known + len(found.verdict.accepted)]
+        outcome = requests.step({"slow": text[known:][:3]}, sampling)["slow"]
+        assert outcome.status in (EntryStatus.OK, EntryStatus.EXHAUSTED), outcome.message
+        if outcome.verdict is not None and known + 2 < len(text):
+            assert outcome.verdict.accepted in ((), (1,)), "the child's own mask may be late, too"
+            assert outcome.verdict.bonus == text[known + len(outcome.verdict.accepted)]
     assert requests.tokens["slow"] == text
     assert requests.engine.masks.cut >= 5
 
@@ -147,8 +153,8 @@ def test_dear_masks_take_turns_beside_the_others() -> None:
     requests.step()
     order = []
     while not requests.finished >= set(texts):
-        found = requests.step()
-        taken = [name for name in texts if name in found and found[name].status is EntryStatus.OK]
+        outcomes = requests.step()
+        taken = [name for name in texts if name in outcomes and outcomes[name].status is EntryStatus.OK]
         assert len(taken) <= 1
         order += taken
     assert {name: requests.tokens[name] for name in texts} == texts
@@ -187,14 +193,14 @@ def test_masks_that_are_over_dear_for_long_end_their_request() -> None:
     requests = Requests(engine_of(masks=masks), {"quick": QUICK, "free": None})
     statuses = []
     for _ in range(50):
-        found = requests.step()
-        assert found["free"].status is EntryStatus.OK
-        statuses.append(found["quick"].status)
+        outcomes = requests.step()
+        assert outcomes["free"].status is EntryStatus.OK
+        statuses.append(outcomes["quick"].status)
         if statuses[-1] is not EntryStatus.EXHAUSTED:
             break
     assert statuses[-1] is EntryStatus.INVALID
-    assert found["quick"].message.startswith("constraint.regex: too complex: its masks took 0 s")
-    assert "budget of 0 ms in each step" in found["quick"].message
+    assert outcomes["quick"].message.startswith("constraint.regex: too complex: its masks took 0 s")
+    assert "budget of 0 ms in each step" in outcomes["quick"].message
 
 
 @pytest.mark.parametrize("drafter", [{}, {"always": ScriptedDrafter(always)}])

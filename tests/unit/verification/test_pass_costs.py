@@ -23,9 +23,9 @@ def quick() -> Callable[[], float]:
 
 def test_every_size_is_measured_and_nothing_is_kept() -> None:
     runner = runner_of(MODEL, kv_tokens=2048)
-    found = dict(measure_passes(runner, clock=quick()))
-    assert sorted(found) == [1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64]
-    assert all(seconds > 0 for seconds in found.values())
+    actual = dict(measure_passes(runner, clock=quick()))
+    assert sorted(actual) == [1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64]
+    assert all(seconds > 0 for seconds in actual.values())
     runner.cache.check()
     assert runner.cache.free_tokens == runner.cache.capacity_tokens
 
@@ -65,8 +65,8 @@ def test_when_the_time_is_up_one_round_has_to_do() -> None:
         looks += 1
         return looks / 8
 
-    found = measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=1.2, clock=clock)
-    assert {seconds for _, seconds in found} == {0.125}
+    actual = measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=1.2, clock=clock)
+    assert {seconds for _, seconds in actual} == {0.125}
     first, once, doubled = 2 * 2, 1 + 2 * 6 + 1, 2 * 2
     assert looks == first + 2 * once + doubled, (
         "of heavy passes few sizes; twice one round and a look at the time"
@@ -136,8 +136,8 @@ def test_where_a_pass_takes_a_second_few_are_run() -> None:
         looks += 1
         return float(looks)
 
-    found = measure_passes(runner_of(MODEL, kv_tokens=2048), clock=clock, max_tokens=300)
-    assert found == [(1, 1.0), (16, 1.0), (64, 1.0), (128, 1.0), (256, 1.0)]
+    seconds = measure_passes(runner_of(MODEL, kv_tokens=2048), clock=clock, max_tokens=300)
+    assert seconds == [(1, 1.0), (16, 1.0), (64, 1.0), (128, 1.0), (256, 1.0)]
     assert looks == 2 * 2 + 2 * 5, "every pass once"
 
 

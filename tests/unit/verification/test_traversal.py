@@ -99,8 +99,10 @@ def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
 
 def committed(rule: str, draft: Draft, tables: list[np.ndarray]) -> float:  # type: ignore[type-arg]
     """Tokens that a step is expected to commit."""
-    found = outcomes(draft)
-    return sum(w * p * len(t) for tree, w in found for t, p in verified(tree, tables, rule).items())
+    outcomes_of_draft = outcomes(draft)
+    return sum(
+        w * p * len(t) for tree, w in outcomes_of_draft for t, p in verified(tree, tables, rule).items()
+    )
 
 
 @pytest.mark.parametrize(("kind", "widths"), [(WITH, (1, 1, 1)), (WITH, (2, 1)), (WITHOUT, (2, 1))])
@@ -109,8 +111,8 @@ def test_it_accepts_more_than_multi_step(kind: ProposalKind, widths: tuple[int, 
     gains = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        tables, own = random_tables(rng, 3, 4), random_tables(rng, 3, 4)
-        draft = draws([0.5 * t + 0.5 * u for t, u in zip(tables, own, strict=True)], kind, widths)
+        tables, draft_tables = random_tables(rng, 3, 4), random_tables(rng, 3, 4)
+        draft = draws([0.5 * t + 0.5 * u for t, u in zip(tables, draft_tables, strict=True)], kind, widths)
         gains.append(committed("traversal", draft, tables) / committed("multi_step", draft, tables))
     assert np.mean(gains) > 1.005
     assert kind is WITHOUT or widths != (1, 1, 1) or min(gains) >= 1 - 1e-12
@@ -121,8 +123,8 @@ def error_of(drafts: list[Draft], seeds: range, nodes: int = 6) -> float:
     errors = []
     for seed in seeds:
         tables = random_tables(np.random.default_rng(seed), 3, 4)
-        found = joint(step([drafts], to(nodes)), [tables], 2, "traversal")
-        errors.append(np.abs(found - exact([tables], 2)).max())
+        distribution = joint(step([drafts], to(nodes)), [tables], 2, "traversal")
+        errors.append(np.abs(distribution - exact([tables], 2)).max())
     return float(max(errors))
 
 

@@ -18,9 +18,9 @@ class Watched(VerifierEngine):
     answered: list[VerifyOutcome]
 
     def verify(self, jobs: "list[VerifyJob]") -> list[VerifyOutcome]:  # type: ignore[override]
-        found = super().verify(jobs)
-        self.asked, self.answered = [*self.asked, *jobs], [*self.answered, *found]
-        return found
+        outcomes = super().verify(jobs)
+        self.asked, self.answered = [*self.asked, *jobs], [*self.answered, *outcomes]
+        return outcomes
 
 
 LIMITS = [EngineLimits(), EngineLimits(max_nodes=2), EngineLimits(max_context_len=3)]

@@ -41,15 +41,15 @@ def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
         {"kv_window": 96},
         {"kv_type": "q8_0"},
     )
-    found = [of(directory, **fields) for fields in options]
-    found.append(of(directory, "Q4_K", "Q6_K"))
+    identities = [of(directory, **fields) for fields in options]
+    identities.append(of(directory, "Q4_K", "Q6_K"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    found.append(of(directory))
+    identities.append(of(directory))
     tiny_transformers("llama", seed=1).save_pretrained(directory)
-    found.append(of(directory))
-    assert len({each.model_fingerprint for each in found}) == 8
-    assert len({each.text_fingerprint for each in found}) == 2
-    assert {each.tokenizer_fingerprint for each in found} == {ascii_tokenizer().fingerprint()}
+    identities.append(of(directory))
+    assert len({identity.model_fingerprint for identity in identities}) == 8
+    assert len({identity.text_fingerprint for identity in identities}) == 2
+    assert {identity.tokenizer_fingerprint for identity in identities} == {ascii_tokenizer().fingerprint()}
 
 
 def test_describe_tells_it(directory: Path) -> None:

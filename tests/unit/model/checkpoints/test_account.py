@@ -134,14 +134,14 @@ def test_an_index_is_that_of_the_files(tmp_path: Path) -> None:
 
     write(listed)
     assert set(SafetensorsWeights(tmp_path)) == {"a", "b"}
-    for wrong, why in (
+    for wrong, reason in (
         (listed | {"c": "model-3.safetensors"}, "lists model-3.safetensors, which is not there"),
         (listed | {"c": "model-2.safetensors"}, "differ in c"),
         ({"a": "model-1.safetensors", "b": "model-1.safetensors"}, "differ in b"),
         ([1], "no index of tensors"),
     ):
         write(wrong)
-        with pytest.raises(IncompatibleError, match=why):
+        with pytest.raises(IncompatibleError, match=reason):
             SafetensorsWeights(tmp_path)
     write(listed)
     save_file(one, tmp_path / TENSORS)

@@ -78,8 +78,8 @@ def test_recurrent_layers_are_refused_by_every_other_part(entry: str) -> None:
 @pytest.mark.parametrize("family", LIKE_LLAMA)
 def test_others_are_like_llama_up_to_their_windows(family: str) -> None:
     config = from_transformers(tiny_transformers(family).config)
-    found = config.like_llama("x")
-    assert (found.windows, found.max_positions) == ((), min([config.max_positions, *config.windows]))
+    actual = config.like_llama("x")
+    assert (actual.windows, actual.max_positions) == ((), min([config.max_positions, *config.windows]))
     assert len({*REASONS, *LIKE_LLAMA}) == len(FAMILIES)
     assert {*SPECIAL} <= {*FAMILIES}
 

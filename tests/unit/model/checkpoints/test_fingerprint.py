@@ -41,30 +41,30 @@ def test_every_tensor_counts(model: Path, name: str) -> None:
 
 
 def test_names_types_and_configuration_count(model: Path) -> None:
-    found = {weights_fingerprint(model)}
+    fingerprints = {weights_fingerprint(model)}
     (model / "config.json").write_text(json.dumps({"hidden_size": 5}))
-    found.add(weights_fingerprint(model))
+    fingerprints.add(weights_fingerprint(model))
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
-    found.add(weights_fingerprint(model))
+    fingerprints.add(weights_fingerprint(model))
     tensors = load_file(model / "model.safetensors")
     tensors["d"] = tensors.pop("a")
     save_file(tensors, model / "model.safetensors")
-    found.add(weights_fingerprint(model))
-    assert len(found) == 4
+    fingerprints.add(weights_fingerprint(model))
+    assert len(fingerprints) == 4
 
 
 def test_the_gguf_file_counts_where_there_is_one(model: Path) -> None:
-    found = {weights_fingerprint(model)}
+    fingerprints = {weights_fingerprint(model)}
     data = bytearray(b"GGUF" + bytes(range(256)) * 40000)
     for changed in (4, -1):
         data[changed] ^= 1
         (model / "source.gguf").write_bytes(bytes(data))
-        found.add(weights_fingerprint(model))
+        fingerprints.add(weights_fingerprint(model))
     (model / "source.gguf").rename(model / "other.gguf")
     (model / "source.gguf").symlink_to(model / "other.gguf")
     (model / "gguf.json").write_text(json.dumps({"fingerprint": file_fingerprint(model / "other.gguf")}))
-    found.add(weights_fingerprint(model))
-    assert len(found) == 3, "a link is the file that it leads to"
+    fingerprints.add(weights_fingerprint(model))
+    assert len(fingerprints) == 3, "a link is the file that it leads to"
 
 
 def test_a_large_model_is_sampled(model: Path) -> None:

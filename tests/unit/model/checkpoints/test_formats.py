@@ -42,8 +42,8 @@ EACH = pytest.mark.parametrize("chosen", BLOCK_FORMATS, ids=lambda chosen: chose
 
 
 def error(chosen: BlockFormat, x: np.ndarray) -> float:
-    found = chosen.dequantise(chosen.quantise(x))
-    return float(np.sqrt(((found - x) ** 2).mean() / (x**2).mean()))
+    values = chosen.dequantise(chosen.quantise(x))
+    return float(np.sqrt(((values - x) ** 2).mean() / (x**2).mean()))
 
 
 def rows(seed: int, heavy: bool = False) -> np.ndarray:
@@ -90,8 +90,8 @@ def test_rows_do_not_depend_on_each_other(chosen: BlockFormat, seed: int, expone
 @EACH
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0])
 def test_rows_of_one_value_are_exact_or_nearly(chosen: BlockFormat, value: float) -> None:
-    found = chosen.dequantise(chosen.quantise(np.full((2, 512), value, np.float32)))
-    np.testing.assert_allclose(found, value, rtol=0.02)
+    values = chosen.dequantise(chosen.quantise(np.full((2, 512), value, np.float32)))
+    np.testing.assert_allclose(values, value, rtol=0.02)
 
 
 def test_what_a_block_can_hold_comes_back() -> None:
@@ -140,8 +140,8 @@ def test_quantising_again_adds_little(chosen: BlockFormat) -> None:
 def test_rows_that_fill_no_blocks_fall_back(name: str, columns: int, expected: str | None) -> None:
     chosen = FORMATS[name]
     assert isinstance(chosen, BlockFormat)
-    found = format_for_rows(chosen, columns)
-    assert (found.name if found else None) == expected
+    chosen_format = format_for_rows(chosen, columns)
+    assert (chosen_format.name if chosen_format else None) == expected
 
 
 def test_former_names_are_answered_with_those_of_today() -> None:
@@ -175,13 +175,13 @@ TENSORS = {
 EMBEDDING, QUERY, DOWN, NORM = TENSORS
 
 
-def read(held: WeightsInFormat) -> WeightFormats:
+def read(weights: WeightsInFormat) -> WeightFormats:
     """Take all tensors as the compiled executor does, whose embedding is the head, too."""
-    held[EMBEDDING], held[NORM]
+    weights[EMBEDDING], weights[NORM]
     for name in (EMBEDDING, QUERY, DOWN):
-        if held.blocks(name) is None:
-            held[name]
-    return held.formats()
+        if weights.blocks(name) is None:
+            weights[name]
+    return weights.formats()
 
 
 def test_what_is_held_is_counted() -> None:
@@ -207,23 +207,23 @@ def test_what_is_held_is_counted() -> None:
         ),
         (TENSORS, "int8", "gpu", "quantised to int8, as asked: 2 INT8, 2 BF16"),
     ):
-        found = read(WeightsInFormat(weights, FORMATS[name], backend, bfloat16))
-        assert str(found) == words
+        counts = read(WeightsInFormat(weights, FORMATS[name], backend, bfloat16))
+        assert str(counts) == words
 
 
 def test_numbers_of_a_file_count_as_they_are_held() -> None:
     stored = {DOWN: ("F16", TENSORS[DOWN].half().view(torch.uint8)), QUERY: ("F32", TENSORS[QUERY])}
-    held = WeightsInFormat(FormattedWeights(TENSORS, stored), FORMATS["auto"], "native", torch.bfloat16)
-    found = read(held)
-    assert str(found) == "as in the file: 2 F32, 1 BF16, 1 F16"
-    assert found.blocks == ("F16", "F32")
+    weights = WeightsInFormat(FormattedWeights(TENSORS, stored), FORMATS["auto"], "native", torch.bfloat16)
+    counts = read(weights)
+    assert str(counts) == "as in the file: 2 F32, 1 BF16, 1 F16"
+    assert counts.blocks == ("F16", "F32")
 
 
 def test_a_matrix_that_becomes_numbers_does_not_count_as_blocks() -> None:
-    held = WeightsInFormat(File(TENSORS, {QUERY: "Q4_K"}), FORMATS["auto"], "native", torch.bfloat16)
-    assert held.blocks(QUERY) is not None
-    held[QUERY]
-    assert dict(held.formats().counts) == {"BF16": 1}
+    weights = WeightsInFormat(File(TENSORS, {QUERY: "Q4_K"}), FORMATS["auto"], "native", torch.bfloat16)
+    assert weights.blocks(QUERY) is not None
+    weights[QUERY]
+    assert dict(weights.formats().counts) == {"BF16": 1}
 
 
 def test_blocks_of_the_wanted_type_stay_as_the_file_has_them() -> None:

@@ -144,9 +144,9 @@ CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_not_understood_is_refused(change: str, tmp_path: Path) -> None:
     file = Gguf.of(random_llama())
-    apply, why = CHANGES[change]
+    apply, reason = CHANGES[change]
     apply(file)
-    with pytest.raises(IncompatibleError, match=why):
+    with pytest.raises(IncompatibleError, match=reason):
         GgufWeights(file.write(tmp_path / "model.gguf")).config()
 
 
@@ -156,8 +156,8 @@ def test_every_key_about_arithmetic_is_read(tmp_path: Path) -> None:
     for key in Gguf.of(random_llama()).values:
         file = Gguf.of(random_llama())
         file.values.pop(key)
-        found = outcome(file.write(tmp_path / "other.gguf"))
-        assert found == whole or key in str(found), key
+        actual = outcome(file.write(tmp_path / "other.gguf"))
+        assert actual == whole or key in str(actual), key
 
 
 @pytest.mark.parametrize("value", [0, -1, 4_000_000_000, "x", True, 0.5, [1, 2]])
@@ -302,9 +302,9 @@ def test_gemma3_is_read(tmp_path: Path) -> None:
         if "norm" in name:
             torch.nn.init.normal_(parameter, std=0.2)
     weights = GgufWeights(Gguf.of(model).write(tmp_path / "model.gguf"))
-    found = weights.config()
-    assert found.layer_types == config.layer_types
-    read = transformers.Gemma3ForCausalLM(found).eval()
+    actual = weights.config()
+    assert actual.layer_types == config.layer_types
+    read = transformers.Gemma3ForCausalLM(actual).eval()
     read.load_state_dict({name: weights[name] for name in weights}, strict=False)
     torch.testing.assert_close(
         reference_logits(read, LONG), reference_logits(model, LONG), rtol=1e-3, atol=1e-3
@@ -320,10 +320,10 @@ def test_blocks_are_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
     path = with_random_blocks(path, file, of_kind, tmp_path / "model.gguf")
     weights, numbers = GgufWeights(path), GgufWeights(path, blocks=False)
     for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"):
-        found = weights.blocks(name)
-        assert found is not None
-        assert found[0] == kind
-        dequantised = torch.from_numpy(gguf.dequantize(found[1].numpy(), of_kind))
+        blocks = weights.blocks(name)
+        assert blocks is not None
+        assert blocks[0] == kind
+        dequantised = torch.from_numpy(gguf.dequantize(blocks[1].numpy(), of_kind))
         assert torch.equal(dequantised, weights[name])
         assert numbers.blocks(name) is None
         for span in (TensorSlice(0, 3, 40), TensorSlice(1, 8, 24)):

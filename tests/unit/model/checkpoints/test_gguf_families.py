@@ -111,8 +111,8 @@ def test_a_file_computes_what_transformers_does(name: str, executor: str, tmp_pa
 )
 def test_the_probe_compares_files_with_experts_and_states(name: str, tmp_path: Path) -> None:
     path = file_of(name)[1].write(tmp_path / "model.gguf")
-    found = probe_gguf(path, GgufWeights(path).config(), None, "native")
-    assert max(way.distance for way in found.differences) < 5e-5
+    outcome = probe_gguf(path, GgufWeights(path).config(), None, "native")
+    assert max(way.distance for way in outcome.differences) < 5e-5
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_columns_of_value_heads_are_put_in_order_by_whole_blocks(value_dim: int,
     weights = GgufWeights(file.write(tmp_path / "model.gguf"))
     name = "model.layers.0.linear_attn.out_proj.weight"
     torch.testing.assert_close(weights[name], model.state_dict()[name], rtol=0, atol=0.01)
-    found = weights.blocks(name)
-    assert (found is None) == (value_dim == 16)
-    if found is not None:
-        numbers = gguf.dequantize(found[1].numpy(), gguf.GGMLQuantizationType.Q8_0)
+    blocks = weights.blocks(name)
+    assert (blocks is None) == (value_dim == 16)
+    if blocks is not None:
+        numbers = gguf.dequantize(blocks[1].numpy(), gguf.GGMLQuantizationType.Q8_0)
         assert torch.equal(torch.from_numpy(numbers), weights[name])
 
 
@@ -194,9 +194,9 @@ def test_blocks_of_fused_matrices_are_split_by_rows(tmp_path: Path) -> None:
     assert isinstance(renamed, RenamedWeights)
     for part in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up", "mlp.down"):
         name = f"model.layers.1.{part}_proj.weight"
-        found = renamed.blocks(name)
-        assert found is not None
-        numbers = gguf.dequantize(found[1].numpy(), gguf.GGMLQuantizationType.Q8_0)
+        blocks = renamed.blocks(name)
+        assert blocks is not None
+        numbers = gguf.dequantize(blocks[1].numpy(), gguf.GGMLQuantizationType.Q8_0)
         assert torch.equal(torch.from_numpy(numbers), renamed[name]), part
     assert renamed.blocks("model.layers.1.input_layernorm.weight") is None
 

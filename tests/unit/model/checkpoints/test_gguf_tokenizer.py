@@ -127,14 +127,14 @@ def test_ends_of_messages_and_marks_are_no_ends_of_turns(
     metadata["tokenizer.ggml.token_type"] += [NORMAL] * len(tokens if tokens != ["</s>"] else [])
     if tokens == ["</s>"]:
         metadata["tokenizer.ggml.token_type"][1] = NORMAL
-    found = load_config(converted(tmp_path, metadata)).eos_token_ids
+    actual = load_config(converted(tmp_path, metadata)).eos_token_ids
     names = metadata["tokenizer.ggml.tokens"]
     plain = {names[2], "<|im_end|>", "<|eot_id|>"} | ({"</s>"} if tokens != ["</s>"] else set())
-    assert {names[token] for token in found} == plain | ends
+    assert {names[token] for token in actual} == plain | ends
 
 
 @pytest.mark.parametrize(
-    ("make", "keys", "why"),
+    ("make", "keys", "reason"),
     [
         (bytewise, {"pre": "new-split"}, "tokenizer.ggml.pre = 'new-split'"),
         (bytewise, {"add_space_prefix": True}, "tokenizer.ggml.add_space_prefix = True"),
@@ -145,8 +145,10 @@ def test_ends_of_messages_and_marks_are_no_ends_of_turns(
         (pieces, {"eos_token_id": 4_000_000_000}, "cannot read .*model.gguf as a GGUF file: IndexError"),
     ],
 )
-def test_what_is_not_understood_is_refused(make: Any, keys: dict[str, Any], why: str, tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleError, match=why):
+def test_what_is_not_understood_is_refused(
+    make: Any, keys: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(IncompatibleError, match=reason):
         converted(tmp_path, make(**keys))
 
 

@@ -10,7 +10,8 @@ import transformers
 
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.families.hybrid.qwen import QWEN_3_5
-from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config_files import load_config
 from tests.support.models.families import FAMILIES as ENTRIES
 from tests.support.models.families import HYBRIDS, SHAPE, WIDE
 

@@ -161,7 +161,7 @@ def test_a_part_that_is_missing_or_of_another_size_is_refused(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("config", "why"),
+    ("config", "reason"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method = 'bitsandbytes'"),
         (GPTQ | {"bits": 3}, "bits = 3"),
@@ -175,8 +175,8 @@ def test_a_part_that_is_missing_or_of_another_size_is_refused(kind: str, tmp_pat
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "format = 'pack-quantized'"),
     ],
 )
-def test_what_is_not_understood_is_refused(config: dict[str, Any], why: str) -> None:
-    with pytest.raises(IncompatibleError, match=f"quantization_config: {why}"):
+def test_what_is_not_understood_is_refused(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(IncompatibleError, match=f"quantization_config: {reason}"):
         scheme_of(config)
 
 

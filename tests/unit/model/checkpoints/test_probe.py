@@ -174,11 +174,11 @@ def test_the_whole_table_says_what_greedy_decoding_finds(name: str, tmp_path: Pa
         [Segment(s, text[s.length :], want_last=True) for s, text in zip(sequences, texts, strict=True)]
     )
     for _ in range(4):
-        for text, right, found in zip(texts, wanted, logits, strict=True):
+        for text, right, actual in zip(texts, wanted, logits, strict=True):
             with torch.inference_mode():
                 expected = model(torch.tensor([right]), use_cache=False).logits[0, -1]
             right.append(int(expected.argmax()))
-            text.append(int(found[0].argmax()))
+            text.append(int(actual[0].argmax()))
         logits = runner.forward(
             [Segment(s, text[-1:], want_last=True) for s, text in zip(sequences, texts, strict=True)]
         )

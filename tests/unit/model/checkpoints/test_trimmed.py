@@ -51,7 +51,7 @@ def test_of_a_renamed_family_too() -> None:
 @pytest.mark.native
 def test_rows_of_a_head_are_replaced_by_those_of_other_tokens() -> None:
     model = tiny_transformers("llama", head_dim=32)
-    whole, trimmed = (runner_of(model, executor="native", **own) for own in ({}, {"token_ids": KEPT}))
+    whole, trimmed = (runner_of(model, executor="native", **options) for options in ({}, {"token_ids": KEPT}))
     head = replaceable_head(model, trimmed, KEPT)
     head.replace({2: 60, 6: 9})
     now = [3, 96, 60, 40, 41, 0, 9, 12]
@@ -75,6 +75,6 @@ def test_the_head_of_a_file_is_replaced_as_stored(kind: str, tmp_path: Path) -> 
     trimmed.head.replace({2: 60, 6: 9})
     now = [3, 96, 60, 40, 41, 0, 9, 12]
     torch.testing.assert_close(logits_of(trimmed), logits_of(whole)[:, now], rtol=0, atol=0)
-    for own in ({"executor": "torch"}, {"weights": "q4_1"}, {"weights": "bf16"}):
-        fixed = replace(options, token_ids=KEPT, **own)
+    for file_options in ({"executor": "torch"}, {"weights": "q4_1"}, {"weights": "bf16"}):
+        fixed = replace(options, token_ids=KEPT, **file_options)
         assert ModelRunner.build(config, GgufWeights(path), fixed).head is None

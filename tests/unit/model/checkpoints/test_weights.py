@@ -104,10 +104,10 @@ def test_matrices_of_numbers_come_as_they_are_stored(kind: str, tmp_path: Path) 
     write_gguf(model, tmp_path / "model.gguf", "llama", matrices=kind)
     weights = GgufWeights(tmp_path / "model.gguf")
     for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"):
-        found = weights.blocks(name)
-        assert found is not None
-        assert found[0] == kind
-        assert torch.equal(found[1].view(dtype), model.state_dict()[name].to(dtype))
+        blocks = weights.blocks(name)
+        assert blocks is not None
+        assert blocks[0] == kind
+        assert torch.equal(blocks[1].view(dtype), model.state_dict()[name].to(dtype))
         assert torch.equal(weights[name], model.state_dict()[name].to(dtype).float())
     assert weights.blocks("model.norm.weight") is None
 
@@ -152,8 +152,8 @@ def block_logits(
     return torch.cat(runner.forward(segments))
 
 
-def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found - exact).norm() / exact.norm())
+def distance(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((actual - exact).norm() / exact.norm())
 
 
 @pytest.mark.native
@@ -168,10 +168,10 @@ def test_activations_of_eight_bits_are_rounded_in_groups_and_nothing_else(tmp_pa
     head = rounded.blocks("lm_head.weight")
     assert head is not None
     assert head[0] == "Q4_1"
-    found = block_logits(model, rounded)
-    assert torch.equal(found, block_logits(model, rounded))
+    logits = block_logits(model, rounded)
+    assert torch.equal(logits, block_logits(model, rounded))
     exact = block_logits(model, as_stored(GgufWeights(tmp_path / "model.gguf")), "float32", "torch")
-    assert 1e-4 < distance(found, exact) < 0.01, "1/127 of the largest of 32, rounded to the nearest"
+    assert 1e-4 < distance(logits, exact) < 0.01, "1/127 of the largest of 32, rounded to the nearest"
 
 
 @pytest.mark.native
@@ -218,14 +218,14 @@ def test_quantising_while_loading_is_rounding_to_blocks(name: str, farthest: flo
     assert isinstance(chosen, BlockFormat)
     exact = block_logits(model, as_stored(QuantisedWeights(weights, chosen)), "float32", "torch")
     original = block_logits(model, weights)
-    found = block_logits(model, weights, weights=name)
-    assert distance(found, exact) < 0.03, "activations in eight bits"
-    assert 0.01 < distance(found, original) < farthest
+    logits = block_logits(model, weights, weights=name)
+    assert distance(logits, exact) < 0.03, "activations in eight bits"
+    assert 0.01 < distance(logits, original) < farthest
 
 
 def test_formats_need_what_they_need(tmp_path: Path) -> None:
     tiny_transformers("llama").save_pretrained(tmp_path)
-    for weights, dtype, why in (
+    for weights, dtype, reason in (
         ("q4_k", "float32", "needs the native executor in bfloat16"),
         ("bf16", "float32", "needs dtype = bfloat16"),
         ("int8", "bfloat16", "needs the gpu executor; on a CPU q8_0 has 8 bits a weight"),
@@ -233,7 +233,7 @@ def test_formats_need_what_they_need(tmp_path: Path) -> None:
         ("native-a8", "bfloat16", "is called auto now"),
         ("int2", "bfloat16", "must be one of auto, f32, f16, bf16, q8_0, "),
     ):
-        with pytest.raises(SettingError, match=f"weights = '{weights}': {why}"):
+        with pytest.raises(SettingError, match=f"weights = '{weights}': {reason}"):
             load_checked(tmp_path, RunnerOptions(weights=weights, dtype=dtype))
 
 
@@ -267,9 +267,12 @@ def test_first_layers_are_those_of_the_whole_model() -> None:
 def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"model = .*no config\.json"):
         load_config(tmp_path)
-    for content, why in (("{", "not a valid JSON file"), ('{"speculators_model_type": "ssm"}', "model_type")):
+    for content, reason in (
+        ("{", "not a valid JSON file"),
+        ('{"speculators_model_type": "ssm"}', "model_type"),
+    ):
         (tmp_path / "config.json").write_text(content)
-        with pytest.raises(SettingError, match=rf"model = .*config\.json: .*{why}"):
+        with pytest.raises(SettingError, match=rf"model = .*config\.json: .*{reason}"):
             load_config(tmp_path)
     with pytest.raises(SettingError, match=r"no \*\.safetensors"):
         SafetensorsWeights(tmp_path)

@@ -37,8 +37,8 @@ def eagle(request: pytest.FixtureRequest) -> tuple[ModelConfig, EagleWeights, to
     tensors = starting_tensors(config, weights, LAYERS, token_ids)
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    own = replace(config, layers=1, vocab_size=VOCABULARY, tied_embeddings=False)
-    return config, EagleWeights(own, noisy, weights["model.embed_tokens.weight"]), token_ids
+    layer_config = replace(config, layers=1, vocab_size=VOCABULARY, tied_embeddings=False)
+    return config, EagleWeights(layer_config, noisy, weights["model.embed_tokens.weight"]), token_ids
 
 
 def states_of(tokens: int, seed: int, config: ModelConfig) -> torch.Tensor:
@@ -84,17 +84,17 @@ def test_a_drafted_chain_is_what_the_unrolled_module_predicts(
     states = [states_of(len(c) - 1, seed, config) for seed, c in enumerate(contexts)]
     sequences = [runner.cache.open() for _ in contexts]
     tasks = [
-        EagleTask(GrowthTask(sequence, context[1:], CHAIN, GREEDY, offset=1), own)
-        for sequence, context, own in zip(sequences, contexts, states, strict=True)
+        EagleTask(GrowthTask(sequence, context[1:], CHAIN, GREEDY, offset=1), true_states)
+        for sequence, context, true_states in zip(sequences, contexts, states, strict=True)
     ]
     trees = grow(runner, token_ids, tasks)
-    for tree, context, own in zip(trees, contexts, states, strict=True):
+    for tree, context, true_states in zip(trees, contexts, states, strict=True):
         chain = tree.token_ids[1:].tolist()
-        said = [int(token_ids[row.argmax()]) for row in unrolled(eagle, context, own, chain[:-1])]
+        said = [int(token_ids[row.argmax()]) for row in unrolled(eagle, context, true_states, chain[:-1])]
         assert chain == said
         assert len(set(chain)) > 1, "a model that says one thing only would prove nothing"
         early = [context[0], *context[:-1]]
-        assert [int(token_ids[r.argmax()]) for r in unrolled(eagle, early, own, chain[:-1])] != chain
+        assert [int(token_ids[r.argmax()]) for r in unrolled(eagle, early, true_states, chain[:-1])] != chain
 
     accepted = trees[0].token_ids[1:3].tolist()
     context = [*contexts[0], *accepted, 12]
@@ -131,12 +131,12 @@ def test_noise_goes_by_the_place_in_the_context(
     """A drafter whose hidden states begin late shows the same noise as one that has all of them."""
     config, weights, token_ids = eagle
     sampling = Sampling(temperature=1.0, seed=5)
-    found = []
+    tokens = []
     for offset in (1, 1, 4):
         runner = EagleRunner.build(weights, TORCH)
         task = GrowthTask(runner.cache.open(), [9, 11, 30], CHAIN, sampling, offset=offset)
-        found.append(grow(runner, token_ids, [EagleTask(task, states_of(3, 0, config))])[0])
-    assert found[0].token_ids.tolist() == found[1].token_ids.tolist() != found[2].token_ids.tolist()
+        tokens.append(grow(runner, token_ids, [EagleTask(task, states_of(3, 0, config))])[0])
+    assert tokens[0].token_ids.tolist() == tokens[1].token_ids.tolist() != tokens[2].token_ids.tolist()
 
 
 def path_to(tree: TokenTree, node: int) -> list[int]:
@@ -164,11 +164,11 @@ def test_checkpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert {"fc.weight", "norm.weight", "layers.0.hidden_norm.weight", "d2t", "t2d"} <= set(stored)
     assert stored["layers.0.self_attn.q_proj.weight"].shape[1] == 2 * config.hidden_size
     assert stored["t2d"].nonzero()[:, 0].tolist() == token_ids.tolist()
-    found = load_eagle(tmp_path / "e", target)
-    assert found.token_ids.tolist() == token_ids.tolist()
-    assert found.layers == (1, 3)
-    assert set(found.tensors) == set(tensors)
-    assert all(torch.equal(found.tensors[name], tensors[name]) for name in tensors)
+    layer = load_eagle(tmp_path / "e", target)
+    assert layer.token_ids.tolist() == token_ids.tolist()
+    assert layer.layers == (1, 3)
+    assert set(layer.tensors) == set(tensors)
+    assert all(torch.equal(layer.tensors[name], tensors[name]) for name in tensors)
 
 
 def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
@@ -187,15 +187,15 @@ def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
     config_of_layer = model.config.to_diff_dict() | {"model_type": "llama", "num_hidden_layers": 1}
     written = published_config(config_of_layer, norm_before_residual=True)
     (directory / "config.json").write_text(json.dumps(written))
-    found = load_eagle(directory, target)
-    assert found.layers == (2, 4, 5)
-    assert found.norm_before_residual
-    assert torch.equal(found.embedding, stored["embed_tokens.weight"])  # type: ignore[arg-type]
-    assert found.token_ids.tolist() == list(range(97))
+    layer = load_eagle(directory, target)
+    assert layer.layers == (2, 4, 5)
+    assert layer.norm_before_residual
+    assert torch.equal(layer.embedding, stored["embed_tokens.weight"])  # type: ignore[arg-type]
+    assert layer.token_ids.tolist() == list(range(97))
     save_file(stored | {"input_norm.weight": torch.ones(3)}, directory / "model.safetensors")
     with pytest.raises(IncompatibleError, match=r"does not call for the tensor input_norm\.weight"):
         load_eagle(directory, target)
-    model_of = EagleWeights(replace(config, layers=1), found.tensors, found.embedding, True)  # type: ignore[arg-type]
+    model_of = EagleWeights(replace(config, layers=1), layer.tensors, layer.embedding, True)  # type: ignore[arg-type]
     EagleModel(model_of, torch.float32, "cpu", 4)
 
 
@@ -217,7 +217,7 @@ def published_config(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "layer", "why"),
+    ("fields", "layer", "reason"),
     [
         ({"norm_before_fc": True}, {}, "norm_before_fc = True: only False is understood"),
         ({"fc_norm": True}, {}, "fc_norm = True: only False is understood"),
@@ -228,14 +228,14 @@ def published_config(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_what_a_published_layer_has_beyond_ours_is_refused_by_name(
-    tmp_path: Path, fields: dict[str, Any], layer: dict[str, Any], why: str
+    tmp_path: Path, fields: dict[str, Any], layer: dict[str, Any], reason: str
 ) -> None:
     model = tiny_transformers("llama", num_hidden_layers=8)
     target, directory = target_directory(tmp_path, model), tmp_path / "published"
     directory.mkdir()
-    own = model.config.to_diff_dict() | {"model_type": "llama", "num_hidden_layers": 1} | layer
-    (directory / "config.json").write_text(json.dumps(published_config(own, **fields)))
-    with pytest.raises(IncompatibleError, match=why):
+    layer_fields = model.config.to_diff_dict() | {"model_type": "llama", "num_hidden_layers": 1} | layer
+    (directory / "config.json").write_text(json.dumps(published_config(layer_fields, **fields)))
+    with pytest.raises(IncompatibleError, match=reason):
         load_eagle(directory, target)
 
 

@@ -35,8 +35,8 @@ def read(
     return span.start, torch.from_numpy(states).view(torch.bfloat16)
 
 
-def assert_same(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(found.float(), wanted.float(), atol=0.05, rtol=0.02)
+def assert_same(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(actual.float(), wanted.float(), atol=0.05, rtol=0.02)
 
 
 @pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=pytest.mark.native)])

@@ -43,9 +43,9 @@ def test_contexts_of_a_batch_tell_their_own_hidden_states(executor: str) -> None
     runner = runner_of(model, executor=executor)
     segments = [Segment(runner.open(), text, want_last=True) for text in TEXTS]
     logits, states = runner.forward_with_features(segments, LAYERS)
-    for text, found in zip(TEXTS, states, strict=True):
-        assert found.dtype is torch.bfloat16
-        assert near(found, hidden_states(model, text))
+    for text, state in zip(TEXTS, states, strict=True):
+        assert state.dtype is torch.bfloat16
+        assert near(state, hidden_states(model, text))
     again = [Segment(runner.open(), text, want_last=True) for text in TEXTS]
     for mine, plain in zip(logits, runner.forward(again), strict=True):
         assert torch.equal(mine, plain)

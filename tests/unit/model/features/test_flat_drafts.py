@@ -78,10 +78,10 @@ def test_logits_are_those_of_a_plain_computation(draft: Path, target: Path) -> N
     model.run([BlockTask(reserved(cache, sequence, 4), states[:4], None)])
     cache.append(sequence, CONTEXT[:4])
     (hidden,) = model.run([BlockTask(reserved(cache, sequence, 6), states[4:], CONTEXT[-1])])
-    found = model.logits(hidden)
+    logits = model.logits(hidden)
     for depth in range(1, BLOCK):
         wanted = plain.logits(CONTEXT, all_states(), [0] * (depth - 1))
-        torch.testing.assert_close(found[depth], wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits[depth], wanted, atol=1e-4, rtol=1e-4)
 
 
 def reserved(cache: PagedKVCache, sequence: KVSequence, rows: int) -> KVSequence:
@@ -124,8 +124,10 @@ def test_a_flat_checkpoint_drafts_for_the_model_that_is_served(draft: Path, targ
     assert method_of(draft) == "dflash"
     group = draft_group(str(target), str(draft))
     assert group == {"drafter": "ngram+dflash", "model": str(draft)}
-    own = {"model": str(target), "dtype": "float32"}
-    assert load_drafters("draft", group | {"kv-tokens": "256"}, own)["dflash"].description.vocab_size == 97
+    options = {"model": str(target), "dtype": "float32"}
+    assert (
+        load_drafters("draft", group | {"kv-tokens": "256"}, options)["dflash"].description.vocab_size == 97
+    )
     with pytest.raises(SettingError, match=f"target = '': must be the model of {draft}"):
         make_drafter("dflash", DrafterOptions(model=str(draft)))
     with pytest.raises(SettingError, match="'dflash', this drafter reads 'dspark'"):
@@ -167,13 +169,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "why"), REFUSED)
+@pytest.mark.parametrize(("fields", "reason"), REFUSED)
 def test_what_is_not_understood_is_refused_by_name(
-    fields: dict[str, Any], why: str, target: Path, tmp_path: Path
+    fields: dict[str, Any], reason: str, target: Path, tmp_path: Path
 ) -> None:
     directory = save_flat(tmp_path / "draft", True, **fields)
     assert method_of(directory) == "dflash"
-    with pytest.raises(IncompatibleError, match=why) as refused:
+    with pytest.raises(IncompatibleError, match=reason) as refused:
         drafter_of(directory, target)
     assert str(refused.value).startswith(f"{directory}: ")
 

@@ -97,10 +97,10 @@ def test_published_heads_load_and_say_what_their_modules_say(family: str, tmp_pa
     assert source.token_ids.tolist() == list(range(97))
     states = torch.randn(5, HIDDEN)
     final_norm = model.model.norm if family == "llama" else model.gpt_neox.final_layer_norm
-    own = from_transformers(model.config)
-    runner = HeadsRunner.build(source, own, open_weights(tmp_path / "target", own), TORCH)
-    for found, head in zip(logits_of(runner, states), heads, strict=True):
-        torch.testing.assert_close(found, head(final_norm(states)).detach(), atol=1e-4, rtol=1e-4)
+    target_config = from_transformers(model.config)
+    runner = HeadsRunner.build(source, target_config, open_weights(tmp_path / "target", target_config), TORCH)
+    for actual, head in zip(logits_of(runner, states), heads, strict=True):
+        torch.testing.assert_close(actual, head(final_norm(states)).detach(), atol=1e-4, rtol=1e-4)
 
 
 def test_blockwise_heads_that_add_nothing_say_what_the_target_says() -> None:
@@ -128,11 +128,11 @@ def test_checkpoints_are_read_as_they_were_written(kind: type[HeadsSource], tmp_
     save_heads(tmp_path / "h", source, target, "tiny", {"seed": 1})
     stored = load_file(tmp_path / "h" / "model.safetensors")
     assert set(stored) == {*source.tensors, "d2t", "t2d"}
-    found = load_draft(tmp_path / "h", target)
-    assert type(found) is kind
-    assert found.count == K
-    assert found.token_ids.tolist() == token_ids.tolist()
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in source.tensors.items())
+    heads = load_draft(tmp_path / "h", target)
+    assert type(heads) is kind
+    assert heads.count == K
+    assert heads.token_ids.tolist() == token_ids.tolist()
+    assert all(torch.equal(heads.tensors[name], tensor) for name, tensor in source.tensors.items())
     config = json.loads((tmp_path / "h" / "config.json").read_text())
     assert config["trained"] == {"seed": 1}
     (tmp_path / "h" / "config.json").write_text(json.dumps(config | {"num_heads": "many"}))
@@ -142,9 +142,9 @@ def test_checkpoints_are_read_as_they_were_written(kind: type[HeadsSource], tmp_
 
 def test_what_cannot_run_heads_is_refused() -> None:
     model, source = tiny_transformers("llama"), random_heads(MedusaSource, torch.arange(40))
-    for name, value, why in (("executor", "native", "run in torch"), ("weights", "q8_0", "in numbers")):
+    for name, value, reason in (("executor", "native", "run in torch"), ("weights", "q8_0", "in numbers")):
         options = replace(RunnerOptions(), **{name: value})  # type: ignore[arg-type]
-        with pytest.raises(SettingError, match=f"{name} = '{value}': heads .*{why}"):
+        with pytest.raises(SettingError, match=f"{name} = '{value}': heads .*{reason}"):
             HeadsRunner.build(source, from_transformers(model.config), model.state_dict(), options)
     with pytest.raises(IncompatibleError, match=r"lack 3\.0\.linear\.weight"):
         runner_for(replace(source, count=4), model)
@@ -203,8 +203,8 @@ def test_points_are_those_of_the_reference_with_a_beam_as_wide_as_the_budget(
         return [rows.repeat(max(1, len(segment.nodes)), 1) for segment in segments]
 
     (expected,) = ReferenceGrowth(forward, shape, token_ids).grow([task_of(limits, sampling)])
-    found = grow_levels(task_of(limits, sampling), levels, shape, token_ids)
-    assert scores_by_path(found) == pytest.approx(scores_by_path(expected), rel=1e-4)
+    tree = grow_levels(task_of(limits, sampling), levels, shape, token_ids)
+    assert scores_by_path(tree) == pytest.approx(scores_by_path(expected), rel=1e-4)
     assert len(expected) > 3
 
 

@@ -35,8 +35,8 @@ def with_markov(source: HeadsSource, rank: int = 4) -> HeadsSource:
         "markov.in.weight": torch.randn(rank, HIDDEN, generator=generator),
         "markov.out.weight": torch.randn(len(source.token_ids), rank, generator=generator) / 4,
     }
-    own = {name: tensor.to(torch.bfloat16) for name, tensor in matrices.items()}
-    return replace(source, tensors={**source.tensors, **own})
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in matrices.items()}
+    return replace(source, tensors={**source.tensors, **tensors})
 
 
 def reference_bias(source: HeadsSource, token: int) -> torch.Tensor:
@@ -55,12 +55,12 @@ def test_checkpoints_are_read_as_they_were_written(kind: type[HeadsSource], tmp_
     tiny_transformers("llama").save_pretrained(tmp_path / "target")
     source = with_markov(random_heads(kind, IDS))
     save_heads(tmp_path / "h", source, tmp_path / "target", "tiny", {})
-    found = load_draft(tmp_path / "h", tmp_path / "target")
-    assert isinstance(found, kind)
-    assert found.markov
+    heads = load_draft(tmp_path / "h", tmp_path / "target")
+    assert isinstance(heads, kind)
+    assert heads.markov
     assert not random_heads(kind, IDS).markov
-    assert found.tensors.keys() == source.tensors.keys()
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in source.tensors.items())
+    assert heads.tensors.keys() == source.tensors.keys()
+    assert all(torch.equal(heads.tensors[name], tensor) for name, tensor in source.tensors.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,9 +93,9 @@ def test_trees_have_the_likeliest_paths_by_edge_logits(kind: type[HeadsSource]) 
             for depth in (1, 2, 3)
             for path in product(IDS.tolist(), repeat=depth)
         }
-        found = {tree.sequence_of(node)[1:]: float(tree.scores[node]) for node in range(1, len(tree))}
-        assert set(found) == set(sorted(reach, key=lambda path: -reach[path])[:14])
-        for path, score in found.items():
+        scores = {tree.sequence_of(node)[1:]: float(tree.scores[node]) for node in range(1, len(tree))}
+        assert set(scores) == set(sorted(reach, key=lambda path: -reach[path])[:14])
+        for path, score in scores.items():
             before = (task.delta[-1], *path)[-2]
             assert score == pytest.approx(float(edges[len(path) - 1, before][path[-1] - 20]), rel=2e-3)
 

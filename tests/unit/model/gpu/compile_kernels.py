@@ -49,11 +49,11 @@ def attention_cases() -> Iterator[Case]:
     types = {**wide, "parts": "*fp32", "levels": "*fp32", "scale": "fp32"}
     types |= dict.fromkeys(attention.TOLD, "*i32")
     for tile, width, group in ((16, 128, 4), (64, 64, 3), (128, 128, 1)):
-        found = attention.launch_options(tile, width, 2)
+        options = attention.launch_options(tile, width, 2)
         constants = {"D": width, "WIDTH": width, "GROUP": group, "TILE": tile, "SPLITS": 8, "BLOCK": 16}
-        constants |= {"PRECISION": "tf32", "ALIGNED": 8, "STEP": found.pop("STEP")}
+        constants |= {"PRECISION": "tf32", "ALIGNED": 8, "STEP": options.pop("STEP")}
         aligned = ("query_stride", "key_stride", "head_stride")
-        yield Case(f"attend-{tile}-{width}", tree_kernels.attend, types, constants, found, aligned)
+        yield Case(f"attend-{tile}-{width}", tree_kernels.attend, types, constants, options, aligned)
     parts = {"parts": "*fp32", "levels": "*fp32", "out": "*bf16"}
     yield Case("reduce", tree_kernels.reduce_parts, parts, {"D": 128, "WIDTH": 128, "SPLITS": 32}, {})
 
@@ -131,10 +131,10 @@ def compiled(case: Case, architecture: int) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        told = subprocess.run(
+        process = subprocess.run(
             [_TOOL, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         )
-    usage = dict(re.findall(r"(REG|STACK):(\d+)", told.stdout))
+    usage = dict(re.findall(r"(REG|STACK):(\d+)", process.stdout))
     return {
         "kernel": case.name,
         "architecture": architecture,

@@ -36,9 +36,9 @@ def attended(
     return tree_attention(*new, (cache[0], cache[1]), planned(batch, bucket, splits, new[0]), out)
 
 
-def assert_exact(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    assert not found.isnan().any(), "not every element was written"
-    torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=TOLERANCE[dtype])
+def assert_exact(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert not actual.isnan().any(), "not every element was written"
+    torch.testing.assert_close(actual.double().cpu(), expected, rtol=0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_ragged_random_trees_equal_float64(
     new, cache = numbers(batch, heads, kv_heads, width, dtype)
     expected = exact_attention(batch, new, cache)
     before = [memory.clone() for memory in cache]
-    found = attended(batch, exact_bucket(batch, heads // kv_heads), new, cache, splits)
-    assert_exact(found, expected, dtype)
+    actual = attended(batch, exact_bucket(batch, heads // kv_heads), new, cache, splits)
+    assert_exact(actual, expected, dtype)
     for memory, old, added in zip(cache, before, new[1:], strict=True):
         old[:, batch.write_slots] = added.transpose(0, 1)
         assert torch.equal(memory, old), "the pass's own entries are written, and nothing else"
@@ -71,8 +71,8 @@ def test_a_larger_bucket_changes_nothing() -> None:
     rows = len(batch.token_ids)
     bucket = replace(exact_bucket(batch, 2), requests=8, rows=rows + 9, logits=rows + 9, words=16)
     padded = [torch.cat([tensor, torch.full_like(tensor[:9], torch.nan)]) for tensor in new]
-    found = attended(batch, bucket, padded, cache, 2)
-    assert_exact(found[:rows], expected, torch.float32)
+    actual = attended(batch, bucket, padded, cache, 2)
+    assert_exact(actual[:rows], expected, torch.float32)
     assert not any(memory.isnan().any() for memory in cache)
 
 

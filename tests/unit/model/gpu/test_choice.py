@@ -48,11 +48,11 @@ def task(logits: torch.Tensor, sampling: Sampling, start: int = 40, **lists: obj
 def test_tokens_are_those_of_the_reference_for_requests_side_by_side() -> None:
     logits = [rows(4, seed) for seed in range(len(CASES))]
     tasks = [task(x, sampling, 100 * i) for i, (x, sampling) in enumerate(zip(logits, CASES, strict=True))]
-    for found, asked, x in zip(choose(tasks), tasks, logits, strict=True):
+    for token, asked, x in zip(choose(tasks), tasks, logits, strict=True):
         target = LogitsTarget(x, asked.sampling)
         noises = [Noise(asked.sampling.seed, position) for position in asked.positions.tolist()]
         pick: Callable[[int], int] = target.best if asked.sampling.greedy else _by_noise(target, noises)
-        assert found.tokens == [pick(row) for row in range(len(x))]
+        assert token.tokens == [pick(row) for row in range(len(x))]
 
 
 def _by_noise(target: LogitsTarget, noises: list[Noise]) -> Callable[[int], int]:
@@ -61,10 +61,10 @@ def _by_noise(target: LogitsTarget, noises: list[Noise]) -> Callable[[int], int]
 
 def test_long_rows_are_joined_from_blocks() -> None:
     logits, sampling = rows(3, 1, size=5000), Sampling(temperature=0.9, seed=8)
-    (found,), (best,) = choose([task(logits, sampling)]), choose([task(logits, GREEDY)])
+    (choice,), (best,) = choose([task(logits, sampling)]), choose([task(logits, GREEDY)])
     target = LogitsTarget(logits, sampling)
-    assert found.tokens == [target.choose(row, Noise(8, 40 + row)) for row in range(3)]
-    assert len({token // 2048 for token in found.tokens}) > 1, "winners of several blocks"
+    assert choice.tokens == [target.choose(row, Noise(8, 40 + row)) for row in range(3)]
+    assert len({token // 2048 for token in choice.tokens}) > 1, "winners of several blocks"
     assert best.tokens == logits.argmax(-1).tolist()
 
 
@@ -73,11 +73,11 @@ def test_excerpts_hold_the_probabilities_of_the_reference(sampling: Sampling) ->
     """Also the sum of all others, and which of them wins."""
     logits = rows(4, 9)
     lists = {row: np.unique(np.random.default_rng(row).integers(0, V, 70)).astype(np.int32) for row in (0, 2)}
-    (found,) = choose([task(logits, sampling, excerpts=lists)])
+    (choice,) = choose([task(logits, sampling, excerpts=lists)])
     target = LogitsTarget(logits, sampling)
-    assert sorted(found.excerpts) == [0, 2]
+    assert sorted(choice.excerpts) == [0, 2]
     for row, ids in lists.items():
-        p, excerpt = target.probabilities(row), found.excerpts[row]
+        p, excerpt = target.probabilities(row), choice.excerpts[row]
         np.testing.assert_allclose(excerpt[ids], p[ids], rtol=1e-5, atol=1e-12)
         assert excerpt.sum() == pytest.approx(1, abs=1e-12)
         noise = Noise(sampling.seed, 40 + row)
@@ -95,9 +95,9 @@ def test_rows_that_are_not_finite_are_refused_and_no_others() -> None:
     logits = rows(5, 2)
     logits[1, 7], logits[2, 8], logits[3] = torch.nan, torch.inf, -torch.inf
     for sampling in (CASES[0], CASES[1], CASES[5]):
-        (found,) = choose([task(logits, sampling)])
-        assert [token < 0 for token in found.tokens] == [False, True, True, True, False]
-        target = ChosenTarget(found)
+        (choice,) = choose([task(logits, sampling)])
+        assert [token < 0 for token in choice.tokens] == [False, True, True, True, False]
+        target = ChosenTarget(choice)
         for row in (1, 2, 3):
             with pytest.raises(BrokenModelError):
                 target.best(row)
@@ -140,9 +140,9 @@ def test_verdicts_on_trees_with_draws_are_those_from_whole_rows(rule: str) -> No
         asked = ChoiceTask(logits[: len(tree)].to(DEVICE), sampling, positions, drawable(tree))
         randomness = RequestRandomness(sampling, 40)
         targets: list[Target] = [ChosenTarget(choose([asked])[0]), LogitsTarget(logits, sampling)]
-        found, expected = (find_rule(rule)(tree, target, randomness) for target in targets)
-        assert found == expected
-        accepted += len(found.accepted)
-        rejected += not found.accepted
+        actual, expected = (find_rule(rule)(tree, target, randomness) for target in targets)
+        assert actual == expected
+        accepted += len(actual.accepted)
+        rejected += not actual.accepted
     assert accepted > 3
     assert rejected > 3

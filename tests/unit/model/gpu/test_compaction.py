@@ -22,5 +22,5 @@ def test_entries_move_as_if_at_once(source: list[int], target: list[int]) -> Non
     for cache in expected:
         cache[:, :, target] = cache[:, :, source].clone()
     move(caches[0], caches[1], source, target)
-    for found, wanted in zip(caches, expected, strict=True):
-        assert torch.equal(found, wanted)
+    for actual, wanted in zip(caches, expected, strict=True):
+        assert torch.equal(actual, wanted)

@@ -18,8 +18,8 @@ def test_every_kernel_compiles_within_shared_memory_and_hardly_spills() -> None:
     command = [sys.executable, "-m", "tests.unit.model.gpu.compile_kernels"]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {use["architecture"] for use in found} == set(SHARED_BYTES)
-    for use in found:
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {use["architecture"] for use in reports} == set(SHARED_BYTES)
+    for use in reports:
         assert use["shared"] <= SHARED_BYTES[use["architecture"]], use
         assert use["stack"] <= SPILLED_BYTES[use["architecture"]], use

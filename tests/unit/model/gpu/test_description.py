@@ -17,15 +17,15 @@ def test_the_example_tree_is_told_as_its_picture_shows() -> None:
     cache.reserve(sequence, 5)
     batch = flatten([Segment(sequence, [50], [51, 52, 53, 54], [-1, 0, 0, -1], want_last=True)])
     bucket = exact_bucket(batch, group=2)
-    told = bucket.views(torch.from_numpy(describe(batch, bucket)))
-    masks = told["masks"].view(-1, bucket.words)
+    views = bucket.views(torch.from_numpy(describe(batch, bucket)))
+    masks = views["masks"].view(-1, bucket.words)
     assert masks[:, 0].tolist() == [0, 0b0001, 0b0011, 0b0101, 0b1000]
     assert not masks[:, 1:].any()
-    assert told["visible"].tolist() == [1] * 5
-    assert told["positions"].tolist() == [0, 1, 2, 2, 1]
-    assert (told["held"].tolist(), told["context"].tolist()) == ([0], [1])
-    assert told["tile_rows"].tolist() == [5]
-    assert told["blocks"].tolist() == sequence.blocks
+    assert views["visible"].tolist() == [1] * 5
+    assert views["positions"].tolist() == [0, 1, 2, 2, 1]
+    assert (views["held"].tolist(), views["context"].tolist()) == ([0], [1])
+    assert views["tile_rows"].tolist() == [5]
+    assert views["blocks"].tolist() == sequence.blocks
 
 
 def test_masks_have_a_bit_for_each_of_hundreds_of_nodes() -> None:
@@ -46,11 +46,11 @@ def test_every_row_is_in_one_tile_and_tiles_fit_their_bucket() -> None:
         batch = ragged_pass(seed)
         for group in (1, 3, 8):
             for bucket in filter(None, (exact_bucket(batch, group), bucket_for(batch, group))):
-                told = bucket.views(torch.from_numpy(describe(batch, bucket)))
+                views = bucket.views(torch.from_numpy(describe(batch, bucket)))
                 rows = [
                     row
                     for start, count in zip(
-                        told["tile_start"].tolist(), told["tile_rows"].tolist(), strict=True
+                        views["tile_start"].tolist(), views["tile_rows"].tolist(), strict=True
                     )
                     for row in range(start, start + count)
                 ]
@@ -61,7 +61,7 @@ def test_every_row_is_in_one_tile_and_tiles_fit_their_bucket() -> None:
 def test_passes_are_rounded_up_to_a_bucket_that_was_captured() -> None:
     grid = bucket_grid(2)
     assert len(set(grid)) == len(grid) < 64
-    found = {bucket_for(ragged_pass(seed), 2) for seed in range(20)}
-    assert None not in found
-    assert found <= set(grid)
+    buckets = {bucket_for(ragged_pass(seed), 2) for seed in range(20)}
+    assert None not in buckets
+    assert buckets <= set(grid)
     assert max(bucket.rows for bucket in grid) == MAX_ROWS

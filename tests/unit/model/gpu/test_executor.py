@@ -42,8 +42,8 @@ def segments(runner: ModelRunner, seed: int) -> list[Segment]:
 )
 def test_passes_over_trees_equal_the_torch_executor(family: str) -> None:
     """Rotary positions of all, some and no dimensions; norms of heads; layer norms; a parallel MLP."""
-    found, expected = ([*r.forward(segments(r, 1))] for r in (make("gpu", family), make("torch", family)))
-    for a, b in zip(found, expected, strict=True):
+    actual, expected = ([*r.forward(segments(r, 1))] for r in (make("gpu", family), make("torch", family)))
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-4)
 
 
@@ -102,8 +102,8 @@ def test_greedy_tokens_are_the_torch_executors_plain_as_chains_and_as_trees() ->
 
 def test_hidden_states_are_the_torch_executors() -> None:
     runners = make("gpu"), make("torch")
-    found, expected = (r.forward_with_features(segments(r, 2), (0, 1))[1] for r in runners)
-    for a, b in zip(found, expected, strict=True):
+    actual, expected = (r.forward_with_features(segments(r, 2), (0, 1))[1] for r in runners)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=2**-7, atol=1e-3)
 
 

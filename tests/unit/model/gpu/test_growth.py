@@ -82,9 +82,9 @@ def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_greedy_trees_are_those_of_the_reference(beam: int) -> None:
     """Trees of different sizes grow side by side, one of them empty; the second round goes on with the cache."""
     pairs = grow_both(GrowthShape(beam=beam), LIMITS, [GREEDY] * 4, rounds=1 if beam == 1 else 2)
-    for found, expected in pairs:
-        assert_same(found, expected)
-    assert [len(found) for found, _ in pairs[:4]] == [13, 2, 1, 31]
+    for actual, expected in pairs:
+        assert_same(actual, expected)
+    assert [len(actual) for actual, _ in pairs[:4]] == [13, 2, 1, 31]
     assert len(pairs) == 8 or beam == 1
 
 
@@ -92,10 +92,10 @@ def test_greedy_trees_are_those_of_the_reference(beam: int) -> None:
 def test_trees_of_sampled_requests_are_those_of_the_reference() -> None:
     """Noise, top-k and top-p beside a greedy request; and without a look at the noise."""
     limits = [TreeLimits(9, 3), TreeLimits(20, 3), TreeLimits(5, 5), TreeLimits(6, 2)]
-    for found, expected in grow_both(GrowthShape(beam=2), limits, [NOISY, CUT, NUCLEUS, GREEDY]):
-        assert_same(found, expected)
-    for found, expected in grow_both(GrowthShape(beam=2), limits[:2], [GREEDY] * 2, blind=1.2):
-        assert_same(found, expected)
+    for actual, expected in grow_both(GrowthShape(beam=2), limits, [NOISY, CUT, NUCLEUS, GREEDY]):
+        assert_same(actual, expected)
+    for actual, expected in grow_both(GrowthShape(beam=2), limits[:2], [GREEDY] * 2, blind=1.2):
+        assert_same(actual, expected)
 
 
 @pytest.mark.thorough
@@ -109,8 +109,8 @@ def test_trees_that_stop_at_improbable_paths_and_chains_are_those_of_the_referen
     shape = GrowthShape(beam=2, min_path_probability=0.03)
     pairs = grow_both(shape, limits, [GREEDY, NOISY, GREEDY])
     chains = grow_both(shape, [TreeLimits(n, n, width=1) for n in (1, 4, 2)], [GREEDY, NOISY, GREEDY])
-    for found, expected in [*pairs, *chains]:
-        assert_same(found, expected)
+    for actual, expected in [*pairs, *chains]:
+        assert_same(actual, expected)
     free = grow_both(GrowthShape(beam=2), [TreeLimits(12, 4)], [GREEDY])
     assert free[0][0].parents.tolist() != pairs[0][0].parents.tolist(), "the least path says something"
 

@@ -52,7 +52,7 @@ def jobs(best: list[list[int]], **wanted: Any) -> list[VerifyJob]:
 
 def plain_tokens(torch_engine: VerifierEngine) -> list[list[int]]:
     """The first two tokens behind each prompt, decoded plainly with its sampling."""
-    told = []
+    verified = []
     for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True):
         tokens: list[int] = []
         for _ in range(2):
@@ -61,9 +61,9 @@ def plain_tokens(torch_engine: VerifierEngine) -> list[list[int]]:
             (outcome,) = torch_engine.verify([job])
             assert outcome.verdict is not None
             tokens.append(outcome.verdict.bonus)
-        told.append(tokens)
+        verified.append(tokens)
     torch_engine.release(["x"])
-    return told
+    return verified
 
 
 def test_verdicts_are_those_of_the_torch_executor_and_little_is_copied(
@@ -79,11 +79,11 @@ def test_verdicts_are_those_of_the_torch_executor_and_little_is_copied(
         return cpu(tensor, *arguments, **options)
 
     monkeypatch.setattr(torch.Tensor, "cpu", counted)
-    found = on_device.verify(jobs(best))
+    actual = on_device.verify(jobs(best))
     monkeypatch.undo()
-    assert found == expected
-    assert [outcome.status for outcome in found] == [EntryStatus.OK] * 3
-    for outcome in found[:2]:
+    assert actual == expected
+    assert [outcome.status for outcome in actual] == [EntryStatus.OK] * 3
+    for outcome in actual[:2]:
         assert outcome.verdict is not None
         assert len(outcome.verdict.accepted) == 2, "what plain decoding says is accepted"
     rows = sum(len(job.tree) for job in jobs(best) if job.tree is not None)
@@ -95,9 +95,9 @@ def test_what_is_asked_for_besides_is_that_of_the_torch_executor() -> None:
     on_device, on_torch = engine("gpu"), engine("torch")
     best = plain_tokens(on_torch)
     asked = jobs(best, logprobs=True, top_logprobs=3, top_k=4)
-    for found, expected in zip(on_device.verify(asked), on_torch.verify(asked), strict=True):
-        assert (found.verdict, found.top_k) == (expected.verdict, expected.top_k)
-        for row, other in zip(found.logprobs, expected.logprobs, strict=True):
+    for actual, expected in zip(on_device.verify(asked), on_torch.verify(asked), strict=True):
+        assert (actual.verdict, actual.top_k) == (expected.verdict, expected.top_k)
+        for row, other in zip(actual.logprobs, expected.logprobs, strict=True):
             assert row.chosen == pytest.approx(other.chosen, rel=1e-4)
             assert [token for token, _ in row.top] == [token for token, _ in other.top]
             assert [value for _, value in row.top] == pytest.approx([p for _, p in other.top], rel=1e-4)

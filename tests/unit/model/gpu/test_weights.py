@@ -26,8 +26,8 @@ def logits(runner: ModelRunner) -> torch.Tensor:
 
 def dequantised(model: Any, runner: ModelRunner) -> Any:
     """The same `transformers` model with the weights that the runner really multiplies with."""
-    held: Any = runner._executor
-    for ours, theirs in zip(held._model.layers, model.model.layers, strict=True):
+    executor: Any = runner._executor
+    for ours, theirs in zip(executor._model.layers, model.model.layers, strict=True):
         q, k, v = ours._qkv.weight.dequantize().split([16, 8, 8])
         gate, up = ours._mlp.up.weight.dequantize().chunk(2)
         attention, mlp = theirs.self_attn, theirs.mlp
@@ -46,12 +46,12 @@ def test_quantised_matrices_are_multiplied_as_what_they_stand_for(kind: str, dty
     model = tiny_transformers("llama", **SHAPE)
     exact = logits(runner_of(model))
     runner = runner_of(model, executor="gpu", device=DEVICE, weights=kind, kv_tokens=512)
-    found = logits(runner)
-    held: Any = runner._executor
-    assert held._model.layers[1]._mlp.down.weight.qdata.dtype is dtype, "eight bits each"
-    torch.testing.assert_close(found, logits(runner_of(dequantised(model, runner))), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(found, exact, atol=1e-3), "another model, as it must be"
-    assert torch.nn.functional.cosine_similarity(found, exact).min() > 0.9
+    actual = logits(runner)
+    executor: Any = runner._executor
+    assert executor._model.layers[1]._mlp.down.weight.qdata.dtype is dtype, "eight bits each"
+    torch.testing.assert_close(actual, logits(runner_of(dequantised(model, runner))), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(actual, exact, atol=1e-3), "another model, as it must be"
+    assert torch.nn.functional.cosine_similarity(actual, exact).min() > 0.9
 
 
 @pytest.mark.parametrize(("size", "columns", "biased"), [(48, 70, True), (128, 64, False), (576, 3, True)])

@@ -33,7 +33,7 @@ def test_both_sides_agree(library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "told"),
+    ("name", "changed", "mention"),
     [
         ("Pass", swapped(bindings.Pass, "first_layer", "end_layer"), "Pass.end_layer: 176 in Python, 180"),
         ("Shape", bindings.Shape._fields_[:-1], f"Shape.{LAST}: None in Python, {AT} in C"),
@@ -45,11 +45,11 @@ def test_both_sides_agree(library: ctypes.CDLL) -> None:
     ],
 )
 def test_a_structure_that_differs_is_named(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, changed: list[object], told: str
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, changed: list[object], mention: str
 ) -> None:
     """Fields of one type that changed places, one that is missing, one that is new."""
     monkeypatch.setattr(bindings, name, type(name, (ctypes.Structure,), {"_fields_": changed}))
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=mention):
         bind(library)
 
 

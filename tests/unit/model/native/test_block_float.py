@@ -28,8 +28,8 @@ def logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
     """[T, V] of tokens that do not see each other."""
     sequence = runner.open()
     runner.forward([Segment(sequence, [1])])
-    (found,) = runner.forward([Segment(sequence, [], tokens, [-1] * len(tokens))])
-    return found
+    (rows,) = runner.forward([Segment(sequence, [], tokens, [-1] * len(tokens))])
+    return rows
 
 
 @pytest.mark.skipif(rounds_activations(), reason="the processor rounds activations to bfloat16")
@@ -37,7 +37,7 @@ def test_rounds_less_than_bfloat16_activations_do(monkeypatch: pytest.MonkeyPatc
     model = products_only()
     model.model.embed_tokens.weight.data[:, 7] *= 30  # a channel far larger than others
     exact = logits(runner_of(model, executor="torch", dtype="float32"), TOKENS)
-    found = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+    actual = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
 
     def rounding(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return lambda x: torch.nn.functional.linear(x.bfloat16().float(), weight, bias)
@@ -45,7 +45,7 @@ def test_rounds_less_than_bfloat16_activations_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(parts, "make_linear", rounding)
     rounded = logits(runner_of(model, executor="torch", dtype="float32"), TOKENS)
     assert (rounded - exact).std() > 0.001 * exact.std()
-    assert (found - exact).std() < 0.5 * (rounded - exact).std()
+    assert (actual - exact).std() < 0.5 * (rounded - exact).std()
 
 
 def test_the_largest_sums_that_there_can_be_do_not_overflow() -> None:
@@ -57,9 +57,9 @@ def test_the_largest_sums_that_there_can_be_do_not_overflow() -> None:
         elif "mlp" in name or "lm_head" in name:
             parameter.data.fill_(1.9921875)  # all eight bits of bfloat16 are ones
     exact = logits(runner_of(model, executor="torch", dtype="float32"), [5])
-    found = logits(runner_of(model, executor="native", dtype="bfloat16"), [5])
+    actual = logits(runner_of(model, executor="native", dtype="bfloat16"), [5])
     assert float(exact.min()) > 300
-    torch.testing.assert_close(found, exact, rtol=0.01, atol=0)
+    torch.testing.assert_close(actual, exact, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("weights", ["bf16", "q8_0", "q4_1"])
@@ -68,10 +68,10 @@ def test_what_is_not_a_number_stays_in_its_row(weights: str) -> None:
     clean = logits(runner_of(model, executor="native", dtype="bfloat16", weights=weights), TOKENS)
     model.model.embed_tokens.weight.data[TOKENS[4], 100] = torch.nan
     model.model.embed_tokens.weight.data[TOKENS[9], 3] = torch.inf
-    found = logits(runner_of(model, executor="native", dtype="bfloat16", weights=weights), TOKENS)
+    actual = logits(runner_of(model, executor="native", dtype="bfloat16", weights=weights), TOKENS)
     others = [row for row in range(len(TOKENS)) if row not in (4, 9)]
-    assert not found[[4, 9]].isfinite().any()
-    assert torch.equal(found[others], clean[others])
+    assert not actual[[4, 9]].isfinite().any()
+    assert torch.equal(actual[others], clean[others])
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -79,7 +79,7 @@ def test_what_is_not_a_number_stays_in_its_column(bad: float) -> None:
     model = products_only()
     clean = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
     model.lm_head.weight.data[20, 100] = bad
-    found = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
-    others = [column for column in range(found.shape[1]) if column != 20]
-    assert not found[:, 20].isfinite().any()
-    assert torch.equal(found[:, others], clean[:, others])
+    actual = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+    others = [column for column in range(actual.shape[1]) if column != 20]
+    assert not actual[:, 20].isfinite().any()
+    assert torch.equal(actual[:, others], clean[:, others])

@@ -49,8 +49,8 @@ def weights_of(family: str = "llama", residual_normed: bool = False) -> EagleWei
     tensors = starting_tensors(config, weights, LAYERS, VOCABULARY)
     generator = torch.Generator().manual_seed(1)
     noisy = {n: t + 0.2 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    own = replace(config, layers=1, vocab_size=len(VOCABULARY), tied_embeddings=False)
-    return EagleWeights(own, noisy, weights["model.embed_tokens.weight"], residual_normed)
+    layer_config = replace(config, layers=1, vocab_size=len(VOCABULARY), tied_embeddings=False)
+    return EagleWeights(layer_config, noisy, weights["model.embed_tokens.weight"], residual_normed)
 
 
 class CompiledPasses:
@@ -98,8 +98,10 @@ def in_torch(weights: EagleWeights) -> EagleRunner:
 
 def by_passes(weights: EagleWeights, dtype: str) -> EagleRunner:
     options, blocks = native_options(dtype), TOKENS // 16
-    _, held = backend_and_weights(weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options)
-    layer = NativeEagle(weights, held, DTYPES[options.dtype], blocks, options.kv_type)
+    _, layer_weights = backend_and_weights(
+        weights.config, {**weights.tensors, EMBEDDING: weights.embedding}, options
+    )
+    layer = NativeEagle(weights, layer_weights, DTYPES[options.dtype], blocks, options.kv_type)
     return EagleRunner(cast(EagleModel, CompiledPasses(layer)), blocks)
 
 
@@ -113,9 +115,9 @@ def tasks_for(
     """Return what is new in each request, with hidden states of the target."""
     generator = torch.Generator().manual_seed(round_)
     tasks = []
-    for sequence, delta, own in zip(sequences, contexts(round_), limits, strict=True):
+    for sequence, delta, limit in zip(sequences, contexts(round_), limits, strict=True):
         states = torch.randn((len(delta), LAYERS, HIDDEN), generator=generator).to(torch.bfloat16)
-        tasks.append(EagleTask(GrowthTask(sequence, delta, own, sampling, blind, offset=1), states))
+        tasks.append(EagleTask(GrowthTask(sequence, delta, limit, sampling, blind, offset=1), states))
     return tasks
 
 
@@ -134,8 +136,8 @@ def grow_both(
     pairs: list[tuple[TokenTree, TokenTree]] = []
     for round_ in range(2):
         grown = []
-        for runner, own in zip(runners, sequences, strict=True):
-            tasks = tasks_for(own, round_, limits, sampling, blind)
+        for runner, owned in zip(runners, sequences, strict=True):
+            tasks = tasks_for(owned, round_, limits, sampling, blind)
             for item in tasks:
                 rows = len(item.task.delta) + shape.scored_nodes(item.task.limits)
                 runner.cache.reserve(item.task.sequence, rows)
@@ -149,9 +151,9 @@ def grow_both(
 @pytest.mark.parametrize("residual_normed", [False, True])
 def test_trees_are_those_of_the_layer_in_torch(family: str, residual_normed: bool) -> None:
     pairs = grow_both(weights_of(family, residual_normed), GrowthShape(), LIMITS, GREEDY)
-    for found, expected in pairs:
-        assert_same(found, expected, SUMS)
-    trees = [found for found, _ in pairs]
+    for actual, expected in pairs:
+        assert_same(actual, expected, SUMS)
+    trees = [actual for actual, _ in pairs]
     assert [len(tree) - 1 for tree in trees] == [limits.nodes for limits in LIMITS] * 2
     assert max(len(tree.path_to(n)) for tree in trees for n in range(len(tree))) >= 4
     assert len({tuple(tree.token_ids[1:3].tolist()) for tree in trees if len(tree) > 2}) > 5
@@ -176,8 +178,8 @@ def test_trees_are_those_of_the_layer_in_torch(family: str, residual_normed: boo
 def test_points_noise_and_draws_are_those_of_the_layer_in_torch(
     shape: GrowthShape, limits: list[TreeLimits], sampling: Sampling, blind: float | None
 ) -> None:
-    for found, expected in grow_both(weights_of(), shape, limits, sampling, blind=blind):
-        assert_same(found, expected, SUMS)
+    for actual, expected in grow_both(weights_of(), shape, limits, sampling, blind=blind):
+        assert_same(actual, expected, SUMS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
@@ -190,18 +192,18 @@ def test_a_whole_draft_is_what_its_passes_say(dtype: str, kind: ProposalKind, sa
     def reference(weights: EagleWeights) -> EagleRunner:
         return by_passes(weights, dtype)
 
-    for found, expected in grow_both(weights, GrowthShape(kind=kind), LIMITS, sampling, reference, dtype):
-        assert_same(found, expected)
+    for actual, expected in grow_both(weights, GrowthShape(kind=kind), LIMITS, sampling, reference, dtype):
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
 def test_few_bits_say_nearly_the_same(dtype: str) -> None:
     """Little probability of first guesses lies elsewhere, on average."""
     apart = []
-    for found, expected in grow_both(
+    for actual, expected in grow_both(
         weights_of(), GrowthShape(), [TreeLimits(40, 1)] * 5, GREEDY, dtype=dtype
     ):
-        ours = dict(zip(found.token_ids[1:].tolist(), found.scores[1:], strict=True))
+        ours = dict(zip(actual.token_ids[1:].tolist(), actual.scores[1:], strict=True))
         theirs = dict(zip(expected.token_ids[1:].tolist(), expected.scores[1:], strict=True))
         common = ours.keys() & theirs.keys()
         assert len(common) > 35
@@ -223,10 +225,10 @@ def test_a_batch_does_not_change_its_members() -> None:
 
 def test_what_cannot_run_is_refused() -> None:
     weights = weights_of()
-    for options, told in (
+    for options, reason in (
         (RunnerOptions(executor="gpu"), "an EAGLE layer runs in native or torch"),
         (RunnerOptions(weights="q8_0", executor="torch"), "weights = 'q8_0': needs the native executor"),
         (RunnerOptions(dtype="float16", executor="native"), "float32 and bfloat16 are supported"),
     ):
-        with pytest.raises(SettingError, match=told):
+        with pytest.raises(SettingError, match=reason):
             EagleRunner.build(weights, options)

@@ -78,29 +78,29 @@ LEAST = [0.0, 0.5, 0.3, 0.2, 0.04]
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q8_0", "cache in bytes"])
 @pytest.mark.parametrize("beam", [1, 4, 30])
 def test_best_first_trees_are_those_of_the_reference(beam: int, dtype: str) -> None:
-    for found, expected in grow_both(GrowthShape(beam=beam), LIMITS, GREEDY, dtype):
-        assert_same(found, expected)
+    for actual, expected in grow_both(GrowthShape(beam=beam), LIMITS, GREEDY, dtype):
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("least", [0.01, 0.03, 0.2])
 def test_trees_that_stop_at_improbable_paths_are_those_of_the_reference(least: float) -> None:
     shape = GrowthShape(min_path_probability=least)
     for sampling, kind in ((GREEDY, POINT), (SAMPLED, POINT), (SAMPLED, DRAWS)):
-        for found, expected in grow_both(replace(shape, kind=kind), LIMITS, sampling):
-            assert_same(found, expected)
+        for actual, expected in grow_both(replace(shape, kind=kind), LIMITS, sampling):
+            assert_same(actual, expected)
     chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
-    for found, expected in grow_both(shape, chains, GREEDY):
-        assert_same(found, expected)
+    for actual, expected in grow_both(shape, chains, GREEDY):
+        assert_same(actual, expected)
 
 
 def test_every_request_says_where_its_tree_may_stop() -> None:
     """Side by side; what the speculator asks of all trees holds besides."""
-    limits = [replace(each, min_path_probability=p) for each, p in zip(LIMITS, LEAST, strict=True)]
+    limits = [replace(limit, min_path_probability=p) for limit, p in zip(LIMITS, LEAST, strict=True)]
     for sampling, kind in ((GREEDY, POINT), (SAMPLED, POINT), (SAMPLED, DRAWS)):
         shape = GrowthShape(min_path_probability=0.02, kind=kind)
         pairs = grow_both(shape, limits, sampling)
-        for found, expected in pairs:
-            assert_same(found, expected)
+        for actual, expected in pairs:
+            assert_same(actual, expected)
         unlimited = grow_both(shape, LIMITS, sampling)
         changed = [
             a.parents.tolist() != b.parents.tolist() for (a, _), (b, _) in zip(pairs, unlimited, strict=True)
@@ -119,26 +119,26 @@ def test_a_level_that_brings_less_than_its_time_is_worth_is_not_grown() -> None:
         ("a chain", GrowthShape(), TreeLimits(6, 6, width=1), GREEDY, False),
         ("a vector", GrowthShape(ExpansionVector((2, 1, 1))), TreeLimits(30, 6), GREEDY, False),
     ):
-        found = []
+        trees = []
         for speed in (0.0, 0.0, 1e15):
             sequence = runner.open()
             wanted = replace(limits, tokens_per_second=speed)
             runner.cache.reserve(sequence, 4 + shape.scored_nodes(wanted))
             (tree,) = runner.grow([GrowthTask(sequence, (5, 17, 3, 88), wanted, sampling)], shape, VOCABULARY)
-            found.append(max(depths(tree.parents)))
+            trees.append(max(depths(tree.parents)))
             runner.cache.release(sequence)
-        assert found[0] == found[1] > 1, name
-        assert bool(found[2] == 1) is ends, name
+        assert trees[0] == trees[1] > 1, name
+        assert bool(trees[2] == 1) is ends, name
 
 
 def test_expansion_vectors_and_sequences_are_those_of_the_reference() -> None:
     shape = GrowthShape(ExpansionVector((2, 1, 3, 1)))
     limits = [TreeLimits(50, 8), TreeLimits(5, 2), TreeLimits(4, 4, width=1), *LIMITS[2:4]]
-    for found, expected in grow_both(shape, limits, GREEDY):
-        assert_same(found, expected)
+    for actual, expected in grow_both(shape, limits, GREEDY):
+        assert_same(actual, expected)
     chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
-    for found, expected in grow_both(GrowthShape(), chains, GREEDY):
-        assert_same(found, expected)
+    for actual, expected in grow_both(GrowthShape(), chains, GREEDY):
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
@@ -148,16 +148,16 @@ def test_sampled_trees_are_those_of_the_reference_draw_for_draw(
 ) -> None:
     """The same q and the same random numbers: numpy's Philox, reimplemented in `randomness.h`."""
     pairs = grow_both(GrowthShape(kind=kind, q_support=24), LIMITS, sampling)
-    for found, expected in pairs:
-        assert_same(found, expected)
+    for actual, expected in pairs:
+        assert_same(actual, expected)
     assert any(len(set(p.children)) > 1 for tree, _ in pairs for p in tree.proposals)
 
 
 @pytest.mark.parametrize("sampling", STOCHASTIC)
 def test_trees_that_look_at_the_noise_are_those_of_the_reference(sampling: Sampling) -> None:
     pairs = grow_both(GrowthShape(q_support=24), LIMITS, sampling)
-    for found, expected in pairs:
-        assert_same(found, expected)
+    for actual, expected in pairs:
+        assert_same(actual, expected)
     others = grow_both(GrowthShape(q_support=24), LIMITS, replace(sampling, seed=77))
     assert any(
         a.token_ids.tolist() != b.token_ids.tolist() for (a, _), (b, _) in zip(pairs, others, strict=True)
@@ -166,17 +166,17 @@ def test_trees_that_look_at_the_noise_are_those_of_the_reference(sampling: Sampl
 
 def test_trees_of_hidden_noise_are_those_of_the_reference() -> None:
     """Greedy growth, scored at the request's temperature."""
-    for found, expected in grow_both(GrowthShape(), LIMITS, GREEDY, blind=0.8):
-        assert_same(found, expected)
+    for actual, expected in grow_both(GrowthShape(), LIMITS, GREEDY, blind=0.8):
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("kind", [POINT, DRAWS])
 def test_sampled_chains_and_expansions_are_those_of_the_reference(kind: ProposalKind) -> None:
     chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
-    for found, expected in grow_both(GrowthShape(kind=kind), chains, SAMPLED):
-        assert_same(found, expected)
-    for found, expected in grow_both(GrowthShape(ExpansionVector((3, 2, 1)), kind=kind), LIMITS, SAMPLED):
-        assert_same(found, expected)
+    for actual, expected in grow_both(GrowthShape(kind=kind), chains, SAMPLED):
+        assert_same(actual, expected)
+    for actual, expected in grow_both(GrowthShape(ExpansionVector((3, 2, 1)), kind=kind), LIMITS, SAMPLED):
+        assert_same(actual, expected)
 
 
 def test_a_batch_does_not_change_its_members() -> None:

@@ -45,9 +45,9 @@ def alone(runner: ModelRunner, prompt: KVSequence) -> torch.Tensor:
 
 def siblings(runner: ModelRunner, sequence: KVSequence, nodes: list[int]) -> torch.Tensor:
     """Return the logits after tokens of which each follows the sequence."""
-    (found,) = runner.forward([Segment(sequence, [], nodes, [-1] * len(nodes))])
+    (rows,) = runner.forward([Segment(sequence, [], nodes, [-1] * len(nodes))])
     runner.cache.commit(sequence, [])
-    return found
+    return rows
 
 
 def test_however_many_rows_each_is_as_if_alone(
@@ -66,10 +66,10 @@ def test_whatever_sequences_share_a_pass_each_row_is_as_if_alone(
         sequences = [runner.open() for _ in range(count)]
         runner.forward([Segment(sequence, PROMPT) for sequence in sequences])
         stranger = Segment(runner.open(), random.integers(0, 97, 3 * count).tolist(), want_last=True)
-        own = [Segment(sequence, [token], want_last=True) for token, sequence in enumerate(sequences)]
-        (_, *found) = runner.forward([stranger, *own])
-        assert torch.equal(torch.cat(found), alone[:count])
-        for segment in (stranger, *own):
+        segments = [Segment(sequence, [token], want_last=True) for token, sequence in enumerate(sequences)]
+        (_, *actual) = runner.forward([stranger, *segments])
+        assert torch.equal(torch.cat(actual), alone[:count])
+        for segment in (stranger, *segments):
             runner.cache.release(segment.sequence)
 
 
@@ -112,6 +112,6 @@ def test_prefill_in_any_chunks_gives_the_same_bits(runner: ModelRunner) -> None:
     for size in (1, 2, 5, 16, 33):
         sequence = runner.open()
         for start in range(0, len(PROMPT), size):
-            (found,) = runner.forward([Segment(sequence, PROMPT[start : start + size], want_last=True)])
-        assert torch.equal(found, expected), f"chunks of {size}"
+            (logits,) = runner.forward([Segment(sequence, PROMPT[start : start + size], want_last=True)])
+        assert torch.equal(logits, expected), f"chunks of {size}"
         runner.cache.release(sequence)

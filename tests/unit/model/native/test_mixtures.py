@@ -50,7 +50,7 @@ def test_queries_keys_and_values_are_bounded(executor: str) -> None:
     model, free = (tiny_transformers("olmoe", clip_qkv=bound, **SHAPE) for bound in (0.4, None))
     runner = runner_of(model, executor=executor)
     (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
-    expected, other = (reference_logits(each, PROMPT)[-1] for each in (model, free))
+    expected, other = (reference_logits(bounded, PROMPT)[-1] for bounded in (model, free))
     torch.testing.assert_close(logits[0], expected, rtol=1e-3, atol=1e-3)
     assert float((expected - other).abs().max()) > 0.1, "the bound matters"
     with pytest.raises(IncompatibleError, match=r"kv_window = 64: .*bounds of queries, keys and values"):
@@ -84,21 +84,21 @@ def test_a_tree_of_any_shape_is_decoding_along_its_paths(
     parents = [data.draw(st.integers(-1, node - 1)) for node in range(count)]
     tokens = np.random.default_rng(seed).integers(3, 97, count).tolist()
     tree = runner.open()
-    (found,) = runner.forward([Segment(tree, PROMPT, tokens, parents, want_last=True)])
+    (rows_of_tree,) = runner.forward([Segment(tree, PROMPT, tokens, parents, want_last=True)])
     paths: list[list[int]] = []
     for node, parent in enumerate(parents):
         paths.append([*(paths[parent] if parent >= 0 else []), tokens[node]])
     for row, path in enumerate([[], *paths]):
-        assert torch.equal(found[row : row + 1], along_path(runner, path)), (parents, row)
+        assert torch.equal(rows_of_tree[row : row + 1], along_path(runner, path)), (parents, row)
 
 
 FORMATS = ("bf16", "q8_0", "q4_k", "q4_1", "q6_k")
 
 
 def rows_of(runner: ModelRunner, sequence: Any, tokens: list[int]) -> torch.Tensor:
-    (found,) = runner.forward([Segment(sequence, [], tokens, [-1] * len(tokens))])
+    (rows,) = runner.forward([Segment(sequence, [], tokens, [-1] * len(tokens))])
     runner.cache.commit(sequence, [])
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -117,8 +117,8 @@ def test_a_row_beside_others_is_as_if_alone_on_any_number_of_threads(family: str
         for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
             for rows in (1, 2, 3, 5, 8, 13, 19, ROWS):
-                found = rows_of(runner, sequence, list(range(rows)))
-                assert torch.equal(found, torch.cat(alone[:rows])), f"{rows} rows, {threads} threads"
+                actual = rows_of(runner, sequence, list(range(rows)))
+                assert torch.equal(actual, torch.cat(alone[:rows])), f"{rows} rows, {threads} threads"
     finally:
         torch.set_num_threads(before)
 
@@ -131,19 +131,19 @@ def test_a_prompt_in_chunks_gives_the_same_bits(family: str) -> None:
     for size in (7, 64, 299):
         sequence = runner.open()
         for start in range(0, 300, size):
-            (found,) = runner.forward([Segment(sequence, tokens[start : start + size], want_last=True)])
-        assert torch.equal(found, expected)
+            (logits,) = runner.forward([Segment(sequence, tokens[start : start + size], want_last=True)])
+        assert torch.equal(logits, expected)
 
 
 def test_matrices_of_experts_are_in_the_chosen_format_and_the_router_in_float32() -> None:
     model = tiny_transformers("qwen2_moe", head_dim=16, hidden_size=64, intermediate_size=256)
-    held = native(model, dtype="bfloat16", weights="q8_0").weights
+    formats = native(model, dtype="bfloat16", weights="q8_0").weights
     attention_and_head, experts, dense = 4 * 3 + 1, 3 * 6, 3 * 2
     shared, embeddings = 2, 1  # its third matrix has rows of 134 numbers
-    assert held.counts["Q8_0"] == attention_and_head + experts + dense + shared, held
-    assert held.counts["BF16"] == 1 + embeddings, held
+    assert formats.counts["Q8_0"] == attention_and_head + experts + dense + shared, formats
+    assert formats.counts["BF16"] == 1 + embeddings, formats
     norms, biases, router, shared_gate = 2 * 3 + 1, 3 * 3, 1, 1
-    assert held.counts["F32"] == norms + biases + router + shared_gate, held
+    assert formats.counts["F32"] == norms + biases + router + shared_gate, formats
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])

@@ -56,11 +56,11 @@ def random_segments(runner: ModelRunner, seed: int, requests: int, longest: int 
 @pytest.mark.parametrize("family", SPECIAL)
 def test_families_with_trees_deeper_than_windows_equal_the_oracle(family: str, window: int) -> None:
     model = tiny_transformers(family, **(SHAPE | {"sliding_window": window}))
-    found, expected = (
+    actual, expected = (
         runner.forward(random_segments(runner, window, 5))
         for runner in (runner_of(model, executor=name, kv_tokens=8192) for name in ("native", "torch"))
     )
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -69,8 +69,8 @@ def test_families_with_trees_deeper_than_windows_equal_the_oracle(family: str, w
 def test_ragged_random_trees_equal_the_oracle(seed: int, vocabulary: int) -> None:
     torch_runner, native = (make(executor, vocabulary=vocabulary) for executor in ("torch", "native"))
     expected = torch_runner.forward(random_segments(torch_runner, seed, 5))
-    found = native.forward(random_segments(native, seed, 5))
-    for a, b in zip(found, expected, strict=True):
+    actual = native.forward(random_segments(native, seed, 5))
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -78,8 +78,8 @@ def test_trees_over_several_segments_equal_the_oracle() -> None:
     """Contexts of up to three segments of 512 positions."""
     oracle, native = make("torch"), make("native")
     expected = torch.cat(oracle.forward(random_segments(oracle, 3, 4, 1400)))
-    found = torch.cat(native.forward(random_segments(native, 3, 4, 1400)))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    actual = torch.cat(native.forward(random_segments(native, 3, 4, 1400)))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_cache_in_bytes_rounds_a_few_times_as_much_as_bfloat16() -> None:
@@ -146,9 +146,9 @@ def test_however_many_rows_each_is_as_if_alone(weights: str) -> None:
     runner.forward([Segment(sequence, [3, 14, 15, 92])])
 
     def logits(nodes: list[int]) -> torch.Tensor:
-        (found,) = runner.forward([Segment(sequence, [], nodes, [-1] * len(nodes))])
+        (rows,) = runner.forward([Segment(sequence, [], nodes, [-1] * len(nodes))])
         runner.cache.commit(sequence, [])
-        return found
+        return rows
 
     alone = [logits([node]) for node in range(26)]
     for rows in range(2, 27):
@@ -168,8 +168,8 @@ def test_the_number_of_threads_changes_nothing(requests: int, longest: int, kv_t
             results.append(torch.cat(runner.forward(random_segments(runner, 5, requests, longest))))
     finally:
         torch.set_num_threads(before)
-    for found in results[1:]:
-        assert torch.equal(results[0], found)
+    for actual in results[1:]:
+        assert torch.equal(results[0], actual)
 
 
 def test_bfloat16_is_as_close_to_float32_as_torch_is() -> None:
@@ -193,5 +193,5 @@ def test_prefill_in_any_chunks_gives_the_same_bits(family: str, kv_type: str) ->
     for size in (7, 16, 64, 511):
         sequence = runner.open()
         for start in range(0, 700, size):
-            (found,) = runner.forward([Segment(sequence, tokens[start : start + size], want_last=True)])
-        assert torch.equal(found, expected)
+            (logits,) = runner.forward([Segment(sequence, tokens[start : start + size], want_last=True)])
+        assert torch.equal(logits, expected)

@@ -66,13 +66,13 @@ def bound(kind: str, rows: NDArray[np.uint8], x: NDArray[np.float32]) -> NDArray
     numbers, scales = (quantise_q8_k if kind in K_QUANTS else quantise_q8_0)(x)
     groups = blocks.scales.shape[-1]
     codes = blocks.codes.reshape(*blocks.codes.shape[:-1], groups, -1)
-    found = []
+    bounds = []
     for a, scale in zip(numbers.reshape(*numbers.shape[:2], groups, -1), scales, strict=True):
         main = np.abs(blocks.scales * (codes * a).sum(-1)).sum(-1) * np.abs(blocks.scale)
         least = np.abs(blocks.minimums * a.sum(-1)).sum(-1) * np.abs(blocks.offset)
-        found.append((np.abs(scale) * (main + least)).sum(-1))
+        bounds.append((np.abs(scale) * (main + least)).sum(-1))
     operations = 2 * groups + blocks.codes.shape[1] + 3  # sums, and the scale of activations
-    terms: NDArray[np.float64] = np.array(found)
+    terms: NDArray[np.float64] = np.array(bounds)
     return operations * (ROUNDING * terms + SMALLEST)
 
 
@@ -105,9 +105,9 @@ def test_products_are_those_of_the_oracle(
     random = np.random.default_rng(seed)
     k = depth * (256 if kind in K_QUANTS else 32)
     weights, x = random_blocks(kind, n, k, random), random_inputs(rows, k, random)
-    found = product_of(kind, torch.from_numpy(weights), x, scale)
+    actual = product_of(kind, torch.from_numpy(weights), x, scale)
     read = x * np.float32(2.0**scale)
-    assert (np.abs(found - product(kind, weights, read)) <= bound(kind, weights, read)).all()
+    assert (np.abs(actual - product(kind, weights, read)) <= bound(kind, weights, read)).all()
 
 
 @KINDS
@@ -118,9 +118,9 @@ def test_no_number_stays_in_its_row(kind: str, number: float) -> None:
     x = random_inputs(6, 512, random)
     expected = product_of(kind, weights, x)
     x[2, 300] = number
-    found = product_of(kind, weights, x)
-    assert np.isnan(found[2]).all()
-    np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(expected, 2, 0))
+    actual = product_of(kind, weights, x)
+    assert np.isnan(actual[2]).all()
+    np.testing.assert_array_equal(np.delete(actual, 2, 0), np.delete(expected, 2, 0))
 
 
 @pytest.mark.parametrize("kind", ["F16", "F32"])
@@ -129,10 +129,10 @@ def test_numbers_are_multiplied_as_they_are(kind: str, n: int, k: int) -> None:
     random = np.random.default_rng(n)
     x = random_inputs(9, k, random)
     weights = random.normal(size=(n, k)).astype(np.float16 if kind == "F16" else np.float32)
-    found = product_of(kind, stored(kind, weights.astype(np.float32)), x, 14)
+    actual = product_of(kind, stored(kind, weights.astype(np.float32)), x, 14)
     exact = (x.astype(np.float64) * 2.0**14) @ weights.astype(np.float64).T
     terms = (np.abs(x).astype(np.float64) * 2.0**14) @ np.abs(weights).astype(np.float64).T
-    assert (np.abs(found - exact) <= k * ROUNDING * terms).all()
+    assert (np.abs(actual - exact) <= k * ROUNDING * terms).all()
 
 
 @pytest.mark.parametrize("kind", [*sorted(BLOCK_BYTES), "F16", "BF16", "F32"])

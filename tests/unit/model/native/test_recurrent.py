@@ -40,8 +40,8 @@ def make(family: str, dtype: str = "float32", seed: int = 0, **changes: Any) -> 
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
-    found: list[int] = np.random.default_rng(seed).integers(3, 97, count).tolist()
-    return found
+    tokens: list[int] = np.random.default_rng(seed).integers(3, 97, count).tolist()
+    return tokens
 
 
 def plain(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
@@ -75,8 +75,8 @@ def test_states_that_fade_slowly_are_those_of_transformers(family: str) -> None:
     for name, weight in model.named_parameters():
         if name.endswith("A_log"):
             weight.data.fill_(-4.0)
-    found = plain(runner_of(model, executor="native"), tokens)
-    torch.testing.assert_close(found, reference_logits(model, tokens), rtol=1e-3, atol=1e-3)
+    actual = plain(runner_of(model, executor="native"), tokens)
+    torch.testing.assert_close(actual, reference_logits(model, tokens), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -107,8 +107,8 @@ def test_any_tree_gives_the_bits_of_plain_decoding(family: str, dtype: str, data
         )
     if first < len(nodes):
         rows.append(runner.forward([Segment(sequence, (), nodes[first:], parents[first:])])[0])
-    found = torch.cat(rows)[len(cuts) - 2 :]
-    for row, path in zip(found, [[], *paths], strict=True):
+    actual = torch.cat(rows)[len(cuts) - 2 :]
+    for row, path in zip(actual, [[], *paths], strict=True):
         assert torch.equal(row, plain(runner, [*context, *(nodes[node] for node in path)])[-1])
 
     path = data.draw(st.sampled_from([[], *paths]))
@@ -127,8 +127,8 @@ def test_a_deep_chain_of_nodes_crosses_blocks(family: str) -> None:
     wanted = plain(runner, [*context, *chain])[10:]
     for size in (40, 7):
         sequence = runner.open()
-        (found,) = runner.forward([Segment(sequence, context, want_last=True)])
-        rows = [found]
+        (logits,) = runner.forward([Segment(sequence, context, want_last=True)])
+        rows = [logits]
         for start in range(0, 40, size):
             part = chain[start : start + size]
             parents = range(start - 1, start - 1 + len(part))
@@ -148,12 +148,12 @@ def test_chunks_and_threads_change_nothing(family: str) -> None:
             runner = make(family, "bfloat16")
             sequence = runner.open()
             for start in range(0, 150, size):
-                (found,) = runner.forward([Segment(sequence, tokens[start : start + size], want_last=True)])
-            results.append(found)
+                (logits,) = runner.forward([Segment(sequence, tokens[start : start + size], want_last=True)])
+            results.append(logits)
     finally:
         torch.set_num_threads(before)
-    for found in results[1:]:
-        assert torch.equal(found, results[0])
+    for logits in results[1:]:
+        assert torch.equal(logits, results[0])
 
 
 @pytest.mark.parametrize("length", [32, 37, 48])
@@ -170,8 +170,8 @@ def test_a_request_that_was_preempted_or_shares_a_prompt_goes_on_with_the_same_b
         again = runner.open()
         shared = runner.cache.share(again, text)
         assert shared == length // BLOCK_TOKENS * BLOCK_TOKENS
-        (found,) = runner.forward([Segment(again, [*text[shared:], 9], want_last=True)])
-        assert torch.equal(found[0], wanted)
+        (actual,) = runner.forward([Segment(again, [*text[shared:], 9], want_last=True)])
+        assert torch.equal(actual[0], wanted)
         runner.cache.release(again)
 
 
@@ -185,9 +185,11 @@ def test_a_path_that_ends_with_a_block_is_shared() -> None:
     second, third = runner.open(), runner.open()
     for sequence in (second, third):
         assert runner.cache.share(sequence, text) == 16
-    found = runner.forward([Segment(each, [9], want_last=True) for each in (second, third, first)])
+    actual = runner.forward(
+        [Segment(path_sequence, [9], want_last=True) for path_sequence in (second, third, first)]
+    )
     wanted = plain(runner, [*text, 9])[-1:]
-    assert all(torch.equal(row, wanted) for row in found)
+    assert all(torch.equal(row, wanted) for row in actual)
 
 
 def states_of(runner: ModelRunner) -> RecurrentStates[Any]:
@@ -297,11 +299,11 @@ def test_granite_without_positions() -> None:
 def test_layers_on_disk_give_the_same_bits(family: str, tmp_path: Path) -> None:
     model, tokens = random_model(family), tokens_of(3, 40)
     offload = {"offload": "disk", "offload_directory": str(tmp_path)}
-    found = [
+    actual = [
         runner.forward([Segment(runner.open(), tokens, want_last=True)])[0]
         for runner in (runner_of(model, executor="native", **options) for options in ({}, offload))
     ]
-    assert torch.equal(*found)
+    assert torch.equal(*actual)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

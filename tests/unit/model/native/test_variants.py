@@ -38,7 +38,7 @@ pytestmark = [
 
 def digest() -> str:
     """Return a hash of the logits of a prompt, a chain and a tree, with weights of every kind."""
-    found = hashlib.sha256()
+    digest_so_far = hashlib.sha256()
     model = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=160)
     for dtype, weights in (
         ("float32", "f32"),
@@ -53,18 +53,20 @@ def digest() -> str:
             Segment(sequence, [5, 6], [7, 8, 9, 10], [-1, 0, 0, 2], want_last=True),
         ):
             for logits in runner.forward([segment]):
-                found.update(logits.float().contiguous().numpy().tobytes())
-    return found.hexdigest()
+                digest_so_far.update(logits.float().contiguous().numpy().tobytes())
+    return digest_so_far.hexdigest()
 
 
 def digest_of(environment: dict[str, str]) -> str:
     """The same in a process with these variables."""
-    own = {name: text for name, text in os.environ.items() if name not in ("CXXFLAGS", KERNELS_VARIABLE)}
+    variables = {
+        name: text for name, text in os.environ.items() if name not in ("CXXFLAGS", KERNELS_VARIABLE)
+    }
     code = "from tests.unit.model.native.test_variants import digest; print(digest())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env=own | environment,
+        env=variables | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -75,9 +77,9 @@ def digest_of(environment: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_a_library_of_an_image_computes_what_the_compiler_here_makes(variant: object) -> None:
-    if variant not in (found := fitting(processor_flags())):
+    if variant not in (kernels := fitting(processor_flags())):
         pytest.skip("this processor does not run it")
-    (chosen,) = (known for known in found if known is variant)
+    (chosen,) = (known for known in kernels if known is variant)
     directory = cache_directory() / "native" / "variants" / chosen.name
     build_variants(directory, [chosen])
     shipped = digest_of({KERNELS_VARIABLE: str(directory), "CXX": "/no/such/compiler"})

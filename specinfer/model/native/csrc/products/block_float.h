@@ -9,7 +9,7 @@
 // What is rounded: activations to 1/4095 of the largest of their block, which is at least as near, over a block, as
 // bfloat16 (what processors that multiply bfloat16 round them to), usually four times nearer; and weights below 1/32 of
 // the largest of their column, to 1/8192 of it; the eight bits of every other weight are kept. What that does
-// to logits: docs/findings.md#block-float.
+// to logits: docs/performance.md#block-float.
 #pragma once
 #include <algorithm>
 #include <cmath>
