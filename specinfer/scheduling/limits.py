@@ -49,7 +49,7 @@ class NodeBudget:
     They limit the prompt tokens of a step.
     """
     context_s: float = 0.0
-    """Seconds that a token of context adds to each row of a pass."""
+    """Seconds that a token of context adds to each row."""
 
     def of_step(self, batch: int, requests: int) -> int:
         """Return the maximum nodes of a step with this many trees."""

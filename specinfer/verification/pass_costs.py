@@ -83,7 +83,7 @@ def measure_context(
     costs: Sequence[tuple[int, float]],
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the seconds that a token of context adds to each row of a pass.
+    """Return the seconds that a token of context adds to each row.
 
     They follow from passes after a long context of empty keys and values, compared with the measured `costs` of the
     same rows. 0 if such a context does not fit, or has recurrent states or a window.

@@ -30,7 +30,7 @@ class KVSequence:
         self.shift = 0
         """Rotary position of a token minus its position in the cache."""
         self.unwritten = False
-        """True if context tokens have no keys and values; its blocks are not shared."""
+        """True if context tokens have no keys; blocks are not shared."""
         self.released = False
 
     @property
