@@ -43,7 +43,8 @@ class ResidentSpeculators:
             SettingError: naming what cannot be read.
             IncompatibleError: if a drafter does not fit the target.
         """
-        flags = draft_group(settings.model, settings.draft, settings.offload != "none", settings.executor)
+        offload, options = settings.offload != "none", (settings.executor, settings.dtype, settings.device)
+        flags = draft_group(settings.model, settings.draft, offload, *options)
         if flags is None:
             return cls(None, (), runner)
         target = {

@@ -27,7 +27,12 @@ _METHODS = {"eagle3": "eagle"}
 
 
 def draft_group(
-    model: str, draft: str = AUTO_DRAFT, offload: bool = False, executor: str = "auto"
+    model: str,
+    draft: str = AUTO_DRAFT,
+    offload: bool = False,
+    executor: str = "auto",
+    dtype: str = "bfloat16",
+    device: str = "cpu",
 ) -> Flags | None:
     """Return the drafters named by `--draft`, as one group; None for none.
 
@@ -37,6 +42,8 @@ def draft_group(
         offload: whether the target's layers are offloaded. Then passes are slow and nodes are free, so a model
             drafts large trees.
         executor: of the target. "auto" leaves out drafts that read hidden states if it returns none.
+        dtype: numeric type of the target.
+        device: device of the target.
 
     Raises:
         SettingError: if the draft is not there, or has another tokenizer than the model.
@@ -45,7 +52,7 @@ def draft_group(
     if draft == NO_DRAFT:
         return None
     if draft == AUTO_DRAFT:
-        name = automatic_draft(model, executor)
+        name = automatic_draft(model, executor, dtype, device)
     elif names_drafters(draft):
         (flags,) = (read_speculators([draft]) or {}).values()
         return flags
@@ -80,13 +87,13 @@ def default_services(model: str, offload: bool = False) -> dict[str, Flags]:
     return {group["drafter"]: group} if group else {}
 
 
-def automatic_draft(model: str, executor: str = "auto") -> str:
+def automatic_draft(model: str, executor: str = "auto", dtype: str = "bfloat16", device: str = "cpu") -> str:
     """Return the available draft of a model, empty if none. Logged."""
     if trained := trained_for(model).get("ssm"):
         return trained
     if has_own_mtp(resolve_model(model)):
         own = "draft of %s: its own layer that predicts further tokens"
-        if _returns_states(model, executor):
+        if _returns_states(model, executor, dtype, device):
             log.info(f"{own} (--draft none: without)", model)
             return model
         log.info(f"{own} is left out: transformers' code, which runs it, returns no hidden states", model)
@@ -154,15 +161,17 @@ def method_of(directory: Path) -> str:
     return str(method)
 
 
-def _returns_states(model: str, executor: str) -> bool:
+def _returns_states(model: str, executor: str, dtype: str, device: str) -> bool:
     """Return whether our executors run a model here.
 
     Others do not return the hidden states that its own layer reads.
     """
-    from specinfer.model.options import RunnerOptions
+    from specinfer.model.options import RunnerOptions, check_options
     from specinfer.model.probe.load import planned_executor
 
-    return planned_executor(resolve_model(model), RunnerOptions(executor=executor)) is not None
+    options = RunnerOptions(executor=executor, dtype=dtype, device=device)
+    check_options(options)
+    return planned_executor(resolve_model(model), options) is not None
 
 
 def _is_same(model: str, draft: str) -> bool:

@@ -66,14 +66,21 @@ def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
 
 
 def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
-    """Return equal shares of a total, with leftovers redistributed (max-min fairness)."""
+    """Return equal shares of a total, with leftovers redistributed (max-min fairness).
+
+    What cannot be divided goes to the first: the shares of a total below their number are ones and zeros.
+    """
     shares = [0] * len(wanted)
     left = total
     # the most modest first, so that what they leave goes to the others
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     for done, index in enumerate(order):
         fair = left // (len(order) - done)
-        shares[index] = max(0, min(wanted[index], fair))
+        if wanted[index] > fair:  # as do all that follow
+            for place, further in enumerate(sorted(order[done:])):
+                shares[further] = fair + (place < left % (len(order) - done))
+            break
+        shares[index] = max(0, wanted[index])
         left -= shares[index]
     return shares
 

@@ -107,7 +107,8 @@ class LocalOptions:
             InvalidInputError: if the draft does not fit the model, or cannot be read.
         """
         executor = str(self.verifier.get("executor", "auto"))
-        return draft_group(self.model, self.hosted_draft, self.offloaded, executor)
+        target = executor, self.dtype, self.device or "cpu"
+        return draft_group(self.model, self.hosted_draft, self.offloaded, *target)
 
     @property
     def offloaded(self) -> bool:

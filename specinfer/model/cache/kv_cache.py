@@ -212,6 +212,8 @@ class PagedKVCache:
             block = self._filed.get(known)
             if block is None:
                 if max_restored is not None and len(restored) * BLOCK_TOKENS >= max_restored:
+                    # the rest is looked up next time
+                    self.queried_tokens -= (len(tokens) - at) // BLOCK_TOKENS * BLOCK_TOKENS
                     break
                 block = self._restore(known)
                 if block is None:

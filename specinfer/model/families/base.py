@@ -196,11 +196,15 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
     """
     if getattr(hf, "mlp_bias", False):
         raise IncompatibleError("mlp_bias = True: not supported")
+    inner = getattr(hf, "intermediate_size", None) or getattr(hf, "moe_intermediate_size", None)
+    if inner is None:
+        found = getattr(hf, "intermediate_size", None)
+        raise IncompatibleError(f"intermediate_size = {found!r}: must be a whole number above 0")
     if not positions:
         inv_freq, scale = rotary(hf)
         positions = {"inv_freq": inv_freq, "rotary_scale": scale}
     return positions | {
-        "intermediate_size": getattr(hf, "intermediate_size", None) or hf.moe_intermediate_size,
+        "intermediate_size": inner,
         "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
         "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
         "norm_eps": hf.rms_norm_eps,

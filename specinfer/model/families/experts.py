@@ -52,6 +52,8 @@ class Experts:
     """True if the router weights the shared expert."""
 
     def __post_init__(self) -> None:
+        if type(self.count) is not int:
+            raise IncompatibleError(f"number of experts = {self.count!r}: must be a whole number")
         if type(self.used) is not int or not 0 < self.used <= self.count:
             raise IncompatibleError(
                 f"num_experts_per_tok = {self.used!r}: must be 1 to {self.count}, the number of experts"
@@ -65,6 +67,8 @@ def qwen_experts(hf: Any) -> Experts | None:
     """
     layers = range(hf.num_hidden_layers)
     only, step = getattr(hf, "mlp_only_layers", ()), getattr(hf, "decoder_sparse_step", 1)
+    if type(step) is not int or step <= 0:
+        raise IncompatibleError(f"decoder_sparse_step = {step!r}: must be a whole number above 0")
     dense = {n for n in layers if n in only or (n + 1) % step}
     if len(dense) == len(layers) or not getattr(hf, "num_experts", 0):
         return None

@@ -157,6 +157,11 @@ def test_auto_leaves_it_out_where_the_target_returns_no_states(
     assert line.startswith(f"draft of {path}: its own layer that predicts further tokens is left out")
     assert LocalOptions(path, verifier={"executor": "generic"}).hosted == {"drafter": "ngram"}
     assert LocalOptions(path).hosted == {"drafter": "ngram+mtp", "model": path}
+    for dtype, device in (("float16", "cpu"), ("bfloat16", "meta")):  # the kernels run neither
+        assert draft_group(path, dtype=dtype, device=device) == {"drafter": "ngram"}
+        assert LocalOptions(path, dtype=dtype, device=device).hosted == {"drafter": "ngram"}
+    with pytest.raises(SettingError, match="dtype = 'int4'"):
+        draft_group(path, dtype="int4")
     monkeypatch.setattr("specinfer.model.probe.load.planned_executor", lambda *args: None)
     assert draft_group(path) == {"drafter": "ngram"}
 

@@ -107,6 +107,7 @@ def test_a_limited_prompt_is_restored_over_several_steps_with_the_same_bits(
         assert newly + computed > 0, "the step was of use"
         cached_len = outcome.cached_len
     assert restored == SHARED, "a limit loses nothing that is stored"
+    assert cache.queried_tokens == SHARED + in_memory * 16, "each block counts once for the share of hits"
     (sequence,) = cache._sequences
     (logits,) = engine.runner.forward([Segment(sequence, PROMPT[-1:], want_last=True)])
     assert torch.equal(logits, expected)

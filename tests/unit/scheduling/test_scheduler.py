@@ -103,6 +103,15 @@ def test_a_prompt_s_entries_have_all_that_may_be_cached_until_some_was_computed(
     assert (entry.base_len, len(entry.delta), entry.read_limit) == (68, 4, 0)
 
 
+def test_a_chunk_smaller_than_the_callers_goes_to_the_earliest_prompt() -> None:
+    """Longer prompts of others, however many come, do not keep it from being read."""
+    s = scheduler(replace(LIMITS, prefill_chunk=1, max_waiting=4))
+    s.submit(request("short", prompt=4, caller="a"), 0.0)
+    for number in range(2):
+        s.submit(request(f"long {number}", prompt=50, caller="b"), 0.0)
+    assert [[e.request_id for e in step(s)] for _ in range(3)] == [["short"]] * 3
+
+
 def test_two_prompts_share_one_chunk_per_step() -> None:
     s = scheduler()
     s.submit(request("a", prompt=6), 0.0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
@@ -188,3 +189,19 @@ def test_a_shared_expert_may_have_no_gate() -> None:
 def test_a_row_has_some_of_the_experts(used: Any) -> None:
     with pytest.raises(IncompatibleError, match=f"num_experts_per_tok = {used}: must be 1 to 6"):
         Experts(6, used, 8, renormalised=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value", "reason"),
+    [
+        ("granitemoe", "num_local_experts", None, "number of experts = None: must be a whole number"),
+        ("qwen3_moe", "num_local_experts", "8", "number of experts = '8': must be a whole number"),
+        ("qwen3_moe", "decoder_sparse_step", 0, "decoder_sparse_step = 0: must be a whole number above 0"),
+        ("mixtral", "intermediate_size", 0, "intermediate_size = 0: must be a whole number above 0"),
+    ],
+)
+def test_a_wrong_field_of_a_mixture_is_named(family: str, field: str, value: Any, reason: str) -> None:
+    hf = AutoConfig.for_model(family)
+    object.__setattr__(hf, field, value)
+    with pytest.raises(IncompatibleError, match=reason):
+        from_transformers(hf)
