@@ -121,7 +121,18 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
         return tensor.flatten()
     if name.endswith(".D"):
         return tensor.flatten()
-    return torch.log(-tensor.flatten()) if name.endswith(".A_log") else tensor
+    return decay_logarithms(name, tensor.flatten()) if name.endswith(".A_log") else tensor
+
+
+def decay_logarithms(name: str, decays: torch.Tensor) -> torch.Tensor:
+    """Return A_log of a file's `ssm_a`, -exp(A_log).
+
+    Raises:
+        IncompatibleError: naming a value that is no decay.
+    """
+    if not decays.is_meta and len(wrong := decays[~(decays < 0)]):
+        raise IncompatibleError(f"{name}: its decay in the file is {wrong[0].item():g}: must be below 0")
+    return torch.log(-decays)
 
 
 def joined_shared(hf: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

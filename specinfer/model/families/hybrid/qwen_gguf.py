@@ -19,7 +19,7 @@ from specinfer.model.families.experts import (
     gguf_experts,
     shared_size,
 )
-from specinfer.model.families.hybrid.mamba_gguf import head_sizes
+from specinfer.model.families.hybrid.mamba_gguf import decay_logarithms, head_sizes
 from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
 from specinfer.model.weights.source import MTP_LAYERS
 
@@ -121,7 +121,7 @@ def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.
     tensor = torch.cat([tensor[:before], _grouped(tensor[before:], keys, values)])
     if part == "conv1d.weight":
         return tensor[:, None]
-    return torch.log(-tensor) if part == "A_log" else tensor
+    return decay_logarithms(name, tensor) if part == "A_log" else tensor
 
 
 def _grouped(rows: torch.Tensor, keys: int, values: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.families import FAMILIES, GGUF
+from specinfer.model.families.hybrid.mamba_gguf import decay_logarithms
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.check import probe_gguf
 from specinfer.model.runner import ModelRunner
@@ -243,3 +244,11 @@ def test_families_are_named_once() -> None:
         for name in family.model_types
     ]
     assert len(names) == len(set(names)) == len(FAMILIES)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.5, float("nan")])
+def test_a_decay_that_is_none_is_refused_by_name(wrong: float) -> None:
+    decays = torch.tensor([-0.5, -2.0])
+    torch.testing.assert_close(decay_logarithms("ssm_a", decays), torch.tensor([0.5, 2.0]).log())
+    with pytest.raises(IncompatibleError, match=r"layers\.3\.mamba\.A_log: its decay in the file is"):
+        decay_logarithms("model.layers.3.mamba.A_log", torch.tensor([-0.5, wrong]))
