@@ -35,7 +35,7 @@ class GatewayTotals:
     """Counts by speculator, over all sessions."""
 
     def add(self, step: FinishedStep, names: Sequence[Named]) -> None:
-        """Add a step; `names` are those of the speculators by number."""
+        """Add a step; `names[i]` is the name of speculator i."""
         self.steps += 1
         self.counts += replace(step.counts, speculators={})
         self.phases = [before + seconds for before, seconds in zip(self.phases, step.phases, strict=True)]

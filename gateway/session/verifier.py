@@ -47,12 +47,16 @@ def check_description(description: verifier_pb2.DescribeVerifierReply) -> None:
     for name, (lowest, highest) in _RANGES.items():
         value = getattr(description, name)
         if not lowest <= value <= highest:
-            raise IncompatibleError(f"the verifier says {name} = {value}: must be from {lowest} to {highest}")
+            raise IncompatibleError(
+                f"the verifier states {name} = {value}: must be from {lowest} to {highest}"
+            )
     if not description.pass_costs:
-        raise IncompatibleError("the verifier does not tell what its passes take (pass_costs is empty)")
+        raise IncompatibleError(
+            "the verifier states no pass_costs (seconds of passes): use the gateway's version"
+        )
     if len(description.pass_costs) > _MAX_COSTS or any(cost.tokens < 1 for cost in description.pass_costs):
         raise IncompatibleError(
-            f"the verifier says {len(description.pass_costs)} pass_costs: must be at most {_MAX_COSTS}, each of a "
+            f"the verifier states {len(description.pass_costs)} pass_costs: must be at most {_MAX_COSTS}, each of a "
             "token or more"
         )
 

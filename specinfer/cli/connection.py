@@ -43,7 +43,9 @@ def check_gateways(addresses: str) -> None:
     """
     targets = split_targets("--address", addresses)
     if all(map(_refuses, targets)):
-        raise UnavailableError(f"no gateway at {addresses}: start one with `specinfer up`")
+        raise UnavailableError(
+            f"no gateway at {addresses}: start one with `specinfer up`, wait for 'ready at'"
+        )
 
 
 def _refuses(target: str) -> bool:

@@ -12,7 +12,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from specinfer.cli.connection import Connection, client_tls
+from specinfer.cli.connection import Connection, check_gateways, client_tls
 from specinfer.cli.options.shared import DEFAULT_ADDRESS, Address, ApiKey, TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import (
     learning_words,
@@ -178,6 +178,7 @@ def status(
 ) -> None:
     """Show a running system, from the first available gateway's view."""
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    check_gateways(address)
     if not watch:
         output.print(status_table(address, get_status(connection)))
         return

@@ -70,9 +70,15 @@ class TargetTopK:
         """
         nodes, ids = len(token_ids), len(top_k)
         if not nodes or not ids or ids % nodes:
-            raise InvalidInputError("target_top_k", ids, f"not as many for each of {nodes} nodes")
+            raise InvalidInputError(
+                "target_top_k", ids, f"must be the same number of tokens for each of {nodes} nodes"
+            )
         if len(parents) != nodes or any(not -1 <= parent < node for node, parent in enumerate(parents)):
-            raise InvalidInputError("target_top_k.parents", len(parents), f"are not those of {nodes} nodes")
+            raise InvalidInputError(
+                "target_top_k.parents",
+                len(parents),
+                f"must be one earlier node, or -1, for each of {nodes} nodes",
+            )
         rows = np.array(top_k, np.int64).reshape(nodes, -1)
         return cls(np.array(token_ids, np.int64), np.array(parents, np.int32), rows)
 

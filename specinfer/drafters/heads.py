@@ -145,7 +145,7 @@ class HeadsDrafter:
         return trees
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """Return the limits of the grown tree for the requested limits."""
+        """Return the requested limits, restricted to trees that these heads can draft."""
         return self._shape.limits(asked)
 
     def _task(self, job: DraftJob) -> GrowthTask:

@@ -35,7 +35,7 @@ class Gains:
         """Return it as a line of a report."""
         return (
             f"{self.draft}: {self.gain:.2f}x of plain decoding ({min(self.ratios):.2f} to {max(self.ratios):.2f}), "
-            f"{self.gain * self.plain:.1f} of {self.plain:.1f} tokens/s"
+            f"{self.plain:.1f} -> {self.gain * self.plain:.1f} tokens/s"
         )
 
 

@@ -90,9 +90,9 @@ class Driver:
     def check_process(self) -> None:
         """Raise UnavailableError in a forked process."""
         if not self.own_process:
-            reason = f"this LLM belongs to process {self._process}: its threads are not in a forked one"
             raise UnavailableError(
-                f"{reason}; make one there, or start it by multiprocessing's method 'spawn'"
+                f"this LLM belongs to process {self._process}, and a forked process does not have its threads: create "
+                "an LLM in the new process, and start that by multiprocessing's method 'spawn'"
             )
 
     @property

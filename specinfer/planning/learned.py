@@ -180,7 +180,7 @@ def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
 def _model_of(content: Sequence[float]) -> LinearModel:
     weights = np.array(content, float)
     if weights.shape != (len(NAMES),) or not np.isfinite(weights).all():
-        raise ValueError(f"weights of the form {weights.shape}, or not all of them finite")
+        raise ValueError(f"each set must be {len(NAMES)} finite weights, one has the shape {weights.shape}")
     return LinearModel(weights)
 
 

@@ -204,7 +204,10 @@ def encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | Non
 async def release_at(
     address: str, stub: speculator_pb2_grpc.SpeculatorStub, request_ids: Sequence[str], client: str
 ) -> None:
-    """Release a client's requests at a service, which may also expire them."""
+    """Release a client's requests at a service; log a failure only.
+
+    Requests that are not released expire there.
+    """
     try:
         await stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids, client=client), timeout=CALL_S)
     except grpc.aio.AioRpcError as error:

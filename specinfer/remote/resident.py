@@ -27,7 +27,7 @@ _SHAPES = {
 
 
 class HostOrder(NamedTuple):
-    """A step's message, except its entries and trees."""
+    """Fields of a step's message to the verifier, except entries and trees."""
 
     grant: verifier_pb2.Grant | None = None
     """None: one step, of the trees of the message."""

@@ -93,7 +93,8 @@ class ServiceServer:
                 return self.grpc.add_insecure_port(listen)
             return self.grpc.add_secure_port(listen, credentials)
         except RuntimeError as error:
-            raise SettingError("listen", listen, "cannot bind this address") from error
+            reason = "in use by another program, or not an address of this machine; choose another"
+            raise SettingError("listen", listen, reason) from error
 
     async def set_serving(self, serving: bool) -> None:
         """Set whether this service can work at present; `LIVENESS` does not follow."""

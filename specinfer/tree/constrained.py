@@ -74,11 +74,13 @@ def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
 def with_forced(
     tree: TokenTree, matcher: TokenMatcher, max_nodes: int, depth: int, chain: bool = False
 ) -> TokenTree:
-    """Return the tree with up to `max_nodes` further nodes of forced tokens.
+    """Add nodes for forced tokens, the only ones allowed by the constraint.
 
-    Those after the likeliest nodes come first. `matcher` has read the root, and is not changed.
+    They are added after the likeliest nodes first. `matcher` has read the root, and is not changed.
 
     Args:
+        max_nodes: maximum number of added nodes.
+        depth: maximum depth of an added node.
         chain: whether the tree must stay a single path.
     """
     offers = sorted(_offers(tree, matcher, depth, chain), key=lambda offer: -offer.probability)

@@ -146,8 +146,8 @@ def undisturbed(measure: Callable[[], Costs]) -> Costs:
         if _agree(before, latest) and not _falls(least):
             return least
         if number == 0:
-            log.info("what passes take is disturbed; measuring again")
-    log.warning("what passes take is still disturbed; the gateway finds out while it serves")
+            log.info("times of passes vary; measuring again")
+    log.warning("times of passes still vary (is the machine busy?): the gateway corrects them")
     return least
 
 

@@ -104,10 +104,10 @@ class AdjustedTarget(LogitsTarget):
         """Changed logits by node: rules may request a node twice."""
 
     def row(self, node: int) -> torch.Tensor:
-        """Return the logits [V] after a node.
+        """Return the adjusted logits [V] after a node.
 
         Raises:
-            LateNodeError: if its mask is not made in time.
+            LateNodeError: if the constraint's mask for the node is not ready in time.
             ConstraintError: if the constraint cannot be followed further.
         """
         if node not in self._rows:

@@ -1,4 +1,4 @@
-"""TokenTree <-> `specinfer.v1.TokenTree`, and the limits of one that is asked for.
+"""Converts token trees and requested limits to and from messages.
 
 Decoding checks only what numpy needs; call `TokenTree.validate` on trees from outside.
 """

@@ -206,7 +206,7 @@ def train_speculator(
     for line in report(chosen.method, out, work, trained):
         typer.echo(line)
     _, held_out = read_corpora([corpus])
-    console.print("measuring what it brings end to end")
+    console.print("measuring its gain end to end")
     for line in advice(model, compare(model, str(out), [item.prompt for item in held_out], place)):
         typer.echo(line)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -92,13 +91,6 @@ async def test_guidellm_completes_all_its_requests(path: str, redis_url: str, tm
 
 def test_the_page_says_which_clients_are_tried_and_what_works() -> None:
     text = (ROOT / "docs" / "http.md").read_text().partition("\n## Clients")[2].partition("\n## ")[0]
-    rows = [
-        [cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*\|$", text, re.MULTILINE)
-    ]
-    head, _, *clients = rows
-    assert head[1:] == list(FEATURES)
-    shown = {
-        row[0].strip("`"): [f for f, cell in zip(FEATURES, row[1:], strict=True) if cell == "yes"]
-        for row in clients
-    }
-    assert shown == {client: list(works) for client, (_, works) in CLIENTS.items()}
+    assert f"({', '.join(FEATURES)})" in text
+    assert {client for client in CLIENTS if f"`{client}`" in text} == CLIENTS.keys()
+    assert {works for _, works in CLIENTS.values()} == {FEATURES}, "the page says so of all of them"

@@ -151,4 +151,7 @@ class Watches:
         total = len(self)
         open_count = sum(len(watches) for (name, _), watches in self._open.items() if name == caller.name)
         if total >= MAX_WATCHES or (caller.name and open_count >= MAX_WATCHES // 2):
-            raise ExhaustedError(f"{total} calls watch this gateway, {open_count} of them with this key")
+            raise ExhaustedError(
+                f"{total} calls watch this gateway, {open_count} of them with this key: at most {MAX_WATCHES} may, and "
+                f"{MAX_WATCHES // 2} of a key; end one, or try again later"
+            )

@@ -143,8 +143,10 @@ class Child:
         return "" if code is None else f"{self.name} {describe_exit(code)}: {self.last_line()}"
 
     def last_line(self) -> str:
+        """Return the log's last error, else its last line."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "(no output)"
+        errors = [line for line in lines if ": error: " in line]
+        return [*lines, *errors][-1] if lines else "(no output)"
 
     def progress(self) -> str:
         """Return the latest progress in its log; empty if there is none."""

@@ -103,7 +103,7 @@ class ContextTable:
         return self._seen([context or self._new() for context in matched])
 
     def ended(self) -> list[str]:
-        """Return the requests that did not come back, and forget them."""
+        """Remove the requests missing for too many steps; return their ids."""
         gone = [context for context in self._contexts if context.unseen > self._patience]
         for context in gone:
             context.end()

@@ -54,11 +54,11 @@ class KVSequence:
         return [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(start, stop)]
 
     def block_ends(self, delta: int = 0, parents: Sequence[int] = ()) -> int:
-        """Return the number of tentative nodes with children that end a block.
+        """Count tentative inner nodes at the last place of a cache block.
 
         Args:
-            delta: further context tokens before the nodes.
-            parents: those of further nodes.
+            delta: number of tokens to be added to the context before the nodes.
+            parents: parents of nodes to be added.
         """
         depths = list(self.node_depths)
         for parent in parents:

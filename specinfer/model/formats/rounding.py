@@ -1,4 +1,4 @@
-"""Common functions of scale searches, and quantisation in pieces."""
+"""Provides sums for scale searches, and parallel quantisation."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

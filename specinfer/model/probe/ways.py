@@ -64,7 +64,7 @@ def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far:
         ("whole", _in_pieces(runner, ids, [len(ids)], wanted)),
         ("token by token", _in_pieces(runner, ids, [1] * len(ids), wanted)),
         ("in two chunks", _in_pieces(runner, ids, [cut, len(ids) - cut], wanted)),
-        ("beside another request", _swapped(runner, ids, other, wanted, reference)),
+        ("with another request", _swapped(runner, ids, other, wanted, reference)),
         ("as a tree", _as_tree(runner, ids, other, wanted, reference)),
         ("far from zero", _far(runner, ids, other, reference, far)),
     )

@@ -165,7 +165,7 @@ class ModelConfig:
 
     @property
     def varied_layers(self) -> int:
-        """Number of first layers among which every kind is."""
+        """Smallest number of first layers with at least one of every kind."""
         kinds = [
             (self.window(layer), self.rotary_of(layer), *self.tensors_of(layer))
             for layer in range(self.layers)

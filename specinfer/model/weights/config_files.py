@@ -44,7 +44,10 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
         raise SettingError("model", str(directory), f"config.json: not a valid JSON file: {error}") from error
     if isinstance(fields, dict):
         check_sizes(fields)
-        _check_fields(fields)
+        try:
+            _check_fields(fields)
+        except IncompatibleError as error:
+            raise IncompatibleError(f"{directory / 'config.json'}: {error}") from error
     try:
         hf = AutoConfig.from_pretrained(directory)
     except Exception as error:  # no `model_type` that it knows, values that do not go together: of any type

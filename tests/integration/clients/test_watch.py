@@ -17,7 +17,8 @@ from tests.integration.access.test_callers import PROMPT, guarded, refused, toke
 from tests.support.oracle import always, first, greedy
 from tests.support.system import FIRST_CHARACTER, ScriptedDrafter, System, running_system, text_of, until
 
-COUNT = 12
+COUNT, LONG = 12, 300
+"""Tokens of the request that is watched, and of one that runs beside it to the end."""
 
 
 def two_children(job: DraftJob) -> TokenTree:
@@ -48,7 +49,7 @@ async def test_the_steps_of_a_request_are_its_answer(redis_url: str) -> None:
     async with running_system(redis_url, drafters) as system:
         call = await watch(system, "seen")
         await asyncio.gather(
-            system.tokens([7, 8, 9], max_new_tokens=COUNT, request_id="other"),
+            system.tokens([7, 8, 9], max_new_tokens=LONG, request_id="other"),
             system.tokens(PROMPT, max_new_tokens=COUNT, request_id="seen"),
         )
         replies = await rest_of(call)

@@ -1,12 +1,13 @@
 """Options of a local system: speculators as text, flags as arguments, its environment."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from specinfer.cli.local import system as local
-from specinfer.cli.local.processes import check_http
+from specinfer.cli.local.processes import Child, check_http
 from specinfer.cli.local.system import LocalOptions, LocalSystem, _arguments
 from specinfer.cli.main import app
 from specinfer.drafters.pools import read_speculators
@@ -107,3 +108,10 @@ def test_what_the_http_service_needs_is_missed_before_anything_starts(
         InvalidInputError, match=r"http_listen = '127.0.0.1:1': needs pip install .*or give none"
     ):
         check_http("127.0.0.1:1")
+
+
+def test_an_ended_service_is_reported_with_its_error_not_a_later_line(tmp_path: Path) -> None:
+    script = "echo 'verifier_svc: error: --device: no GPU'; echo 'CRITICAL rank 0 ended'; exit 2"
+    child = Child("verifier", ["sh", "-c", script], tmp_path / "log", {})
+    child.join(timeout_s=30.0)
+    assert child.end() == "verifier ended with code 2: verifier_svc: error: --device: no GPU"

@@ -23,7 +23,7 @@ def test_a_right_model_is_shown_with_its_distances(tmp_path: Path) -> None:
         "whole",
         "token by token",
         "in two chunks",
-        "beside another request",
+        "with another request",
         "as a tree",
         "far from zero",
         "context",

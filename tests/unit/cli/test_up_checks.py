@@ -106,10 +106,11 @@ def test_folders_that_are_no_models_are_refused(folder: Path, run: Run) -> None:
         assert (done.returncode, reason in done.stderr) == (2, True), done.stderr
 
 
-def test_generate_without_a_gateway_says_so_at_once(run: Run) -> None:
-    done = run("generate", "hi", "--address", "127.0.0.1:1,127.0.0.1:2")
+@pytest.mark.parametrize("command", [("generate", "hi"), ("status",), ("status", "--watch")])
+def test_without_a_gateway_commands_name_the_one_that_starts_it(run: Run, command: tuple[str, ...]) -> None:
+    done = run(*command, "--address", "127.0.0.1:1,127.0.0.1:2")
     assert done.stderr == (
-        "specinfer: error: no gateway at 127.0.0.1:1,127.0.0.1:2: start one with `specinfer up`\n"
+        "specinfer: error: no gateway at 127.0.0.1:1,127.0.0.1:2: start one with `specinfer up`, wait for 'ready at'\n"
     )
     assert done.returncode == 1
 

@@ -29,4 +29,4 @@ def test_a_speculator_is_served_only_where_it_brings_most(gains: list[Gains], la
 
 
 def test_a_line_has_the_median_and_the_range() -> None:
-    assert SIBLING.line() == "small: 1.40x of plain decoding (1.10 to 1.50), 28.0 of 20.0 tokens/s"
+    assert SIBLING.line() == "small: 1.40x of plain decoding (1.10 to 1.50), 20.0 -> 28.0 tokens/s"

@@ -24,7 +24,7 @@ async def test_an_address_that_another_server_has_is_refused() -> None:
     first, second = ServiceServer(settings, ["first"]), ServiceServer(settings, ["second"])
     await first.start()
     try:
-        with pytest.raises(SettingError, match=rf"listen = '{settings.listen}'.*cannot bind"):
+        with pytest.raises(SettingError, match=rf"listen = '{settings.listen}'.*in use by another program"):
             await second.start()
     finally:
         await asyncio.gather(first.stop(), second.stop())

@@ -54,18 +54,18 @@ def read_parts(path: Path) -> "list[QuickReader]":
         raise IncompatibleError(f"{path.name} is {whole}: give the first, NAME-00001-of-{count:05}.gguf")
     paths = paths_of_parts(path)
     if missing := [part.name for part in paths if not part.is_file()]:
-        raise IncompatibleError(f"{path.name} is split in {count}: {missing[0]} is not beside it")
+        raise IncompatibleError(f"{path.name} is split in {count}: put {missing[0]} into the same folder")
     readers = [first, *map(_reader, paths[1:])]
     for place, reader in enumerate(readers):
         stated = (_number(reader, "split.count"), _number(reader, "split.no"))
         if stated != (count, place):
             raise IncompatibleError(
-                f"{paths[place].name} says that it is part {stated[1] + 1} of {stated[0]}"
+                f"{paths[place].name} states that it is part {stated[1] + 1} of {stated[0]}"
             )
     wanted, tensors = _number(first, "split.tensors.count"), sum(len(reader.tensors) for reader in readers)
     if wanted and wanted != tensors:
         raise IncompatibleError(
-            f"{path.name}: the parts have {tensors} tensors, split.tensors.count = {wanted}"
+            f"{path.name}: the parts have {tensors} of {wanted} tensors (split.tensors.count): copy them again"
         )
     return readers
 
