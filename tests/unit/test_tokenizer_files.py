@@ -211,7 +211,5 @@ def test_a_generation_configuration_that_is_broken_is_named(content: str, tmp_pa
 def test_a_configuration_with_impossible_values_is_named(name: str, value: object, tmp_path: Path) -> None:
     config = tiny_transformers("llama").config.to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
-    with pytest.raises(
-        (SettingError, IncompatibleError), match=rf"config\.json: .*{name if name == 'vocab_size' else ''}"
-    ):
+    with pytest.raises((SettingError, IncompatibleError), match=r"config\.json: "):
         load_config(tmp_path)
