@@ -208,7 +208,7 @@ async def test_watch_goes_on_while_the_gateway_is_away_and_ends_on_ctrl_c() -> N
 async def test_watch_of_nobody_is_an_error() -> None:
     code, _, err = await specinfer("status", "--watch", "--address", "127.0.0.1:1")
     assert code == 1
-    assert err.startswith("specinfer: error: gateway at 127.0.0.1:1")
+    assert err.startswith("specinfer: error: no gateway at 127.0.0.1:1: start one with")
 
 
 async def test_the_trace_of_who_starts_generate_goes_on_at_the_gateway() -> None:

@@ -138,7 +138,7 @@ def test_a_client_runs_without_the_model_extra(results: Results) -> None:
     """It gets as far as the network."""
     code, _, errors = results[" ".join(NOBODY_LISTENS)]
     assert code == 1
-    assert errors.startswith("specinfer: error: gateway at 127.0.0.1:9")
+    assert errors.startswith("specinfer: error: no gateway at 127.0.0.1:9: start one with")
 
 
 def test_the_python_client_loads_no_more_than_it_needs() -> None:
