@@ -200,13 +200,16 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
     if inner is None:
         found = getattr(hf, "intermediate_size", None)
         raise IncompatibleError(f"intermediate_size = {found!r}: must be a whole number above 0")
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    if head_dim < 1:
+        raise IncompatibleError(f"hidden_size = {hf.hidden_size}: below {hf.num_attention_heads} attention heads")
     if not positions:
         inv_freq, scale = rotary(hf)
         positions = {"inv_freq": inv_freq, "rotary_scale": scale}
     return positions | {
         "intermediate_size": inner,
         "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
-        "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        "head_dim": head_dim,
         "norm_eps": hf.rms_norm_eps,
         "activation": getattr(hf, "hidden_activation", None) or hf.hidden_act,
     }

@@ -98,3 +98,12 @@ def test_unknown_kinds_of_layers_are_refused(entry: str, kinds: list[str], kind:
     (tmp_path / "config.json").write_text(json.dumps(fields_of(entry) | {"layer_types": kinds}))
     with pytest.raises((IncompatibleError, SpecInferError), match=f"layer_types.*{kind}"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "falcon_h1"])
+def test_a_width_below_the_number_of_heads_is_named(kind: str, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(kind).to_dict() | {"hidden_size": 3}
+    config.pop("head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecInferError, match=r"hidden_size|config\.json"):
+        load_config(tmp_path)
