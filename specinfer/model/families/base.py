@@ -202,7 +202,9 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
         raise IncompatibleError(f"intermediate_size = {found!r}: must be a whole number above 0")
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     if head_dim < 1:
-        raise IncompatibleError(f"hidden_size = {hf.hidden_size}: below {hf.num_attention_heads} attention heads")
+        raise IncompatibleError(
+            f"hidden_size = {hf.hidden_size}: below {hf.num_attention_heads} attention heads"
+        )
     if not positions:
         inv_freq, scale = rotary(hf)
         positions = {"inv_freq": inv_freq, "rotary_scale": scale}
