@@ -192,7 +192,6 @@ class PagedKVCache:
             return 0
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
-        self.queried_tokens += len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
         blocks = self._claim(sequence, tokens, max_restored)
         sequence.blocks.extend(blocks)
         self._extend(sequence, tokens[: len(blocks) * BLOCK_TOKENS])
@@ -206,14 +205,13 @@ class PagedKVCache:
         """
         blocks: list[int] = []
         restored: list[bytes] = []
-        known = _last_hash(sequence)
+        known, queried = _last_hash(sequence), len(tokens)
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             known = _block_hash(known, tokens[at : at + BLOCK_TOKENS])
             block = self._filed.get(known)
             if block is None:
                 if max_restored is not None and len(restored) * BLOCK_TOKENS >= max_restored:
-                    # the rest is looked up next time
-                    self.queried_tokens -= (len(tokens) - at) // BLOCK_TOKENS * BLOCK_TOKENS
+                    queried = at  # the rest is looked up next time
                     break
                 block = self._restore(known)
                 if block is None:
@@ -222,6 +220,7 @@ class PagedKVCache:
             self._free.pop(block, None)
             self._uses[block] += 1
             blocks.append(block)
+        self.queried_tokens += queried // BLOCK_TOKENS * BLOCK_TOKENS
         if self._prefixes is not None:
             self._prefixes[0].note_use(restored)
         if self.states is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.families.positions import rotary
+from specinfer.model.families.positions import head_width, rotary
 from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
 
 POSITIONS = "model.embed_positions.weight"
@@ -131,7 +131,7 @@ class Family:
     """
 
     def check_fields(self, values: Mapping[str, Any]) -> None:
-        """Check fields of a configuration, those that it has.
+        """Check the fields that a configuration has.
 
         `null` is a value like others, except where `transformers` computes the value from other fields.
 
@@ -196,22 +196,17 @@ def llama_fields(hf: Any, positions: Fields | None = None) -> Fields:
     """
     if getattr(hf, "mlp_bias", False):
         raise IncompatibleError("mlp_bias = True: not supported")
-    inner = getattr(hf, "intermediate_size", None) or getattr(hf, "moe_intermediate_size", None)
+    size = getattr(hf, "intermediate_size", None)
+    inner = size or getattr(hf, "moe_intermediate_size", None)
     if inner is None:
-        found = getattr(hf, "intermediate_size", None)
-        raise IncompatibleError(f"intermediate_size = {found!r}: must be a whole number above 0")
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    if head_dim < 1:
-        raise IncompatibleError(
-            f"hidden_size = {hf.hidden_size}: below {hf.num_attention_heads} attention heads"
-        )
+        raise IncompatibleError(f"intermediate_size = {size!r}: must be a whole number above 0")
     if not positions:
         inv_freq, scale = rotary(hf)
         positions = {"inv_freq": inv_freq, "rotary_scale": scale}
     return positions | {
         "intermediate_size": inner,
         "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
-        "head_dim": head_dim,
+        "head_dim": head_width(hf),
         "norm_eps": hf.rms_norm_eps,
         "activation": getattr(hf, "hidden_activation", None) or hf.hidden_act,
     }

@@ -36,12 +36,26 @@ def rotary(hf: Any, partial: bool = False) -> tuple[tuple[float, ...], float]:
     if kind != "default":
         inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](hf, device="cpu")
         return tuple(inv_freq.to(torch.float32).tolist()), float(scale)
-    head = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    head = head_width(hf)
     theta = _positive("rope_theta", parameters.get("rope_theta"))
     share = _positive("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0))
     size = int(head * (share if partial else 1.0))
     inv_freq = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     return tuple(inv_freq.tolist()), 1.0
+
+
+def head_width(hf: Any) -> int:
+    """Return the size of an attention head.
+
+    Raises:
+        IncompatibleError: if there are more heads than hidden numbers.
+    """
+    width: int = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    if width < 1:
+        raise IncompatibleError(
+            f"hidden_size = {hf.hidden_size}: below {hf.num_attention_heads} attention heads"
+        )
+    return width
 
 
 def _positive(name: str, value: Any) -> float:
@@ -73,7 +87,7 @@ def _of_kind(hf: Any, kind: str) -> tuple[tuple[float, ...], float]:
     single = LlamaConfig(
         hidden_size=hf.hidden_size,
         num_attention_heads=hf.num_attention_heads,
-        head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        head_dim=head_width(hf),
         max_position_embeddings=hf.max_position_embeddings,
         rope_parameters=dict(_parameters(hf)[kind]),
     )

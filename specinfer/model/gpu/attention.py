@@ -149,4 +149,4 @@ def _alignment(width: int, *tensors: torch.Tensor) -> int:
     """Return the elements of which all heads' starts are multiples."""
     size = tensors[0].element_size()
     starts = (number // size for tensor in tensors for number in (tensor.data_ptr(), tensor.stride(0) * size))
-    return min(gcd(_VECTOR_BYTES // size, width, *starts), _VECTOR_BYTES // size)
+    return gcd(_VECTOR_BYTES // size, width, *starts)

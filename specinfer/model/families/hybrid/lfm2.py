@@ -93,11 +93,7 @@ def _gguf(file: GgufFile) -> tuple[Any, Fields]:
     from transformers import Lfm2Config
 
     meta = file.meta
-    heads = meta.get("attention.head_count_kv")
-    if not isinstance(heads, list) or len(heads) != meta.layers:
-        raise IncompatibleError(
-            f"GGUF: attention.head_count_kv = {heads!r}: must be one count for each layer"
-        )
+    heads = meta.layer_values("attention.head_count_kv")
     return Lfm2Config, {
         "rope_parameters": file.rope(),
         "norm_eps": meta.number("attention.layer_norm_rms_epsilon"),

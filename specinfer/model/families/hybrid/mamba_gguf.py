@@ -19,7 +19,8 @@ from specinfer.model.weights.gguf_files.metadata import GgufFile, Metadata
 _FILE_PARTS = {name: f"ssm_{short}" for name, short in (("in_proj", "in"), ("out_proj", "out"))}
 _FILE_PARTS |= {name: f"ssm_{name}" for name in ("conv1d", "norm")}
 _FILE_TENSORS = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
-_NORMS = (".mamba.norm.weight", ".mixer.norm.weight")
+_FLAT = (".mamba.norm.weight", ".mixer.norm.weight", ".D")
+"""Name endings of tensors stored as matrices in a file."""
 _SIZES = ("n_heads", "d_head", "n_groups", "d_state", "d_conv")
 _SHARED = {
     "shared_mlp.gate_proj": "ffn_gate_shexp",
@@ -64,11 +65,7 @@ def _granite(file: GgufFile) -> tuple[Any, Fields]:
     from transformers import GraniteMoeHybridConfig
 
     meta = file.meta
-    heads = meta.get("attention.head_count_kv")
-    if not isinstance(heads, list) or len(heads) != meta.layers:
-        raise IncompatibleError(
-            f"GGUF: attention.head_count_kv = {heads!r}: must be one count for each layer"
-        )
+    heads = meta.layer_values("attention.head_count_kv")
     inner = meta.count("feed_forward_length")
     used = meta.count("expert_used_count") if meta.get("expert_used_count", 0) else 0
     experts = {"num_local_experts": 0, "num_experts_per_tok": used}
@@ -117,9 +114,7 @@ def _mamba(file: GgufFile) -> tuple[Any, Fields]:
 def _undo(meta: Metadata, name: str, tensor: torch.Tensor, block: int) -> torch.Tensor | None:
     if name.endswith(".conv1d.weight"):
         return tensor[:, None]
-    if name.endswith(_NORMS):
-        return tensor.flatten()
-    if name.endswith(".D"):
+    if name.endswith(_FLAT):
         return tensor.flatten()
     return decay_logarithms(name, tensor.flatten()) if name.endswith(".A_log") else tensor
 

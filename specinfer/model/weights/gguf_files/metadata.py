@@ -97,6 +97,13 @@ class Metadata:
             raise IncompatibleError(f"GGUF: {self.architecture}.{name} = {value!r}: must be a number")
         return float(value)
 
+    def layer_values(self, name: str) -> list[Any]:
+        """Return a list with a value for each layer."""
+        values = self.get(name)
+        if not isinstance(values, list) or len(values) != self.layers:
+            raise IncompatibleError(f"GGUF: {name} = {values!r}: must be one count for each layer")
+        return values
+
     @property
     def layers(self) -> int:
         """Number of layers, without layers for multi-token prediction."""
