@@ -18,13 +18,11 @@ namespace specinfer {
 
 // Runs one pass; one object per thread, all in step.
 template <class C>
-class Worker {
+class Worker : ThreadOfPass {
  public:
   Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
-      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
-        attention_(model, pass, work, thread), mixture_(model, pass, barrier, thread, threads),
-        heads_(model, pass, barrier, thread, threads), mlp_(model, pass, barrier, thread, threads),
-        states_(model, pass, thread, threads), short_convolution_(model, pass, thread, threads) {}
+      : ThreadOfPass(model, pass, barrier, thread, threads), work_(work), attention_(model, pass, work, thread),
+        mixture_(*this), heads_(*this), mlp_(*this), states_(model, pass, thread, threads), short_convolution_(model, pass, thread, threads) {}
 
   void run() {
     const int end = p_.end_layer;
@@ -46,7 +44,6 @@ class Worker {
   }
 
  private:
-  Range mine(int items) const { return share(items, thread_, threads_); }
   // The first tile of a matrix that the thread multiplies.
   const char* first(const Matrix& m) const { return Shares<1>({&m}, thread_, threads_).first(0, m.data); }
 
@@ -242,12 +239,7 @@ class Worker {
     for (int i = 0; i < m_.head.width; i += LANES) store(v + i, soft_cap(load(v + i), s_.logit_cap, over));
   }
 
-  Model& m_;
-  const Shape& s_;
-  const Pass& p_;
-  Barrier& barrier_;
   SharedWork* work_;
-  const int thread_, threads_;
   Attention<C> attention_;
   Mixture mixture_;
   AttentionHeads<C> heads_;

@@ -13,10 +13,9 @@
 namespace specinfer {
 
 // One thread's part of the mixture of a pass, all in step.
-class Mixture {
+class Mixture : ThreadOfPass {
  public:
-  Mixture(Model& model, const Pass& pass, Barrier& barrier, int thread, int threads)
-      : m_(model), s_(model.shape), rows_(pass.tokens), barrier_(barrier), thread_(thread), threads_(threads) {}
+  explicit Mixture(const ThreadOfPass& thread) : ThreadOfPass(thread), rows_(p_.tokens) {}
 
   // Chooses the experts of all normed rows.
   void route(const Experts& e) {
@@ -56,8 +55,6 @@ class Mixture {
   static inline constexpr int RUN = Shares<1>::SHARED;
   // Rows whose arithmetic takes as long as a matrix takes to be read.
   static inline constexpr int READING = 4;
-
-  Range mine(int items) const { return share(items, thread_, threads_); }
 
   static Range tiles(const Matrix& m, Range runs) {
     const auto tile = [&](int run) { return std::min(run * RUN / m.width, m.tiles()); };
@@ -143,11 +140,7 @@ class Mixture {
     barrier_.wait();
   }
 
-  Model& m_;
-  const Shape& s_;
   const int rows_;
-  Barrier& barrier_;
-  const int thread_, threads_;
   RoutesByExpert by_expert_;
 };
 

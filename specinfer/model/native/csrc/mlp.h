@@ -24,10 +24,9 @@ struct ClampedGate {
 };
 
 // One thread's share of the dense MLPs of a pass, all in step.
-class DenseMlp {
+class DenseMlp : ThreadOfPass {
  public:
-  DenseMlp(Model& model, const Pass& pass, Barrier& barrier, int thread, int threads)
-      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), thread_(thread), threads_(threads) {}
+  explicit DenseMlp(const ThreadOfPass& thread) : ThreadOfPass(thread) {}
 
   // inner = act(factor * gate) * up, or act(up)
   void expand(const Layer& l, const char* next) {
@@ -59,12 +58,6 @@ class DenseMlp {
       write_lanes(n, y, [&](int i) { return Gated<act>()(load_first(y + i, n - i, zeros()), load(v + i)); });
     });
   }
-
-  Model& m_;
-  const Shape& s_;
-  const Pass& p_;
-  Barrier& barrier_;
-  const int thread_, threads_;
 };
 
 }  // namespace specinfer

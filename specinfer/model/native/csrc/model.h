@@ -10,6 +10,7 @@
 #include "bindings.h"
 #include "experts.h"
 #include "products/products.h"
+#include "simd/threads.h"
 
 namespace specinfer {
 
@@ -152,5 +153,21 @@ void prepare(Model& m, const Pass& p) {
   m.inputs.reserve(m.ways, tokens, std::max({read, query, inter}));
   m.attention.make(s, p);
 }
+
+// One thread of a pass, for all that works in step with the other threads.
+class ThreadOfPass {
+ public:
+  ThreadOfPass(Model& model, const Pass& pass, Barrier& barrier, int thread, int threads)
+      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), thread_(thread), threads_(threads) {}
+
+ protected:
+  Range mine(int items) const { return share(items, thread_, threads_); }
+
+  Model& m_;
+  const Shape& s_;
+  const Pass& p_;
+  Barrier& barrier_;
+  const int thread_, threads_;
+};
 
 }  // namespace specinfer

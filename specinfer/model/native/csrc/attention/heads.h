@@ -11,10 +11,9 @@ namespace specinfer {
 
 // One thread's share of the heads of a pass, all in step.
 template <class C>
-class AttentionHeads {
+class AttentionHeads : ThreadOfPass {
  public:
-  AttentionHeads(Model& model, const Pass& pass, Barrier& barrier, int thread, int threads)
-      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), thread_(thread), threads_(threads) {}
+  explicit AttentionHeads(const ThreadOfPass& thread) : ThreadOfPass(thread) {}
 
   // Norms of all heads of a token together, of queries and of keys.
   void norm_rows(const Layer& l) {
@@ -73,8 +72,6 @@ class AttentionHeads {
   }
 
  private:
-  Range mine(int items) const { return share(items, thread_, threads_); }
-
   // Numbers of a row of m_.qkv.
   static int columns(const Layer& l) { return l.q.n + l.k.n + l.v.n; }
 
@@ -87,12 +84,6 @@ class AttentionHeads {
   char* block(void* cache, int layer, int slot, int head) const {
     return cache_block<C>(s_, cache, p_.cache_blocks, layer, slot / BLOCK, head);
   }
-
-  Model& m_;
-  const Shape& s_;
-  const Pass& p_;
-  Barrier& barrier_;
-  const int thread_, threads_;
 };
 
 }  // namespace specinfer
