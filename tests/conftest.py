@@ -30,6 +30,7 @@ import asyncio
 import functools
 import gc
 import inspect
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -44,6 +45,7 @@ from specinfer.cli.local.redis_server import redis_command
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.native.build import load_library
+from tests.support.cache_of_tests import cache_of_tests
 
 gc.disable()  # while tests are collected: looking for garbage among what is imported takes a third of that time
 torch.set_num_threads(_THREADS)
@@ -52,6 +54,8 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 _HANGS_AFTER_S = 240.0
 """Less than the timeout in pyproject.toml."""
+_CACHE = pytest.StashKey[str]()
+"""Cache directory of the tests."""
 
 
 def _why_not_native() -> str | None:
@@ -69,8 +73,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give every worker ports of its own, and compile the kernels once, before workers start."""
     worker = int(getattr(config, "workerinput", {"workerid": "gw0"})["workerid"].removeprefix("gw"))
     processes.PORTS = range(10_000 + 1_000 * (worker % 10), 11_000 + 1_000 * (worker % 10))
-    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+    if hasattr(config, "workerinput"):
+        return
+    os.environ["SPECINFER_CACHE"] = config.stash.setdefault(_CACHE, cache_of_tests())
+    if config.getoption("numprocesses", None):
         _why_not_native()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _CACHE in config.stash:
+        shutil.rmtree(config.stash[_CACHE])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
