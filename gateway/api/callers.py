@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from specinfer.errors import SettingError, UnauthenticatedError
-from specinfer.service.api_keys import ApiKey, digest_of, read_keys
+from specinfer.service.api_keys import MAX_PRIORITY, ApiKey, digest_of, read_keys
 from specinfer.service.tls import stamp_of
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Caller:
     """Maximum number of unfinished requests; 0 for no limit."""
     tokens_per_minute: int = 0
     """Maximum number of tokens generated in a minute; 0 for no limit."""
-    max_priority: int = 2**31 - 1
+    max_priority: int = MAX_PRIORITY
     """Highest priority that it may request."""
     no_training: bool = False
     """True if speculators may learn from none of its requests."""

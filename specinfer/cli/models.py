@@ -13,7 +13,7 @@ from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from specinfer.hub.local import drafts_for, local_models, remove_model
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import resolve_model
-from specinfer.service.api_keys import ApiKey, limits_of, make_key, read_keys, revoke, write_keys
+from specinfer.service.api_keys import MAX_PRIORITY, ApiKey, limits_of, make_key, read_keys, revoke, write_keys
 
 models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 
@@ -129,9 +129,10 @@ def list_keys(file: KeyFile) -> None:
     """Show names, ids, limits and ends; never keys."""
     for key in read_keys(file):
         expires = key.expires.isoformat(timespec="seconds") if key.expires else "never"
+        priority = "any" if key.max_priority == MAX_PRIORITY else key.max_priority
         typer.echo(
             f"{key.name}\t{key.key_id}\tconcurrent {key.max_concurrent or 'any'}"
-            f"\ttokens/min {key.tokens_per_minute or 'any'}\tpriority {key.max_priority}"
+            f"\ttokens/min {key.tokens_per_minute or 'any'}\tpriority {priority}"
             f"\ttraining {'no' if key.no_training else 'yes'}\texpires {expires}"
         )
 

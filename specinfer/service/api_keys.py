@@ -23,6 +23,8 @@ KEY_PREFIX = "specinfer_"
 SETTING = "api_keys"
 NEW_FILE_MODE = 0o600
 ID_CHARACTERS = 8
+MAX_PRIORITY = 2**31 - 1
+"""Highest priority of any request, and the default limit of a key."""
 
 
 class ApiKey(BaseModel):
@@ -35,7 +37,7 @@ class ApiKey(BaseModel):
     """Maximum unfinished requests; 0 for no limit."""
     tokens_per_minute: int = Field(0, ge=0)
     """Maximum tokens generated in a minute; 0 for no limit."""
-    max_priority: int = Field(2**31 - 1, ge=-(2**31), le=2**31 - 1)
+    max_priority: int = Field(MAX_PRIORITY, ge=-(2**31), le=MAX_PRIORITY)
     """Highest priority that it may request."""
     no_training: bool = False
     """True if speculators must not learn from its requests."""

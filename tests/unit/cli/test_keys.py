@@ -29,6 +29,7 @@ def test_a_key_from_its_making_to_its_end(tmp_path: Path) -> None:
     second = run("create", "--name", "alice", "--rotate", "--expires-days", "30", "--file", file)
     rows = [line.split("\t") for line in run("list", "--file", file).splitlines()]
     assert [(row[0], row[2]) for row in rows] == [("alice", "concurrent 2")] * 2, "a new key keeps the limits"
+    assert {row[4] for row in rows} == {"priority any"}
     assert first.strip() not in run("list", "--file", file)
     run("revoke", "--name", "alice", "--id", rows[0][1], "--file", file)
     with pytest.raises(UnauthenticatedError):
@@ -38,3 +39,8 @@ def test_a_key_from_its_making_to_its_end(tmp_path: Path) -> None:
     assert run("list", "--file", file) == ""
     with pytest.raises(NotFoundError):
         run("create", "--name", "alice", "--rotate", "--file", file)
+
+
+def test_the_list_shows_a_limit_of_priority(tmp_path: Path) -> None:
+    run("create", "--name", "batch", "--max-priority", "-1", "--file", tmp_path / "keys")
+    assert "\tpriority -1\t" in run("list", "--file", tmp_path / "keys")
