@@ -102,7 +102,7 @@ BAD_COMMANDS = [
     (["generate", "hi", "--local", "--address", "x:1"], 2, "--address = 'x:1': excludes --local"),
     (["generate", "hi", "--local", "--model", "/no/such"], 2, "model = '/no/such'"),
     (["bench", "--prompts", "/no/such.jsonl"], 2, "prompts = '/no/such.jsonl'"),
-    (["bench", "--prompts", "Makefile"], 2, "needs `turns: [text]`"),
+    (["bench", "--prompts", "Makefile"], 2, "must be JSON with `turns: [text]`"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--modes", "fast"], 2, "modes = 'fast'"),
     (
         ["bench", "--prompts", "tests/data/prompts.jsonl", "--modes", "tree,tree"],
