@@ -48,7 +48,7 @@ def read_prompt(path: Path | None) -> str:
     """Return a file, or standard input (None), without its last line break.
 
     Raises:
-       InvalidInputError: if the prompt cannot be read, is not UTF-8 or is empty.
+        InvalidInputError: if the prompt cannot be read, is not UTF-8 or is empty.
     """
     prompt = read_text("prompt_file", path).removesuffix("\n").removesuffix("\r")
     if not prompt:

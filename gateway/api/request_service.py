@@ -60,10 +60,10 @@ class RequestService:
         the linger time.
 
         Raises:
-           AlreadyExistsError: if the id was used for another request.
-           ExhaustedError: if the queue is full or the caller's quota is used up.
-           InvalidInputError: if the request could never fit into the verifier's cache.
-           UnavailableError: if this gateway drains, or Redis does not answer.
+            AlreadyExistsError: if the id was used for another request.
+            ExhaustedError: if the queue is full or the caller's quota is used up.
+            InvalidInputError: if the request could never fit into the verifier's cache.
+            UnavailableError: if this gateway drains, or Redis does not answer.
         """
         if self._lease_manager.draining:
             raise UnavailableError("this gateway is draining; call another gateway")

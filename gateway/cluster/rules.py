@@ -74,7 +74,7 @@ def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
     The order is: sessions that can run it at once, longest cached prefix, fewest requests.
 
     Args:
-       views: (can run the request at once, number of requests, cached tokens of the prompt) per session.
+        views: (can run the request at once, number of requests, cached tokens of the prompt) per session.
     """
     ranked = sorted(range(len(views)), key=lambda i: (not views[i][0], -views[i][2], views[i][1]))
     return ranked[0] if ranked else None

@@ -36,7 +36,7 @@ class VerifierLink:
         """Describe the verifier; return whether this gateway can drive it.
 
         Raises:
-           IncompatibleError: the first time that its tokenizer differs or its limits are invalid.
+            IncompatibleError: the first time that its tokenizer differs or its limits are invalid.
         """
         try:
             description = await VerifierClient(self.channel, self._hung_s).describe()

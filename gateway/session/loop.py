@@ -191,7 +191,7 @@ class SessionLoop:
         """End the requests that make planning fail.
 
         Raises:
-           Exception: `error`, if no request causes it; this session then ends.
+            Exception: `error`, if no request causes it; this session then ends.
         """
         culprits = self.scheduler.unplannable()
         if not culprits:

@@ -36,8 +36,8 @@ class ReadingPace:
         The maximum is at least one.
 
         Args:
-           rows: rows of decoding requests in the step.
-           context: mean context length of the prompt tokens.
+            rows: rows of decoding requests in the step.
+            context: mean context length of the prompt tokens.
         """
         if not rows or not len(self._seconds):
             return None

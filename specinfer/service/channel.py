@@ -56,7 +56,7 @@ def split_targets(setting: str, text: str) -> list[str]:
     """
     targets = [part.strip() for part in text.split(",")]
     if not all(targets):
-        raise SettingError(setting, text, "must be one or more host:port, separated by commas")
+        raise SettingError(setting, text, "must be host:port, or several separated by commas")
     return [check_target(setting, target) for target in targets]
 
 
@@ -100,7 +100,7 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel
     The channel is plaintext unless `tls` names files. `in-process:NAME` calls a service of this process.
 
     Raises:
-       SettingError: if a file of `tls` is missing, cannot be read or is invalid.
+        SettingError: if a file of `tls` is missing, cannot be read or is invalid.
     """
     if address.startswith(SCHEME):
         return cast(grpc.aio.Channel, InProcessChannel(address))

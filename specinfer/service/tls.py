@@ -50,10 +50,10 @@ class ClientTls:
         return bool(self.ca or self.certificate or self.key or self.server_name)
 
     def check(self) -> None:
-        """Check that the files are there and fit together.
+        """Check that the files exist, are valid and match.
 
         Raises:
-            SettingError: naming the setting that is missing, cannot be read or does not fit.
+            SettingError: naming the setting whose file is missing, unreadable or invalid.
         """
         if not self.wanted:
             return
@@ -85,10 +85,10 @@ class ServerTls:
         return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
 
     def check(self) -> None:
-        """Check that the files are there and fit together.
+        """Check that the files exist, are valid and match.
 
         Raises:
-            SettingError: naming the setting that is missing, cannot be read or does not fit.
+            SettingError: naming the setting whose file is missing, unreadable or invalid.
         """
         if not self.wanted:
             return
@@ -103,7 +103,7 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
     """Return the credentials of a client, read once.
 
     Raises:
-        SettingError: if a file is missing, cannot be read or does not fit.
+        SettingError: if a file is missing, unreadable or invalid.
     """
     tls.check()
     files = {"ca": tls.ca, "key": tls.key, "certificate": tls.certificate}
@@ -115,7 +115,7 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
     """Return a server's credentials. Changed files are read at new connections.
 
     Raises:
-        SettingError: if a file is missing, cannot be read or does not fit.
+        SettingError: if a file is missing, unreadable or invalid.
     """
     tls.check()
     certificates = ServerCertificates(tls)
@@ -163,7 +163,7 @@ class ServerCertificates:
             self._tls.check()
             self.configuration = _configuration(self._tls)
         except SettingError as error:
-            log.error("the changed TLS files are not used, the old ones stay: %s", error)
+            log.error("the old TLS files stay in use, the changed ones are not used: %s", error)
             return None
         log.info("the changed TLS files are used for new connections")
         return self.configuration

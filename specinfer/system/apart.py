@@ -20,7 +20,7 @@ _REFUSED, _NOT_STORED = 3, 4
 def apart(module: str, *arguments: str) -> Iterator[Callable[[], str]]:
     """Start a module; yield a function that waits for its output.
 
-    Leaving the context kills the process if it still runs. The function raises:
+    Leaving the context kills the process if it still runs. The errors are raised by the function.
 
     Raises:
         IncompatibleError: if the module ended with a SpecInferError.

@@ -15,8 +15,8 @@ def encode_sampling(
     """Return the message of sampling parameters.
 
     Args:
-       with_seed: False if the receiver must not know the target's random numbers.
-       with_adjustments: False if the receiver ignores biases and penalties.
+        with_seed: False if the receiver must not know the target's random numbers.
+        with_adjustments: False if the receiver ignores biases and penalties.
     """
     message = common_pb2.SamplingParams(
         temperature=sampling.temperature,

@@ -117,8 +117,8 @@ class Watches:
         """Watch one request, or all of a caller's, until the context ends.
 
         Raises:
-           InvalidInputError: for an empty id without API keys, when only its secret id protects a request.
-           ExhaustedError: if there are too many watches.
+            InvalidInputError: for an empty id without API keys, when only its secret id protects a request.
+            ExhaustedError: if there are too many watches.
         """
         if not request_id and not caller.name:
             raise InvalidInputError("request_id", request_id, "required without API keys")

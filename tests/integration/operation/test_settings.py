@@ -90,7 +90,7 @@ BAD_COMMANDS = [
     (["generate", "hi", "--temperature", "warm"], 2, "'warm'"),
     (["generate", "hi", "--speculation", "yes"], 2, "'yes'"),
     (["generate", "hi", "--seed", "-4"], 2, "seed = -4"),
-    (["generate"], 2, "prompt = None: needed"),
+    (["generate"], 2, "prompt = None: required"),
     (["generate", "hi", "--prompt-file", "x"], 2, "--prompt-file = 'x': excludes a prompt as argument"),
     (["generate", "--prompt-file", "/no/such"], 2, "prompt_file = '/no/such': No such file"),
     (["generate", "--prompt-file", "/dev/null"], 2, "/dev/null is empty"),

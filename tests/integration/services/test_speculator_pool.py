@@ -166,14 +166,14 @@ async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
             _,
             _engine,
         ):
-            await until(lambda: any("is not used" in r.getMessage() for r in caplog.records))
+            await until(lambda: any("the service is not used" in r.getMessage() for r in caplog.records))
             pool._directory.describe = counted  # type: ignore[method-assign]
             await until(lambda: len(tried) > 3)
             assert not ready(pool)
         async with speculator_service({"a": guess(1)}, tokenizer_fingerprint="ours", listen=address):
             await until(lambda: ready(pool))
             assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
-    lines = [r.getMessage() for r in caplog.records if "is not used" in r.getMessage()]
+    lines = [r.getMessage() for r in caplog.records if "the service is not used" in r.getMessage()]
     assert len(lines) == 1
     assert "tokenizer theirs, but the target has ours" in lines[0]
 
